@@ -1,0 +1,1 @@
+//! The front door: tokenizes, places, admits, relays.

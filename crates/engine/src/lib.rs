@@ -1,0 +1,1 @@
+//! Model graphs, kernels and the sampler.

@@ -1,0 +1,1 @@
+//! Block pool, block tables, chained block hashes, prefix index and eviction.

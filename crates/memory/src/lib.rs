@@ -1,0 +1,143 @@
+//! Page-aligned memory that the engine computes in and the transfer engine moves.
+//!
+//! A [`MemoryRegion`] is shared by threads and, through the network, by machines. Rust's borrow rules cannot follow that, so a region hands out raw spans
+//! only, through `unsafe` functions: whoever calls them states which block-state rule keeps others off the bytes.
+//!
+//! **Invariant**: the region's address and length never change while a clone of its `Arc` lives; its pages are zero at first.
+
+#![allow(unsafe_code)] // mmap, and spans of memory that other threads and machines write; see each SAFETY note
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// A memory region could not be had, or a span lies outside it.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The operating system refused.
+    #[error("cannot map {bytes} bytes of memory: {source}")]
+    Map {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Its error.
+        source: io::Error,
+    },
+    /// Zero bytes asked for.
+    #[error("a memory region must have at least one byte")]
+    Empty,
+}
+
+/// Anonymous mapped memory, page-aligned and zeroed. Pages are committed when first touched.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the region is plain memory without thread affinity; all access to its bytes goes through unsafe functions whose callers answer for exclusion.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Maps `len` zeroed bytes.
+    pub fn allocate(len: usize) -> Result<Self, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(MemoryError::Map { bytes: len, source: io::Error::last_os_error() });
+        }
+        let base = NonNull::new(base.cast()).ok_or(MemoryError::Empty)?;
+        Ok(Self { base, len })
+    }
+
+    /// First byte of the region.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes of the region.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether `range` lies inside the region.
+    pub fn contains(&self, range: &Range<usize>) -> bool {
+        range.start <= range.end && range.end <= self.len
+    }
+
+    /// The bytes of `range`, for reading.
+    ///
+    /// # Panics
+    /// If `range` lies outside the region.
+    ///
+    /// # Safety
+    /// No thread and no remote writer may write these bytes while the slice lives.
+    pub unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
+        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len);
+        // SAFETY: inside the mapping (asserted), initialised (anonymous pages are zero), unaliased by writers (caller).
+        unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// The bytes of `range`, for writing.
+    ///
+    /// # Panics
+    /// If `range` lies outside the region.
+    ///
+    /// # Safety
+    /// No thread and no remote peer may read or write these bytes while the slice lives.
+    #[allow(clippy::mut_from_ref)] // the region is shared by design; exclusion is the caller's promise
+    pub unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [u8] {
+        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len);
+        // SAFETY: inside the mapping (asserted), initialised, unaliased (caller).
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(range.start), range.len()) }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of the mapping, and nobody borrows from it any more.
+        let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert_eq!(rc, 0, "munmap: {}", io::Error::last_os_error());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_zeroed_aligned_and_writable() {
+        let region = MemoryRegion::allocate(10_000).unwrap();
+        assert_eq!(region.as_ptr() as usize % 4096, 0);
+        // SAFETY: one thread.
+        unsafe {
+            assert!(region.slice(0..10_000).iter().all(|&b| b == 0));
+            region.slice_mut(9_999..10_000)[0] = 7;
+            assert_eq!(region.slice(9_998..10_000), [0, 7]);
+        }
+        assert!(MemoryRegion::allocate(0).is_err());
+        assert!(matches!(MemoryRegion::allocate(usize::MAX / 2), Err(MemoryError::Map { .. })));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a region")]
+    fn a_span_outside_is_a_bug() {
+        let region = MemoryRegion::allocate(16).unwrap();
+        // SAFETY: panics before any access.
+        unsafe { region.slice(8..17) };
+    }
+}

@@ -1,0 +1,1 @@
+//! Clock, settings, telemetry, supervised tasks and shutdown phases.

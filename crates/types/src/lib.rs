@@ -1,0 +1,21 @@
+//! Ids, units and plain data that every layer of Baton shares. No tokio, no IO, no clock.
+//!
+//! **Invariant**: a value of these types has been checked. [`SamplingParams::validate`] and [`KvLayout::check_compatible`] are the only
+//! places where a request's parameters and two nodes' layouts are judged.
+
+mod error_kind;
+mod id;
+mod kv_layout;
+mod report;
+mod sampling;
+mod slo;
+
+pub use error_kind::ErrorKind;
+pub use id::{
+    Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, ParseIdError,
+    RequestId, TokenId,
+};
+pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch};
+pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
+pub use sampling::{InvalidSampling, MAX_TOP_LOGPROBS, SamplingParams};
+pub use slo::{Slo, Tbt, Ttft};

@@ -1,0 +1,1 @@
+//! What both node kinds share: the session with conductors, the engine thread, pushes, drain.

@@ -1,0 +1,1 @@
+//! Receives KV caches and streams tokens.

@@ -1,0 +1,1 @@
+//! Computes prompts and pushes their KV cache, layer by layer.

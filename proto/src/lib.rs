@@ -1,0 +1,1 @@
+//! The wire: generated types, and the only conversions between wire and domain.
