@@ -6,6 +6,7 @@
 mod error_kind;
 mod id;
 mod kv_layout;
+mod message;
 mod report;
 mod sampling;
 mod slo;
@@ -16,6 +17,10 @@ pub use id::{
     RequestId, TokenId,
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch};
+pub use message::{
+    DecodeEvent, DecodeTarget, GrantReply, GrantRequest, Handover, KvEvent, Load, NodeInfo, NodeProfile, PrefillEvent,
+    PrefillJob, Refused, RequestKey,
+};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{InvalidSampling, MAX_TOP_LOGPROBS, SamplingParams};
 pub use slo::{Slo, Tbt, Ttft};

@@ -1,0 +1,248 @@
+//! What conductors and nodes tell each other, as plain data. `baton-proto` holds the conversions to and from the wire.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Attempt, BlockHash, BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, KvLayout, KvTransfer,
+    NodeId, NodeRole, RequestId, SamplingParams, TokenId, TokenLogprobs,
+};
+
+/// One placement of one request. Messages of an older attempt are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey {
+    /// The request.
+    pub request: RequestId,
+    /// Which placement of it.
+    pub attempt: Attempt,
+}
+
+/// Conductor to prefill node: compute this prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrefillJob {
+    /// The request and attempt.
+    pub key: RequestKey,
+    /// Whose request it is; events go there.
+    pub conductor: ConductorId,
+    /// The prompt; never empty.
+    pub tokens: Arc<[TokenId]>,
+    /// How to draw.
+    pub sampling: Arc<SamplingParams>,
+    /// Where the KV goes; `None` where one token or only scoring is asked.
+    pub decode: Option<DecodeTarget>,
+    /// Separates the caches of tenants: part of every block hash's key.
+    pub salt: Arc<[u8]>,
+}
+
+/// The decode node chosen for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodeTarget {
+    /// Its name.
+    pub node: NodeId,
+    /// The start of it that the conductor knows; a later start refuses.
+    pub generation: Generation,
+    /// Its gRPC address, `http://host:port`.
+    pub address: String,
+}
+
+/// Prefill node to decode node: reserve room for this sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantRequest {
+    /// The request and attempt.
+    pub key: RequestKey,
+    /// Who will write.
+    pub prefill: NodeId,
+    /// The writer's start.
+    pub prefill_generation: Generation,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Chained hashes of the prompt's full blocks.
+    pub block_hashes: Arc<[BlockHash]>,
+    /// Most tokens to generate: room for them is reserved.
+    pub max_tokens: u32,
+}
+
+/// Decode node to prefill node: write here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantReply {
+    /// The right to write.
+    pub grant: GrantId,
+    /// Leading full blocks of the prompt that the decode node already holds; they are not pushed.
+    pub held_blocks: u32,
+    /// Destinations of the prompt's blocks from `held_blocks` on, the last partial one included.
+    pub blocks: Vec<BlockId>,
+}
+
+/// A node said no to a message of another node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    /// What to do about it.
+    pub kind: ErrorKind,
+    /// Why, with the numbers.
+    pub message: String,
+}
+
+/// Prefill node to decode node: the sequence is yours.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Handover {
+    /// The request and attempt.
+    pub key: RequestKey,
+    /// Where the tokens go.
+    pub conductor: ConductorId,
+    /// The grant that its KV was written under.
+    pub grant: GrantId,
+    /// The prompt.
+    pub prompt: Arc<[TokenId]>,
+    /// Output token 0.
+    pub first_token: TokenId,
+    /// How to draw the rest.
+    pub sampling: Arc<SamplingParams>,
+    /// Bytes that arrive under the grant in all.
+    pub expected_bytes: u64,
+    /// As in [`PrefillJob::salt`]: generated blocks are hashed with it.
+    pub salt: Arc<[u8]>,
+}
+
+/// Prefill node to conductor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PrefillEvent {
+    /// Compute begins.
+    Started {
+        /// Wait in the node's queue.
+        queue: Duration,
+        /// Tokens whose KV the node already held.
+        cached_tokens: u32,
+    },
+    /// Output token 0.
+    FirstToken {
+        /// The token.
+        token: TokenId,
+        /// Its log-probabilities, where asked for.
+        logprobs: Option<TokenLogprobs>,
+        /// One entry per prompt position, where asked for.
+        prompt_logprobs: Vec<TokenLogprobs>,
+        /// Set where it is also the last token: no hand-over follows.
+        finish: Option<FinishReason>,
+        /// From the first chunk's start to this token.
+        compute: Duration,
+    },
+    /// Every byte is acknowledged and the decode node has taken over: this node is done with the request.
+    HandedOver(KvTransfer),
+    /// This node is done with the request and could not do it.
+    Failed(Refused),
+}
+
+/// Decode node to conductor, about one request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DecodeEvent {
+    /// One more token.
+    Token {
+        /// Index in the output; the prefill node's token is 0.
+        index: u32,
+        /// The token.
+        token: TokenId,
+        /// Its log-probabilities, where asked for.
+        logprobs: Option<TokenLogprobs>,
+        /// Set on the last token.
+        finish: Option<FinishReason>,
+        /// With the first token of this node: wait from the hand-over to the first step.
+        queue: Option<Duration>,
+    },
+    /// This node is done with the request and could not do it.
+    Failed(Refused),
+}
+
+/// What a node is doing now.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Load {
+    /// Requests being computed, or sequences in the running batch.
+    pub running: u32,
+    /// Requests waiting in the queue, or for bytes or room.
+    pub waiting: u32,
+    /// Prompt tokens not yet computed, queued and running.
+    pub queued_tokens: u64,
+    /// Tokens of KV that running sequences attend to.
+    pub kv_tokens: u64,
+    /// Blocks of the arena.
+    pub blocks_total: u32,
+    /// Blocks that requests hold, incl. granted and quarantined ones.
+    pub blocks_used: u32,
+    /// Blocks kept as prefix cache, evictable.
+    pub blocks_cached: u32,
+    /// Blocks promised but not yet allocated.
+    pub blocks_reserved: u32,
+    /// Prompt tokens looked up in the prefix cache so far.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there so far.
+    pub prefix_hits: u64,
+    /// The node finishes what it has and takes nothing new.
+    pub draining: bool,
+}
+
+/// A node, as it introduces itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeInfo {
+    /// Name, unique in the cluster.
+    pub node: NodeId,
+    /// What it does.
+    pub role: NodeRole,
+    /// This start of it.
+    pub generation: Generation,
+    /// Where its gRPC service listens, `http://host:port`.
+    pub address: String,
+    /// Name of the model it serves.
+    pub model: String,
+    /// Size of the vocabulary: token ids are below it.
+    pub vocab_size: u32,
+    /// Most tokens of prompt and output together.
+    pub context_length: u32,
+    /// Results are bitwise the same on nodes of one class.
+    pub numerics: String,
+    /// Its arena.
+    pub layout: KvLayout,
+    /// What it can do, measured at start.
+    pub profile: NodeProfile,
+}
+
+/// Seed of the cost models, measured by the node at start; seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct NodeProfile {
+    /// Fixed cost of a prefill step.
+    pub prefill_base: f64,
+    /// Per uncached prompt token.
+    pub prefill_per_token: f64,
+    /// Per (uncached token x attended token).
+    pub prefill_per_token_pair: f64,
+    /// Fixed cost of a decode step.
+    pub decode_base: f64,
+    /// Per sequence of a decode step.
+    pub decode_per_sequence: f64,
+    /// Per token of KV attended to in a decode step.
+    pub decode_per_kv_token: f64,
+    /// Most requests that wait in the queue.
+    pub max_waiting: u32,
+    /// Most sequences of one step.
+    pub max_running: u32,
+}
+
+/// A change of a node's prefix cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvEvent {
+    /// A full block can be reused.
+    Stored {
+        /// Its hash.
+        hash: BlockHash,
+        /// The block before it; `None` for a first block.
+        parent: Option<BlockHash>,
+    },
+    /// It no longer can.
+    Removed {
+        /// Its hash.
+        hash: BlockHash,
+    },
+    /// None can.
+    Cleared,
+}
