@@ -1,1 +1,38 @@
-//! The wire: generated types, and the only conversions between wire and domain.
+//! The wire: types generated from `proto/baton/v1/*.proto`, and the only conversions between wire and domain.
+//!
+//! **Invariant**: what comes out of a `TryFrom` here has been checked; a message from the network that does not have the form of its domain type becomes an
+//! [`InvalidMessage`] that names the field.
+
+mod convert;
+mod status;
+
+/// The generated types of the package `baton.v1`.
+#[allow(missing_docs, clippy::all, unused_qualifications)] // generated
+pub mod v1 {
+    tonic::include_proto!("baton.v1");
+}
+
+pub use convert::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, node_id, required};
+pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, status};
+
+/// Version of everything that processes of a cluster say to each other. Peers of this version and the one before serve together.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Oldest version that is understood.
+pub const OLDEST_PROTOCOL_VERSION: u32 = 1;
+
+/// Largest message taken, bytes: a prompt of a million tokens with room to spare.
+pub const MAX_MESSAGE_BYTES: usize = 32 << 20;
+
+/// For gRPC reflection.
+pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Whether a peer of protocol version `theirs` can be served.
+pub fn check_protocol_version(theirs: u32) -> Result<(), InvalidMessage> {
+    if (OLDEST_PROTOCOL_VERSION..=PROTOCOL_VERSION).contains(&theirs) {
+        return Ok(());
+    }
+    let found =
+        format!("protocol version {theirs}, but this process speaks {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}");
+    Err(InvalidMessage { field: "protocol_version", found })
+}

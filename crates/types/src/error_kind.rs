@@ -25,6 +25,18 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Every kind.
+    pub const ALL: [Self; 8] = [
+        Self::Invalid,
+        Self::Overloaded,
+        Self::Unavailable,
+        Self::Cancelled,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::DataLoss,
+        Self::Internal,
+    ];
+
     /// Stable lower-case name, used in logs, metrics and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {

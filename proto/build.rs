@@ -1,0 +1,16 @@
+//! Compiles the .proto files with protox: no protoc is needed on the machine.
+
+use std::path::PathBuf;
+
+use prost::Message;
+
+const FILES: [&str; 3] = ["baton/v1/inference.proto", "baton/v1/node.proto", "baton/v1/cluster.proto"];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(FILES, ["proto"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,133 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn request_key() -> impl Strategy<Value = d::RequestKey> {
+    (any::<u128>(), any::<u32>()).prop_map(|(r, a)| d::RequestKey { request: d::RequestId(r), attempt: d::Attempt(a) })
+}
+
+fn duration() -> impl Strategy<Value = Duration> {
+    // Whole microseconds survive the trip through a double for any time that matters.
+    (0u64..1 << 40).prop_map(Duration::from_micros)
+}
+
+fn close(a: Duration, b: Duration) -> bool {
+    a.abs_diff(b) < Duration::from_nanos(500)
+}
+
+fn logprobs() -> impl Strategy<Value = d::TokenLogprobs> {
+    let top = prop::collection::vec((any::<u32>(), -50.0f32..0.0), 0..5);
+    (prop::option::of(-50.0f32..0.0), top).prop_map(|(logprob, top)| d::TokenLogprobs {
+        logprob,
+        top: top.into_iter().map(|(token, logprob)| d::TopLogprob { token, logprob }).collect(),
+    })
+}
+
+fn finish() -> impl Strategy<Value = Option<d::FinishReason>> {
+    prop_oneof![Just(None), Just(Some(d::FinishReason::Stop)), Just(Some(d::FinishReason::Length))]
+}
+
+fn sampling() -> impl Strategy<Value = d::SamplingParams> {
+    (
+        0.0f32..2.0,
+        any::<u32>(),
+        0.01f32..=1.0,
+        any::<u64>(),
+        1u32..,
+        prop::collection::vec(any::<u32>(), 0..4),
+        prop::option::of(0u32..=20),
+    )
+        .prop_map(|(temperature, top_k, top_p, seed, max_tokens, stop_token_ids, logprobs)| d::SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            seed,
+            max_tokens,
+            stop_token_ids,
+            logprobs,
+            ..Default::default()
+        })
+}
+
+proptest! {
+    #[test]
+    fn keys_round_trip(k in request_key()) {
+        prop_assert_eq!(d::RequestKey::try_from(w::RequestKey::from(k)).unwrap(), k);
+    }
+
+    #[test]
+    fn sampling_round_trips(s in sampling()) {
+        prop_assert_eq!(d::SamplingParams::try_from(w::NodeSampling::from(&s)).unwrap(), s);
+    }
+
+    #[test]
+    fn jobs_round_trip(k in request_key(), tokens in prop::collection::vec(any::<u32>(), 1..50), s in sampling(), has_target: bool, salt: Vec<u8>) {
+        let target = d::DecodeTarget {
+            node: d::NodeId::new("decode-0").unwrap(),
+            generation: d::Generation(9),
+            address: "http://127.0.0.1:1".into(),
+        };
+        let job = d::PrefillJob {
+            key: k,
+            conductor: d::ConductorId(5),
+            tokens: tokens.into(),
+            sampling: Arc::new(s),
+            decode: has_target.then_some(target),
+            salt: salt.into(),
+        };
+        prop_assert_eq!(w::PrefillJob::from(&job).into_domain(d::ConductorId(5)).unwrap(), job);
+    }
+
+    #[test]
+    fn first_tokens_round_trip(k in request_key(), token: u32, l in prop::option::of(logprobs()), p in prop::collection::vec(logprobs(), 0..4), f in finish(), c in duration()) {
+        let event = d::PrefillEvent::FirstToken { token, logprobs: l, prompt_logprobs: p, finish: f, compute: c };
+        let (key, back) = w::PrefillEvent::from_domain(k, &event).into_domain().unwrap();
+        prop_assert_eq!(key, k);
+        let (d::PrefillEvent::FirstToken { compute: c1, .. }, mut same) = (&back, back.clone()) else { panic!("{back:?}") };
+        prop_assert!(close(*c1, c));
+        if let d::PrefillEvent::FirstToken { compute, .. } = &mut same { *compute = c; }
+        prop_assert_eq!(same, event);
+    }
+
+    #[test]
+    fn decoded_tokens_round_trip(k in request_key(), index: u32, token: u32, l in prop::option::of(logprobs()), f in finish()) {
+        let event = d::DecodeEvent::Token { index, token, logprobs: l, finish: f, queue: None };
+        prop_assert_eq!(w::DecodeEvent::from_domain(k, &event).into_domain().unwrap(), (k, event));
+    }
+
+    #[test]
+    fn hashes_round_trip(hashes in prop::collection::vec(any::<[u8; 16]>(), 0..20)) {
+        let hashes: Vec<_> = hashes.into_iter().map(d::BlockHash).collect();
+        prop_assert_eq!(&*hashes_from_bytes("f", &hashes_to_bytes(&hashes)).unwrap(), &hashes[..]);
+    }
+
+    #[test]
+    fn any_bytes_decode_without_panic(bytes: Vec<u8>) {
+        use prost::Message;
+        if let Ok(info) = w::NodeInfo::decode(&bytes[..]) { let _ = d::NodeInfo::try_from(info); }
+        if let Ok(h) = w::Handover::decode(&bytes[..]) { let _ = d::Handover::try_from(h); }
+        if let Ok(g) = w::GrantRequest::decode(&bytes[..]) { let _ = d::GrantRequest::try_from(g); }
+    }
+}
+
+#[test]
+fn a_bad_field_is_named() {
+    let layout = w::KvLayout { model_fingerprint: "1".into(), dtype: "f8".into(), ..Default::default() };
+    assert_eq!(d::KvLayout::try_from(layout).unwrap_err().field, "layout.num_layers");
+    let job = w::PrefillJob {
+        key: Some(w::RequestKey { request_id: "zz".into(), attempt: 0 }),
+        tokens: vec![1],
+        ..Default::default()
+    };
+    assert_eq!(job.into_domain(d::ConductorId(0)).unwrap_err().field, "request_id");
+    assert_eq!(hashes_from_bytes("block_hashes", &[0; 17]).unwrap_err().field, "block_hashes");
+    let nan = w::KvTransfer { seconds: f64::NAN, ..Default::default() };
+    assert_eq!(d::KvTransfer::try_from(nan).unwrap_err().field, "kv_transfer.seconds");
+}
+
+#[test]
+fn versions_n_and_n_minus_1_serve_together() {
+    assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION).is_ok());
+    assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION + 1).is_err());
+    assert!(crate::check_protocol_version(0).is_err());
+}
