@@ -1,0 +1,36 @@
+# `make` lists what there is. CI calls nothing else.
+SHELL := bash
+CARGO ?= cargo
+# Tests, benches and `make up` share one profile, so that nothing is built twice.
+BUILD := $(CARGO) build --release --locked --workspace --bins
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up build test test-long lint fmt clean-cache
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decode
+	$(BUILD)
+
+demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop
+	@scripts/demo.sh
+
+up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--prefill 1 ..." changes it)
+	@scripts/up.sh $(UP)
+
+test: ## Install what the tests need, build, run every test
+	@scripts/test.sh
+
+test-long: ## The same, and the tests that take long
+	@BATON_TEST_LONG=1 scripts/test.sh
+
+lint: ## Formatting, and clippy with warnings denied
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+fmt: ## Format everything
+	$(CARGO) fmt --all
+
+clean-cache: ## Remove the downloaded model
+	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"
