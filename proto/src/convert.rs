@@ -293,6 +293,7 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(target),
             salt: job.salt.to_vec(),
+            priority: job.priority,
         }
     }
 }
@@ -317,6 +318,7 @@ impl w::PrefillJob {
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(target).transpose()?,
             salt: self.salt.into(),
+            priority: self.priority,
         })
     }
 }

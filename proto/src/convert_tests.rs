@@ -74,6 +74,7 @@ proptest! {
             sampling: Arc::new(s),
             decode: has_target.then_some(target),
             salt: salt.into(),
+            priority: -3,
         };
         prop_assert_eq!(w::PrefillJob::from(&job).into_domain(d::ConductorId(5)).unwrap(), job);
     }

@@ -34,6 +34,8 @@ pub struct PrefillJob {
     pub decode: Option<DecodeTarget>,
     /// Separates the caches of tenants: part of every block hash's key.
     pub salt: Arc<[u8]>,
+    /// Larger leaves the queue first; 0 is ordinary.
+    pub priority: i32,
 }
 
 /// The decode node chosen for a request.
