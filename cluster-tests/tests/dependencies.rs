@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
-const LAYERS: [(&str, u8); 17] = [
+const LAYERS: [(&str, u8); 16] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
@@ -22,7 +22,6 @@ const LAYERS: [(&str, u8); 17] = [
     ("baton-decode-node", 4),
     ("baton-cli", 5),
     ("baton-cluster-tests", 5),
-    ("baton-sim", 3),
 ];
 
 /// Even though the layers would allow it: (crate, what it must never depend on, directly or not).

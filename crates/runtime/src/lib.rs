@@ -1,1 +1,15 @@
-//! Clock, settings, telemetry, supervised tasks and shutdown phases.
+//! What every process of Baton needs around its work: clock, settings, telemetry, supervised tasks and shutdown phases.
+//!
+//! **Invariant**: only `clock` reads the machine's clock and randomness; only `tasks` starts tasks.
+
+pub mod settings;
+pub mod telemetry;
+
+mod clock;
+mod shutdown;
+mod tasks;
+
+pub use clock::{Clock, ManualClock, SystemClock, new_generation, random_u64};
+pub use shutdown::{Phase, Shutdown};
+pub use tasks::{TaskFailure, TaskSet};
+pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, MetricDoc, MetricKind, Telemetry};

@@ -1,0 +1,97 @@
+//! The only place that reads the clock of the machine or its randomness.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use baton_types::Generation;
+
+/// Where time comes from.
+pub trait Clock: Send + Sync {
+    /// Monotonic time.
+    fn now(&self) -> Instant;
+    /// Milliseconds since 1970, for what people read.
+    fn unix_ms(&self) -> u64;
+}
+
+/// The machine's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        since_epoch().as_millis() as u64
+    }
+}
+
+/// A clock that tests move.
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<Mutex<(Instant, u64)>>);
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new((Instant::now(), 0))))
+    }
+}
+
+impl ManualClock {
+    /// Moves the clock on.
+    pub fn advance(&self, by: Duration) {
+        let mut time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        time.0 += by;
+        time.1 += by.as_millis() as u64;
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Instant {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // this is the one place
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// A number from the operating system's entropy: for ids and seeds, not for keys.
+pub fn random_u64() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // Every `RandomState` has fresh keys, seeded by the operating system; the standard library offers no plainer way to them.
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u64(since_epoch().as_nanos() as u64);
+    hasher.finish()
+}
+
+/// The generation of a process that starts now: microseconds since 1970, so that a later start is larger.
+pub fn new_generation() -> Generation {
+    Generation(since_epoch().as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generations_grow_and_random_numbers_differ() {
+        let first = new_generation();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(new_generation() > first);
+        assert_ne!(random_u64(), random_u64());
+    }
+
+    #[test]
+    fn a_manual_clock_moves_when_told() {
+        let clock = ManualClock::default();
+        let before = clock.now();
+        clock.advance(Duration::from_secs(2));
+        assert_eq!((clock.now() - before, clock.unix_ms()), (Duration::from_secs(2), 2000));
+    }
+}

@@ -1,0 +1,170 @@
+//! Logs and metrics.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use serde::{Deserialize, Serialize};
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MetricKind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts values by size; upper bounds of its buckets.
+    Histogram(&'static [f64]),
+}
+
+/// A metric that a crate registers. Each crate lists its own in `METRICS`, and `docs/metrics.md` is those lists.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MetricDoc {
+    /// `baton_<subsystem>_<noun>_<unit>`.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: MetricKind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it tells.
+    pub help: &'static str,
+}
+
+/// Buckets for times to first token and whole requests, seconds (those that vLLM's users know).
+pub const LATENCY_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+/// Buckets for gaps between tokens and steps, seconds.
+pub const GAP_BUCKETS: &[f64] = &[
+    0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+];
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
+pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), String> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).map_err(|error| format!("log: '{filter}': {error}"))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // An error means that a subscriber is installed already.
+    let _ = match format {
+        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+    Ok(())
+}
+
+/// The metrics of this process.
+#[derive(Clone)]
+pub struct Telemetry(PrometheusHandle);
+
+impl Telemetry {
+    /// How often [`Telemetry::upkeep`] is to be called.
+    pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+    /// Installs the recorder of this process and describes `metrics` to it. Before any handle is made.
+    pub fn install(metrics: &[&[MetricDoc]]) -> Result<Self, BuildError> {
+        let builder = Self::builder(metrics)?;
+        let handle = builder.install_recorder()?;
+        for doc in metrics.iter().copied().flatten() {
+            match doc.kind {
+                MetricKind::Counter => metrics::describe_counter!(doc.name, doc.help),
+                MetricKind::Gauge => metrics::describe_gauge!(doc.name, doc.help),
+                MetricKind::Histogram(_) => metrics::describe_histogram!(doc.name, doc.help),
+            }
+        }
+        Ok(Self(handle))
+    }
+
+    fn builder(metrics: &[&[MetricDoc]]) -> Result<PrometheusBuilder, BuildError> {
+        let mut builder = PrometheusBuilder::new();
+        for doc in metrics.iter().copied().flatten() {
+            if let MetricKind::Histogram(buckets) = doc.kind {
+                builder = builder.set_buckets_for_metric(Matcher::Full(doc.name.to_owned()), buckets)?;
+            }
+        }
+        Ok(builder)
+    }
+
+    /// A recorder that nothing records to: for tests of what renders it.
+    pub fn detached() -> Self {
+        Self(PrometheusBuilder::new().build_recorder().handle())
+    }
+
+    /// The metrics in Prometheus' text form.
+    pub fn render(&self) -> String {
+        self.0.render()
+    }
+
+    /// Folds what histograms have collected; without it they grow until the next scrape.
+    pub fn upkeep(&self) {
+        self.0.run_upkeep();
+    }
+}
+
+/// The metrics' page: what `docs/metrics.md` must be equal to.
+pub fn metrics_page(crates: &[(&str, &[MetricDoc])]) -> String {
+    let mut page = String::from("# Metrics\n\nMade from the lists in the code; a test keeps the two equal.\n");
+    for (name, metrics) in crates {
+        page.push_str(&format!("\n## {name}\n\n| metric | kind | labels | what it tells |\n|---|---|---|---|\n"));
+        for doc in *metrics {
+            let kind = match doc.kind {
+                MetricKind::Counter => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram(_) => "histogram",
+            };
+            page.push_str(&format!("| `{}` | {kind} | {} | {} |\n", doc.name, doc.labels.join(", "), doc.help));
+        }
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCS: &[MetricDoc] = &[
+        MetricDoc { name: "baton_test_things_total", kind: MetricKind::Counter, labels: &["kind"], help: "Things." },
+        MetricDoc {
+            name: "baton_test_wait_seconds",
+            kind: MetricKind::Histogram(&[0.1, 1.0]),
+            labels: &[],
+            help: "Waits.",
+        },
+    ];
+
+    #[test]
+    fn metrics_are_rendered_with_their_buckets() {
+        let recorder = Telemetry::builder(&[DOCS]).unwrap().build_recorder();
+        let telemetry = Telemetry(recorder.handle());
+        metrics::with_local_recorder(&recorder, || {
+            metrics::counter!("baton_test_things_total", "kind" => "a").increment(2);
+            metrics::histogram!("baton_test_wait_seconds").record(0.5);
+        });
+        telemetry.upkeep();
+        let text = telemetry.render();
+        assert!(text.contains("baton_test_things_total{kind=\"a\"} 2"), "{text}");
+        assert!(text.contains("baton_test_wait_seconds_bucket{le=\"1\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_filter_is_an_error() {
+        assert!(init_logs(LogFormat::Text, "a=b=c").unwrap_err().starts_with("log:"));
+    }
+
+    #[test]
+    fn the_page_lists_every_metric() {
+        let page = metrics_page(&[("test", DOCS)]);
+        assert!(page.contains("| `baton_test_things_total` | counter | kind | Things. |"), "{page}");
+    }
+}
