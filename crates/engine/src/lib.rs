@@ -1,1 +1,13 @@
-//! Model graphs, kernels and the sampler.
+//! Model graphs, kernels and the sampler: computes tokens over paged K and V.
+//!
+//! **Invariant**: a row's logits are bitwise the same whatever the batch, the chunk boundaries, the threads, and whether prefill or decode computes it.
+
+mod arena;
+mod engine;
+mod error;
+mod mock;
+
+pub use arena::KvArena;
+pub use engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
+pub use error::EngineError;
+pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};

@@ -1,0 +1,92 @@
+//! Where K and V live: one region of memory, laid out as [`KvLayout`] says.
+
+#![allow(unsafe_code)] // hands out parts of memory that other threads and machines write too; see each SAFETY note
+
+use std::sync::Arc;
+
+use baton_memory::{MemoryError, MemoryRegion};
+use baton_types::{BlockId, KvLayout};
+
+/// A node's KV memory. Cheap to clone.
+///
+/// **Who may touch what**: a block's bytes are written by the step that computes its tokens or by the peer that holds a grant for it, and by nobody else while
+/// either goes on; the block pool's states see to that. Complete blocks are only read.
+#[derive(Debug, Clone)]
+pub struct KvArena {
+    region: Arc<MemoryRegion>,
+    layout: KvLayout,
+}
+
+impl KvArena {
+    /// Maps the memory of an arena.
+    pub fn allocate(layout: KvLayout) -> Result<Self, MemoryError> {
+        Ok(Self { region: Arc::new(MemoryRegion::allocate(layout.arena_bytes())?), layout })
+    }
+
+    /// The memory: what the transfer engine registers.
+    pub fn region(&self) -> &Arc<MemoryRegion> {
+        &self.region
+    }
+
+    /// How it is laid out.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// One layer of one block: `[kv_head][K|V][token][head_dim]`.
+    ///
+    /// # Safety
+    /// Nobody writes the block while the slice lives.
+    pub unsafe fn block(&self, layer: u32, block: BlockId) -> &[u8] {
+        let offset = self.layout.offset(layer, block);
+        // SAFETY: the caller's promise.
+        unsafe { self.region.slice(offset..offset + self.layout.block_bytes()) }
+    }
+
+    /// One layer of one block, for writing.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the block while the slice lives.
+    #[allow(clippy::mut_from_ref)] // the arena is shared by design; exclusion is the caller's promise
+    pub unsafe fn block_mut(&self, layer: u32, block: BlockId) -> &mut [u8] {
+        let offset = self.layout.offset(layer, block);
+        // SAFETY: the caller's promise.
+        unsafe { self.region.slice_mut(offset..offset + self.layout.block_bytes()) }
+    }
+
+    /// Zeroes one layer of a block from a token on: the rest of a prompt's last block must not carry an earlier owner's bytes to another machine. Only for a
+    /// block that the calling step owns and has finished writing.
+    pub fn zero_tail(&self, layer: u32, block: BlockId, from_token: u32) {
+        let row = self.layout.head_dim as usize * self.layout.dtype.bytes();
+        let plane = row * self.layout.block_tokens as usize;
+        // SAFETY: the block belongs to the step that calls, which is done with this layer of it, and no push of it has begun.
+        let record = unsafe { self.block_mut(layer, block) };
+        for plane in record.chunks_exact_mut(plane) {
+            plane[row * from_token as usize..].fill(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::KvDtype;
+
+    use super::*;
+
+    #[test]
+    fn the_tail_is_zeroed_in_every_head_of_k_and_v_and_nowhere_else() {
+        let layout = KvLayout { model: 1, num_layers: 2, num_kv_heads: 3, head_dim: 4, block_tokens: 8, dtype: KvDtype::F16, num_blocks: 3 };
+        let arena = KvArena::allocate(layout).unwrap();
+        // SAFETY: one thread.
+        unsafe { arena.region().slice_mut(0..arena.region().len()).fill(7) };
+        arena.zero_tail(1, BlockId(1), 5);
+        // SAFETY: one thread.
+        let bytes = unsafe { arena.region().slice(0..arena.region().len()) };
+        let (begin, size) = (arena.layout().offset(1, BlockId(1)), arena.layout().block_bytes());
+        for (at, &byte) in bytes.iter().enumerate() {
+            let inside = (begin..begin + size).contains(&at);
+            let token = (at.wrapping_sub(begin) / 8) % 8;
+            assert_eq!(byte, if inside && token >= 5 { 0 } else { 7 }, "byte {at}");
+        }
+    }
+}
