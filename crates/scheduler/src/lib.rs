@@ -1,1 +1,21 @@
-//! Everything that decides: cost models, placement, admission, the prefill and decode loops. Pure and sync.
+//! Everything that decides: the loops of the prefill and decode nodes, and the conductor's cost models, ledger and placement.
+//!
+//! Cores are plain structs: `on_<event>(&mut self, now, ..)` takes in what happened, `poll_effect()` gives what to do about it, `next_wakeup()` says when
+//! `on_wakeup(now)` is due. No tokio, no clock, no randomness but what is passed in: the same core runs in unit tests, in simulation and in production, and the same
+//! events give the same effects.
+//!
+//! **Invariants**: a request that a core accepted ends exactly once; blocks are given back only when neither the engine nor the transfer engine touches them;
+//! every queue is bounded, and what is beyond a bound is refused with the numbers.
+
+mod config;
+mod decode;
+mod prefill;
+mod step;
+
+pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
+pub use decode::DecodeEffect;
+pub use prefill::{PrefillEffect, PushId, PushReport, PushSpan};
+pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+
+pub use baton_kv_cache::{Applied, IntegrityError, KvEventBatch};
+pub use baton_types::RequestKey;

@@ -1,0 +1,168 @@
+//! Bounds of a node's core.
+
+use std::time::Duration;
+
+use baton_types::{ErrorKind, Generation, KvLayout, NodeId};
+
+/// A bound makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}, but must be {expected}")]
+pub struct InvalidConfig {
+    /// Name of the field.
+    pub field: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is taken.
+    pub expected: &'static str,
+}
+
+impl InvalidConfig {
+    /// Always [`ErrorKind::Invalid`].
+    pub const fn kind(&self) -> ErrorKind {
+        ErrorKind::Invalid
+    }
+}
+
+fn at_least_one(field: &'static str, value: usize) -> Result<(), InvalidConfig> {
+    if value > 0 { Ok(()) } else { Err(InvalidConfig { field, value: "0".into(), expected: "at least 1" }) }
+}
+
+/// What both kinds of node have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// The arena.
+    pub layout: KvLayout,
+    /// Most tokens of prompt and output together.
+    pub context_length: u32,
+    /// Token ids are below it.
+    pub vocab_size: u32,
+}
+
+impl ModelConfig {
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.layout.block_tokens as usize
+    }
+
+    /// Bytes of all layers of `blocks` blocks.
+    pub(crate) fn bytes(&self, blocks: usize) -> u64 {
+        (self.layout.block_bytes_all_layers() * blocks) as u64
+    }
+
+    fn validate(&self) -> Result<(), InvalidConfig> {
+        at_least_one("block_tokens", self.block_tokens())?;
+        at_least_one("num_blocks", self.layout.num_blocks as usize)?;
+        at_least_one("num_layers", self.layout.num_layers as usize)?;
+        at_least_one("vocab_size", self.vocab_size as usize)?;
+        if self.context_length < 2 {
+            let value = self.context_length.to_string();
+            return Err(InvalidConfig { field: "context_length", value, expected: "at least 2" });
+        }
+        Ok(())
+    }
+}
+
+/// Bounds of a prefill node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefillConfig {
+    /// This node: the writer that grants name.
+    pub node: NodeId,
+    /// This start of it.
+    pub generation: Generation,
+    /// Model and arena.
+    pub model: ModelConfig,
+    /// Most tokens of one chunk, a multiple of the block's tokens.
+    pub token_budget: usize,
+    /// Most sequences of one chunk.
+    pub max_sequences_per_chunk: usize,
+    /// Most requests that wait; one more is refused.
+    pub max_waiting: usize,
+    /// Most requests whose blocks are held here, from the first chunk to the end of their hand-over.
+    pub max_active: usize,
+    /// Most batches of one request in the transfer engine.
+    pub max_inflight_pushes: usize,
+    /// Most spans of one batch.
+    pub max_spans_per_push: usize,
+    /// Longest wait in the queue.
+    pub queue_timeout: Duration,
+    /// Longest wait for the decode node's grant.
+    pub grant_timeout: Duration,
+    /// Longest wait for the decode node's answer to the hand-over.
+    pub handover_timeout: Duration,
+    /// Prefix events kept until they are drained.
+    pub max_kv_events: usize,
+}
+
+impl PrefillConfig {
+    /// Ordinary bounds: chunks of 512 tokens (or one block, where a block is larger).
+    pub fn new(node: NodeId, generation: Generation, model: ModelConfig) -> Self {
+        let token_budget = 512_usize.next_multiple_of(model.block_tokens().max(1));
+        Self {
+            node,
+            generation,
+            model,
+            token_budget,
+            max_sequences_per_chunk: 64,
+            max_waiting: 256,
+            max_active: 256,
+            max_inflight_pushes: 4,
+            max_spans_per_push: 4096,
+            queue_timeout: Duration::from_secs(60),
+            grant_timeout: Duration::from_secs(15),
+            handover_timeout: Duration::from_secs(15),
+            max_kv_events: 65_536,
+        }
+    }
+
+    /// Checks every bound.
+    pub fn validate(&self) -> Result<(), InvalidConfig> {
+        self.model.validate()?;
+        if self.token_budget == 0 || !self.token_budget.is_multiple_of(self.model.block_tokens()) {
+            let value = self.token_budget.to_string();
+            return Err(InvalidConfig { field: "token_budget", value, expected: "a multiple of the block's tokens" });
+        }
+        at_least_one("max_sequences_per_chunk", self.max_sequences_per_chunk)?;
+        at_least_one("max_waiting", self.max_waiting)?;
+        at_least_one("max_active", self.max_active)?;
+        at_least_one("max_inflight_pushes", self.max_inflight_pushes)?;
+        at_least_one("max_spans_per_push", self.max_spans_per_push)
+    }
+}
+
+/// Bounds of a decode node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodeConfig {
+    /// Model and arena.
+    pub model: ModelConfig,
+    /// Most sequences of one step.
+    pub max_running: usize,
+    /// Most sequences that have a grant or are handed over, but do not run yet.
+    pub max_waiting: usize,
+    /// A grant ends when neither bytes nor the hand-over came for this long.
+    pub grant_ttl: Duration,
+    /// Requests remembered after their end, so that what comes late for them is refused.
+    pub max_tombstones: usize,
+    /// Prefix events kept until they are drained.
+    pub max_kv_events: usize,
+}
+
+impl DecodeConfig {
+    /// Ordinary bounds.
+    pub fn new(model: ModelConfig) -> Self {
+        Self {
+            model,
+            max_running: 64,
+            max_waiting: 256,
+            grant_ttl: Duration::from_secs(60),
+            max_tombstones: 4096,
+            max_kv_events: 65_536,
+        }
+    }
+
+    /// Checks every bound.
+    pub fn validate(&self) -> Result<(), InvalidConfig> {
+        self.model.validate()?;
+        at_least_one("max_running", self.max_running)?;
+        at_least_one("max_waiting", self.max_waiting)?;
+        at_least_one("max_tombstones", self.max_tombstones)
+    }
+}

@@ -1,0 +1,50 @@
+//! What a decode node's core asks its shell to do.
+
+use baton_types::{ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, Refused, RequestKey};
+
+use crate::StepPlan;
+
+/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DecodeEffect {
+    /// Register the grant with the transfer engine, then give `reply` to the prefill node. Where that fails, answer the prefill node with the error and call
+    /// `on_release_grant`.
+    OpenGrant {
+        /// The request.
+        key: RequestKey,
+        /// Who may write.
+        prefill: NodeId,
+        /// Its start.
+        prefill_generation: Generation,
+        /// Grant, destinations and what is held already; the destinations may be empty.
+        reply: GrantReply,
+    },
+    /// Tell the prefill node that it gets no grant.
+    RefuseGrant {
+        /// The request.
+        key: RequestKey,
+        /// Why.
+        refused: Refused,
+    },
+    /// Close the grant in the transfer engine. Answer: `on_grant_fenced`, once nothing can land under it any more.
+    RevokeGrant {
+        /// The grant.
+        grant: GrantId,
+    },
+    /// Answer the prefill node's hand-over.
+    HandoverReply {
+        /// The request.
+        key: RequestKey,
+        /// Whether the sequence is this node's now.
+        result: Result<(), Refused>,
+    },
+    /// Run a step of one token per sequence. Answer: `on_step_done`.
+    RunStep(StepPlan),
+    /// Tell a conductor everything that one step gave for its requests. No answer.
+    Emit {
+        /// The conductor.
+        conductor: ConductorId,
+        /// In the order of the step's sequences.
+        events: Vec<(RequestKey, DecodeEvent)>,
+    },
+}

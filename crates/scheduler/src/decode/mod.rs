@@ -1,0 +1,5 @@
+//! The loop of a decode node.
+
+mod effect;
+
+pub use effect::DecodeEffect;

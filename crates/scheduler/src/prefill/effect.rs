@@ -1,0 +1,92 @@
+//! What a prefill node's core asks its shell to do.
+
+use std::time::Instant;
+
+use baton_types::{BlockId, ConductorId, DecodeTarget, GrantId, GrantRequest, Handover, PrefillEvent, RequestKey};
+
+use crate::StepPlan;
+
+/// One batch of writes of one request. Ascending within a node's generation; travels as the batch's tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PushId(pub u64);
+
+/// One layer of one block on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushSpan {
+    /// The layer.
+    pub layer: u32,
+    /// In this node's arena.
+    pub source: BlockId,
+    /// In the decode node's arena.
+    pub destination: BlockId,
+}
+
+/// A batch of writes is complete: every byte is visible at the decode node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushReport {
+    /// Bytes written.
+    pub bytes: u64,
+    /// What carried them.
+    pub transport: String,
+    /// When the batch was started.
+    pub started: Instant,
+    /// When its last byte was acknowledged.
+    pub completed: Instant,
+}
+
+/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PrefillEffect {
+    /// Ask the decode node for a grant. Answer: `on_grant_reply`.
+    RequestGrant {
+        /// The decode node.
+        target: DecodeTarget,
+        /// What to ask.
+        request: GrantRequest,
+    },
+    /// Run a step. Answers: `on_kv_ready` per layer, then `on_step_done`.
+    RunStep(StepPlan),
+    /// Write blocks into the decode node's arena. Answer: `on_push_done`, and until then the source blocks are left alone.
+    Push {
+        /// The request.
+        key: RequestKey,
+        /// Names the batch.
+        push: PushId,
+        /// The decode node.
+        target: DecodeTarget,
+        /// The right to write.
+        grant: GrantId,
+        /// Sorted by layer, then by position in the sequence.
+        spans: Vec<PushSpan>,
+    },
+    /// Stop the request's batches. Each still answers `on_push_done`, once the transfer engine reads its blocks no more.
+    CancelPushes {
+        /// The request.
+        key: RequestKey,
+    },
+    /// Hand the sequence over. Answer: `on_handover_reply`.
+    Handover {
+        /// The decode node.
+        target: DecodeTarget,
+        /// The message.
+        handover: Handover,
+    },
+    /// Tell the decode node that a grant is not needed. No answer: a grant that is forgotten expires.
+    ReleaseGrant {
+        /// The request.
+        key: RequestKey,
+        /// The decode node.
+        target: DecodeTarget,
+        /// The grant.
+        grant: GrantId,
+    },
+    /// Tell a request's conductor. No answer.
+    Emit {
+        /// The conductor.
+        conductor: ConductorId,
+        /// The request.
+        key: RequestKey,
+        /// What happened.
+        event: PrefillEvent,
+    },
+}

@@ -1,0 +1,79 @@
+//! What a node's engine is asked to do, and what it answers. The same for both kinds of node.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_types::{BlockId, RequestKey, SamplingParams, TokenId, TokenLogprobs};
+
+/// One call of the engine. Ascending within a node's generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(pub u64);
+
+/// Which rows of a sequence's part of a step need logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LogitsWanted {
+    /// None: the prompt goes on in a later chunk.
+    None,
+    /// The last row: a token is drawn from it.
+    Last,
+    /// Every row, for the log-probabilities of the prompt; a token is drawn from the last one if [`StepSequence::is_last_chunk`].
+    All,
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepSequence {
+    /// Whose it is.
+    pub key: RequestKey,
+    /// The prompt and the output so far.
+    pub tokens: Arc<[TokenId]>,
+    /// How many of `tokens` are the prompt; the rest is the output, and its length is the index of the token to draw.
+    pub prompt_tokens: usize,
+    /// Positions to compute. The KV of those before is in the arena. Starts on a block boundary in prefill.
+    pub range: Range<usize>,
+    /// Blocks of positions 0 to at least `range.end`.
+    pub block_table: Arc<[BlockId]>,
+    /// Rows that need logits.
+    pub logits: LogitsWanted,
+    /// Prefill: the prompt's last, partial block, and the first of its token slots that nothing is written to. Each layer's slots from there on are zeroed when the
+    /// layer is ready and before it is pushed.
+    pub zero_tail: Option<(BlockId, u32)>,
+    /// How to draw.
+    pub sampling: Arc<SamplingParams>,
+    /// Whether a token is drawn from the last row. Always so in decode.
+    pub is_last_chunk: bool,
+}
+
+/// One step: at most one is in flight per node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepPlan {
+    /// Names it in the answers.
+    pub id: StepId,
+    /// Never empty.
+    pub sequences: Vec<StepSequence>,
+}
+
+impl StepPlan {
+    /// Rows computed: prompt tokens in prefill, sequences in decode.
+    pub fn rows(&self) -> u32 {
+        self.sequences.iter().map(|sequence| sequence.range.len() as u32).sum()
+    }
+
+    /// Sum over the rows of the tokens that each attends to, itself included.
+    pub fn attended_tokens(&self) -> u64 {
+        // Positions a..b attend to a + 1 up to b tokens.
+        let up_to = |n: usize| (n as u64 * (n as u64 + 1)) / 2;
+        self.sequences.iter().map(|sequence| up_to(sequence.range.end) - up_to(sequence.range.start)).sum()
+    }
+}
+
+/// What a step gave for one sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepOutput {
+    /// Whose it is.
+    pub key: RequestKey,
+    /// The token drawn, with its log-probabilities where asked for; `None` where the prompt goes on in a later chunk.
+    pub sampled: Option<(TokenId, Option<TokenLogprobs>)>,
+    /// One per row with [`LogitsWanted::All`], else empty. Entry `i` is the distribution after row `i`, with the log-probability of the prompt's next token.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
