@@ -8,13 +8,15 @@
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
 mod config;
+mod deadlines;
 mod decode;
+mod load;
 mod prefill;
 mod step;
 
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
-pub use decode::DecodeEffect;
-pub use prefill::{PrefillEffect, PushId, PushReport, PushSpan};
+pub use decode::{DecodeCore, DecodeEffect};
+pub use prefill::{PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
 pub use baton_kv_cache::{Applied, IntegrityError, KvEventBatch};

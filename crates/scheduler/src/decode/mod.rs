@@ -1,5 +1,187 @@
 //! The loop of a decode node.
+//!
+//! ```text
+//!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
+//!                                                   on_handover ────────────────┴▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//! ```
+//!
+//! **Invariant**: a sequence that was handed over ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`], or silence after an abort. Its blocks
+//! stay until its step is over and its grant is fenced. A grant reserves room for the whole answer, so that a sequence that runs never lacks a block.
 
+mod batch;
 mod effect;
+mod grant;
+mod integrity;
+mod sequence;
+mod tombstones;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use baton_kv_cache::{BlockPool, KvEventBatch};
+use baton_types::{ConductorId, DecodeEvent, ErrorKind, GrantId, Load, Refused, RequestKey};
+
+use crate::config::{DecodeConfig, InvalidConfig};
+use crate::deadlines::Deadlines;
+use crate::load::pool_load;
 
 pub use effect::DecodeEffect;
+
+use batch::RunningStep;
+use grant::GrantRecord;
+use sequence::{HandedOver, Phase, Sequence};
+use tombstones::{Outcome, Tombstones};
+
+/// What decides on a decode node. See the [module](self).
+#[derive(Debug)]
+pub struct DecodeCore {
+    config: DecodeConfig,
+    pool: BlockPool,
+    sequences: BTreeMap<RequestKey, Sequence>,
+    grants: BTreeMap<GrantId, GrantRecord>,
+    /// Sequences that are here whole, first come, first served.
+    waiting: VecDeque<RequestKey>,
+    running: Vec<RequestKey>,
+    step: Option<RunningStep>,
+    tombstones: Tombstones,
+    deadlines: Deadlines,
+    effects: VecDeque<DecodeEffect>,
+    next_step: u64,
+    next_grant: u64,
+    prefix_queries: u64,
+    prefix_hits: u64,
+    draining: bool,
+}
+
+fn failed(kind: ErrorKind, message: String) -> DecodeEvent {
+    DecodeEvent::Failed(Refused { kind, message })
+}
+
+impl DecodeCore {
+    /// A core with an empty arena.
+    pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
+        config.validate()?;
+        let pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        let tombstones = Tombstones::new(config.max_tombstones);
+        Ok(Self {
+            config,
+            pool,
+            sequences: BTreeMap::new(),
+            grants: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            step: None,
+            tombstones,
+            deadlines: Deadlines::default(),
+            effects: VecDeque::new(),
+            next_step: 0,
+            next_grant: 0,
+            prefix_queries: 0,
+            prefix_hits: 0,
+            draining: false,
+        })
+    }
+
+    /// What to do next; to be called until `None` after each event.
+    pub fn poll_effect(&mut self) -> Option<DecodeEffect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Self::on_wakeup`] is due.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// What the node is doing now.
+    pub fn load(&self) -> Load {
+        let kv_tokens: usize =
+            self.running.iter().filter_map(|key| self.sequences.get(key)).map(Sequence::num_tokens).sum();
+        let live = self.sequences.values().filter(|sequence| !sequence.ended).count();
+        Load {
+            running: self.running.len() as u32,
+            waiting: live.saturating_sub(self.running.len()) as u32,
+            kv_tokens: kv_tokens as u64,
+            prefix_queries: self.prefix_queries,
+            prefix_hits: self.prefix_hits,
+            draining: self.draining,
+            ..pool_load(&self.pool)
+        }
+    }
+
+    /// Whether nothing is granted, waits or runs.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none()
+    }
+
+    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
+    pub fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
+        self.pool.drain_events(max)
+    }
+
+    /// Everything in the prefix cache.
+    pub fn kv_snapshot(&self) -> KvEventBatch {
+        self.pool.snapshot()
+    }
+
+    /// Frees the prefix cache.
+    pub fn clear_cache(&mut self) {
+        self.pool.clear_cached();
+    }
+
+    /// The request's owner gave up. What comes for it later is refused.
+    pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
+        self.end(key, Outcome::Aborted, None);
+        self.tombstones.put(key, Outcome::Aborted);
+        self.plan_step(now);
+    }
+
+    /// A conductor is gone: its sequences are aborted. Grants that were not handed over yet do not know their conductor; the prefill node releases them, or they expire.
+    pub fn on_conductor_lost(&mut self, now: Instant, conductor: ConductorId) {
+        let of = |sequence: &Sequence| sequence.handed_over.as_ref().map(|handed_over| handed_over.conductor);
+        let lost = self.sequences.iter().filter(|(_, sequence)| of(sequence) == Some(conductor));
+        for key in lost.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.end(key, Outcome::Aborted, None);
+        }
+        self.plan_step(now);
+    }
+
+    /// Finish what is here, take nothing new.
+    pub fn on_drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Deadlines that have come: grants under which nothing moves any more end.
+    pub fn on_wakeup(&mut self, now: Instant) {
+        while let Some(key) = self.deadlines.pop_due(now) {
+            let Some(sequence) = self.sequences.get(&key) else { continue };
+            let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+            let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
+            self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
+        }
+        self.plan_step(now);
+    }
+
+    /// Ends a request, wherever it is. `event` goes to its conductor if it was handed over. What ended already, or is not here, stays as it is.
+    fn end(&mut self, key: RequestKey, outcome: Outcome, event: Option<DecodeEvent>) {
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
+        sequence.ended = true;
+        let conductor = sequence.handed_over.as_ref().map(|handed_over| handed_over.conductor);
+        if let (Some(event), Some(conductor)) = (event, conductor) {
+            self.effects.push_back(DecodeEffect::Emit { conductor, events: vec![(key, event)] });
+        }
+        self.deadlines.clear(key);
+        self.waiting.retain(|other| *other != key);
+        self.running.retain(|other| *other != key);
+        self.tombstones.put(key, outcome);
+        self.release_if_unused(key);
+    }
+
+    /// Lets go of the blocks of a sequence that ended, once the engine does not touch them.
+    fn release_if_unused(&mut self, key: RequestKey) {
+        if self.sequences.get(&key).is_some_and(|sequence| sequence.ended && !sequence.in_step)
+            && let Some(sequence) = self.sequences.remove(&key)
+        {
+            self.release_under_grant(sequence);
+        }
+    }
+}

@@ -1,5 +1,290 @@
 //! The loop of a prefill node.
+//!
+//! ```text
+//!   on_submit ─▶ queue ─▶ blocks, prefix, grant asked ─▶ chunks ─▶ first token ─▶ hand-over ─▶ last push acknowledged ─▶ blocks to the cache
+//!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
+//! ```
+//!
+//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], or silence
+//! after an abort. Its blocks stay until its step is over and each of its batches has answered.
 
+mod chunk;
 mod effect;
+mod integrity;
+mod request;
+mod transfer;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use baton_kv_cache::{BlockHasher, BlockPool, KvEventBatch};
+use baton_types::{ConductorId, ErrorKind, Load, PrefillEvent, PrefillJob, Refused, RequestKey};
+
+use crate::config::{InvalidConfig, PrefillConfig};
+use crate::deadlines::Deadlines;
+use crate::load::pool_load;
 
 pub use effect::{PrefillEffect, PushId, PushReport, PushSpan};
+
+use chunk::RunningStep;
+use request::{Active, GrantState, HandoverState, QueueOrder, Queued, Transfer};
+
+/// What decides on a prefill node. See the [module](self).
+#[derive(Debug)]
+pub struct PrefillCore {
+    config: PrefillConfig,
+    pool: BlockPool,
+    queued: BTreeMap<RequestKey, Queued>,
+    order: BTreeMap<QueueOrder, RequestKey>,
+    active: BTreeMap<RequestKey, Active>,
+    /// Active requests whose prompt is not computed yet, in the order in which they started.
+    computing: Vec<RequestKey>,
+    step: Option<RunningStep>,
+    /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
+    late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
+    deadlines: Deadlines,
+    effects: VecDeque<PrefillEffect>,
+    next_step: u64,
+    next_push: u64,
+    submitted: u64,
+    prefix_queries: u64,
+    prefix_hits: u64,
+    draining: bool,
+}
+
+fn failed(kind: ErrorKind, message: String) -> PrefillEvent {
+    PrefillEvent::Failed(Refused { kind, message })
+}
+
+impl PrefillCore {
+    /// A core with an empty arena.
+    pub fn new(config: PrefillConfig) -> Result<Self, InvalidConfig> {
+        config.validate()?;
+        let pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        Ok(Self {
+            config,
+            pool,
+            queued: BTreeMap::new(),
+            order: BTreeMap::new(),
+            active: BTreeMap::new(),
+            computing: Vec::new(),
+            step: None,
+            late_grants: BTreeMap::new(),
+            deadlines: Deadlines::default(),
+            effects: VecDeque::new(),
+            next_step: 0,
+            next_push: 0,
+            submitted: 0,
+            prefix_queries: 0,
+            prefix_hits: 0,
+            draining: false,
+        })
+    }
+
+    /// What to do next; to be called until `None` after each event.
+    pub fn poll_effect(&mut self) -> Option<PrefillEffect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Self::on_wakeup`] is due.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// What the node is doing now.
+    pub fn load(&self) -> Load {
+        let live = self.active.values().filter(|request| !request.ended);
+        let waiting_tokens: usize = self.queued.values().map(|request| request.job.tokens.len()).sum();
+        let running_tokens: usize = live.clone().map(Active::remaining_tokens).sum();
+        Load {
+            running: live.count() as u32,
+            waiting: self.queued.len() as u32,
+            queued_tokens: (waiting_tokens + running_tokens) as u64,
+            prefix_queries: self.prefix_queries,
+            prefix_hits: self.prefix_hits,
+            draining: self.draining,
+            ..pool_load(&self.pool)
+        }
+    }
+
+    /// Whether nothing is queued, computed, pushed or handed over.
+    pub fn is_idle(&self) -> bool {
+        self.queued.is_empty() && self.active.is_empty() && self.step.is_none()
+    }
+
+    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
+    pub fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
+        self.pool.drain_events(max)
+    }
+
+    /// Everything in the prefix cache.
+    pub fn kv_snapshot(&self) -> KvEventBatch {
+        self.pool.snapshot()
+    }
+
+    /// Frees the prefix cache.
+    pub fn clear_cache(&mut self) {
+        self.pool.clear_cached();
+    }
+
+    /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
+    pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
+        if self.queued.contains_key(&job.key) || self.active.contains_key(&job.key) {
+            return;
+        }
+        if let Err(Refused { kind, message }) = self.check_job(&job) {
+            self.emit(job.conductor, job.key, failed(kind, message));
+            return;
+        }
+        let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
+        let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
+        let (key, order) = (job.key, (Reverse(job.priority), self.submitted));
+        self.submitted += 1;
+        self.order.insert(order, key);
+        self.queued.insert(key, Queued { job, hashes, submitted: now, order });
+        self.deadlines.set(key, now + self.config.queue_timeout);
+        self.plan_step(now);
+    }
+
+    /// The request's owner gave up. Unknown requests are ignored.
+    pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
+        self.end(key, None);
+        self.plan_step(now);
+    }
+
+    /// A conductor is gone: its requests are aborted.
+    pub fn on_conductor_lost(&mut self, now: Instant, conductor: ConductorId) {
+        let queued = self.queued.values().map(|request| &request.job);
+        let jobs = queued.chain(self.active.values().map(|request| &request.job));
+        let lost: Vec<_> = jobs.filter(|job| job.conductor == conductor).map(|job| job.key).collect();
+        for key in lost {
+            self.end(key, None);
+        }
+        self.plan_step(now);
+    }
+
+    /// Finish what is here, take nothing new.
+    pub fn on_drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Deadlines that have come: requests that waited too long fail.
+    pub fn on_wakeup(&mut self, now: Instant) {
+        while let Some(key) = self.deadlines.pop_due(now) {
+            let event = self.timeout_event(key);
+            self.end(key, Some(event));
+        }
+        self.plan_step(now);
+    }
+
+    fn check_job(&self, job: &PrefillJob) -> Result<(), Refused> {
+        let refuse = |kind, message| Err(Refused { kind, message });
+        let (model, tokens) = (&self.config.model, job.tokens.len());
+        if self.draining {
+            return refuse(ErrorKind::Unavailable, format!("node {} is draining", self.config.node));
+        }
+        if let Err(error) = job.sampling.validate() {
+            return refuse(ErrorKind::Invalid, error.to_string());
+        }
+        if tokens == 0 {
+            return refuse(ErrorKind::Invalid, "the prompt is empty".into());
+        }
+        if tokens >= model.context_length as usize {
+            let context = model.context_length;
+            let message = format!("the prompt has {tokens} tokens, the context holds {context}, the output included");
+            return refuse(ErrorKind::Invalid, message);
+        }
+        if let Some(token) = job.tokens.iter().find(|token| **token >= model.vocab_size) {
+            return refuse(
+                ErrorKind::Invalid,
+                format!("token {token} is not in the vocabulary of {}", model.vocab_size),
+            );
+        }
+        let (blocks, total) = (model.layout.blocks_for(tokens), model.layout.num_blocks);
+        if blocks > total as usize {
+            let message = format!("the prompt has {tokens} tokens in {blocks} blocks, the node has {total} blocks");
+            return refuse(ErrorKind::Invalid, message);
+        }
+        if job.decode.is_none() && job.sampling.max_tokens > 1 {
+            let message = format!("max_tokens is {}, but no decode node was named", job.sampling.max_tokens);
+            return refuse(ErrorKind::Invalid, message);
+        }
+        if self.queued.len() >= self.config.max_waiting {
+            let message = format!("{} requests wait at node {}, as many as may", self.queued.len(), self.config.node);
+            return refuse(ErrorKind::Overloaded, message);
+        }
+        Ok(())
+    }
+
+    fn timeout_event(&self, key: RequestKey) -> PrefillEvent {
+        let config = &self.config;
+        let Some(request) = self.active.get(&key) else {
+            let message = format!("no room at node {} within {:?}", config.node, config.queue_timeout);
+            return failed(ErrorKind::Overloaded, message);
+        };
+        let target = request.transfer.as_ref().map_or("none", |transfer| transfer.target.node.as_str());
+        let handed_over = request.transfer.as_ref().is_some_and(|transfer| transfer.handover == HandoverState::Sent);
+        let (what, limit) =
+            if handed_over { ("hand-over", config.handover_timeout) } else { ("grant request", config.grant_timeout) };
+        failed(ErrorKind::Unavailable, format!("decode node {target} did not answer the {what} within {limit:?}"))
+    }
+
+    fn emit(&mut self, conductor: ConductorId, key: RequestKey, event: PrefillEvent) {
+        self.effects.push_back(PrefillEffect::Emit { conductor, key, event });
+    }
+
+    /// Ends a request, wherever it is, with the event that says so, or silently. What ended already, or is not here, stays as it is.
+    fn end(&mut self, key: RequestKey, event: Option<PrefillEvent>) {
+        let conductor = match self.remove_queued(key) {
+            Some(queued) => queued.job.conductor,
+            None => {
+                let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { return };
+                request.ended = true;
+                request.job.conductor
+            }
+        };
+        self.deadlines.clear(key);
+        self.computing.retain(|other| *other != key);
+        if let Some(event) = event {
+            self.emit(conductor, key, event);
+        }
+        self.drop_transfer(key);
+        self.release_if_unused(key);
+    }
+
+    fn remove_queued(&mut self, key: RequestKey) -> Option<Queued> {
+        let queued = self.queued.remove(&key)?;
+        self.order.remove(&queued.order);
+        Some(queued)
+    }
+
+    /// Stops the batches of a request that ended, and gives its grant back where the decode node did not take over.
+    fn drop_transfer(&mut self, key: RequestKey) {
+        let Some(transfer) = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut()) else { return };
+        if !transfer.inflight.is_empty() {
+            self.effects.push_back(PrefillEffect::CancelPushes { key });
+        }
+        let complete = transfer.is_complete();
+        let target = transfer.target.clone();
+        match std::mem::replace(&mut transfer.grant, GrantState::Gone) {
+            GrantState::Requested => {
+                self.late_grants.insert(key, target);
+            }
+            GrantState::Granted(reply) if !complete => {
+                self.effects.push_back(PrefillEffect::ReleaseGrant { key, target, grant: reply.grant });
+            }
+            GrantState::Granted(_) | GrantState::Gone => {}
+        }
+    }
+
+    /// Lets go of the blocks of a request that ended, once neither the engine nor the transfer engine touches them.
+    fn release_if_unused(&mut self, key: RequestKey) {
+        let unused = |request: &Active| request.ended && !request.in_step && !request.is_pushing();
+        if self.active.get(&key).is_some_and(unused)
+            && let Some(request) = self.active.remove(&key)
+        {
+            self.pool.release(&request.blocks);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Grants: destination blocks that prefill nodes write into, from the request to the fence.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use baton_kv_cache::BlockHasher;
+use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Refused, RequestKey};
+
+use super::{DecodeCore, DecodeEffect, HandedOver, Outcome, Phase, Sequence, failed};
+use crate::prefill::PushId;
+
+/// A grant that the transfer engine may still accept bytes for.
+#[derive(Debug)]
+pub(super) enum GrantRecord {
+    /// Its sequence is here.
+    Live(RequestKey),
+    /// Its sequence ended; these blocks wait for the fence.
+    Closing {
+        /// In quarantine: not everything had arrived.
+        quarantined: Vec<BlockId>,
+        /// Still held: everything had arrived.
+        held: Vec<BlockId>,
+    },
+}
+
+fn refused<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
+    Err(Refused { kind, message })
+}
+
+/// Blocks that a request needs.
+struct Needed {
+    max_total_tokens: usize,
+    /// For the prompt.
+    prompt: usize,
+    /// For the prompt and all of the output but its last token, whose KV nobody needs.
+    total: usize,
+}
+
+impl DecodeCore {
+    /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`].
+    pub fn on_grant_request(&mut self, now: Instant, request: &GrantRequest) {
+        let effect = match self.open_grant(now, request) {
+            Ok(reply) => DecodeEffect::OpenGrant {
+                key: request.key,
+                prefill: request.prefill.clone(),
+                prefill_generation: request.prefill_generation,
+                reply,
+            },
+            Err(refused) => DecodeEffect::RefuseGrant { key: request.key, refused },
+        };
+        self.effects.push_back(effect);
+    }
+
+    /// A batch has arrived whole under a grant; `push` tells batches apart. Arrivals of grants that ended are ignored.
+    pub fn on_arrival(&mut self, now: Instant, grant: GrantId, push: PushId, bytes: u64) {
+        let Some(GrantRecord::Live(key)) = self.grants.get(&grant) else { return };
+        let key = *key;
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
+        if bytes == 0 || !sequence.pushes.insert(push) {
+            return;
+        }
+        sequence.arrived_bytes += bytes;
+        let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+        if arrived > expected {
+            let message = format!("{arrived} bytes arrived under a grant of {expected}");
+            self.end(key, Outcome::Failed, Some(failed(ErrorKind::DataLoss, message)));
+            return self.plan_step(now);
+        }
+        self.deadlines.set(key, now + self.config.grant_ttl);
+        self.admit_if_complete(now, key);
+    }
+
+    /// The prefill node hands a sequence over. Answered by [`DecodeEffect::HandoverReply`]; a hand-over that is told twice is accepted twice and counts once.
+    pub fn on_handover(&mut self, now: Instant, handover: Handover) {
+        let key = handover.key;
+        let result = self.take_over(now, handover);
+        self.effects.push_back(DecodeEffect::HandoverReply { key, result });
+        self.admit_if_complete(now, key);
+    }
+
+    /// The prefill node, or the shell, gives a grant up. Ignored where everything has arrived: the sequence runs.
+    pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
+        let Some(sequence) = self.sequences.get(&key) else { return };
+        if sequence.grant == grant && sequence.phase == Phase::Granted {
+            let message = "the prefill node gave the transfer up".to_owned();
+            self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
+            self.plan_step(now);
+        }
+    }
+
+    /// Nothing can land under the grant any more, because it was revoked or because it expired in the transfer engine.
+    pub fn on_grant_fenced(&mut self, now: Instant, grant: GrantId) {
+        match self.grants.remove(&grant) {
+            Some(GrantRecord::Closing { quarantined, held }) => {
+                self.pool.unquarantine(&quarantined);
+                self.pool.release(&held);
+            }
+            Some(GrantRecord::Live(key)) if self.sequences.get(&key).is_some_and(|s| s.phase == Phase::Granted) => {
+                let message = "the grant expired before everything had arrived".to_owned();
+                self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
+            }
+            Some(GrantRecord::Live(_)) | None => {}
+        }
+        self.plan_step(now);
+    }
+
+    fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<GrantReply, Refused> {
+        let needed = self.check_request(request)?;
+        let matched = self.pool.match_prefix(&request.block_hashes);
+        let missing = needed.total - matched.len();
+        if let Err(error) = self.pool.check_fits(&matched, missing) {
+            let (prompt, output) = (request.prompt_tokens, needed.max_total_tokens - request.prompt_tokens as usize);
+            let message = format!("no room for {prompt} prompt and {output} output tokens: {error}");
+            return refused(ErrorKind::Overloaded, message);
+        }
+        let out_of_blocks =
+            |error: baton_kv_cache::OutOfBlocks| Refused { kind: error.kind(), message: error.to_string() };
+        let grant = GrantId(self.next_grant);
+        self.next_grant += 1;
+        self.pool.acquire(&matched);
+        let received = self.pool.allocate_receiving(needed.prompt - matched.len(), grant).map_err(out_of_blocks)?;
+        let reservation = self.pool.reserve(needed.total - needed.prompt).map_err(out_of_blocks)?;
+        let held_blocks = matched.len();
+        self.prefix_queries += u64::from(request.prompt_tokens);
+        self.prefix_hits += (held_blocks * self.config.model.block_tokens()) as u64;
+        let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone() };
+        let sequence = Sequence {
+            grant,
+            prompt_tokens: request.prompt_tokens as usize,
+            max_tokens: request.max_tokens,
+            max_total_tokens: needed.max_total_tokens,
+            prompt_hashes: request.block_hashes.clone(),
+            expected_bytes: self.config.model.bytes(received.len()),
+            blocks: matched.into_iter().chain(received).collect(),
+            held_blocks,
+            reservation,
+            pushes: BTreeSet::new(),
+            arrived_bytes: 0,
+            handed_over: None,
+            phase: Phase::Granted,
+            in_step: false,
+            ended: false,
+        };
+        self.grants.insert(grant, GrantRecord::Live(request.key));
+        self.sequences.insert(request.key, sequence);
+        self.deadlines.set(request.key, now + self.config.grant_ttl);
+        Ok(reply)
+    }
+
+    fn check_request(&self, request: &GrantRequest) -> Result<Needed, Refused> {
+        if self.draining {
+            return refused(ErrorKind::Unavailable, "the decode node is draining".into());
+        }
+        match self.tombstones.of(request.key) {
+            Some(Outcome::Aborted) => return refused(ErrorKind::Cancelled, "the request was aborted".into()),
+            Some(outcome) => return refused(ErrorKind::Unavailable, format!("the attempt ended here: {outcome:?}")),
+            None => {}
+        }
+        if let Some(sequence) = self.sequences.get(&request.key) {
+            return refused(ErrorKind::Invalid, format!("the request has grant {} already", sequence.grant.0));
+        }
+        let needed = self.needed_blocks(request)?;
+        let (open, limit) =
+            (self.sequences.len().max(self.grants.len()), self.config.max_running + self.config.max_waiting);
+        if open >= limit {
+            return refused(ErrorKind::Overloaded, format!("{open} sequences are granted or running, as many as may"));
+        }
+        Ok(needed)
+    }
+
+    fn needed_blocks(&self, request: &GrantRequest) -> Result<Needed, Refused> {
+        let model = &self.config.model;
+        let (prompt, context) = (request.prompt_tokens as usize, model.context_length as usize);
+        let max_total_tokens = prompt.saturating_add(request.max_tokens as usize).min(context);
+        if prompt == 0 || max_total_tokens < prompt + 2 {
+            let message = format!(
+                "{prompt} prompt and {} output tokens in a context of {context}: nothing to decode",
+                request.max_tokens
+            );
+            return refused(ErrorKind::Invalid, message);
+        }
+        let (hashes, full) = (request.block_hashes.len(), prompt / model.block_tokens());
+        if hashes != full {
+            return refused(ErrorKind::Invalid, format!("{hashes} block hashes for {full} full blocks of the prompt"));
+        }
+        let total = model.layout.blocks_for(max_total_tokens - 1);
+        if total > model.layout.num_blocks as usize {
+            let message = format!(
+                "{prompt} prompt and {} output tokens take {total} blocks, the node has {}",
+                request.max_tokens, model.layout.num_blocks
+            );
+            return refused(ErrorKind::Invalid, message);
+        }
+        Ok(Needed { max_total_tokens, prompt: model.layout.blocks_for(prompt), total })
+    }
+
+    fn take_over(&mut self, now: Instant, handover: Handover) -> Result<(), Refused> {
+        let key = handover.key;
+        let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else {
+            return match self.tombstones.of(key) {
+                Some(Outcome::Finished) => Ok(()),
+                Some(Outcome::Aborted) => refused(ErrorKind::Cancelled, "the request was aborted".into()),
+                _ => refused(ErrorKind::Unavailable, format!("grant {} is not open", handover.grant.0)),
+            };
+        };
+        if sequence.grant != handover.grant {
+            let message =
+                format!("the hand-over names grant {}, the request has {}", handover.grant.0, sequence.grant.0);
+            return refused(ErrorKind::Invalid, message);
+        }
+        if sequence.handed_over.is_some() {
+            return Ok(());
+        }
+        let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &handover.salt);
+        if let Err(message) = self.check_handover(sequence, &handover, &hasher) {
+            self.end(key, Outcome::Failed, None);
+            return refused(ErrorKind::Invalid, message);
+        }
+        let last_hash = sequence.prompt_hashes.last().copied();
+        let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.prompt.len() + 1024));
+        tokens.extend_from_slice(&handover.prompt);
+        tokens.push(handover.first_token);
+        if let Some(sequence) = self.sequences.get_mut(&key) {
+            sequence.handed_over = Some(HandedOver {
+                conductor: handover.conductor,
+                at: now,
+                tokens,
+                sampling: handover.sampling,
+                hasher,
+                last_hash,
+                first_step: None,
+                first_token_told: false,
+            });
+        }
+        self.deadlines.set(key, now + self.config.grant_ttl);
+        Ok(())
+    }
+
+    /// Compares the hand-over with what was granted. The hashes prove that blocks which were here already belong to this very prompt.
+    fn check_handover(&self, sequence: &Sequence, handover: &Handover, hasher: &BlockHasher) -> Result<(), String> {
+        let differ = |field, granted: String, handed: String| {
+            if granted == handed { Ok(()) } else { Err(format!("{field}: {granted} granted, {handed} handed over")) }
+        };
+        differ("prompt tokens", sequence.prompt_tokens.to_string(), handover.prompt.len().to_string())?;
+        differ("max_tokens", sequence.max_tokens.to_string(), handover.sampling.max_tokens.to_string())?;
+        differ("bytes", sequence.expected_bytes.to_string(), handover.expected_bytes.to_string())?;
+        handover.sampling.validate().map_err(|error| error.to_string())?;
+        let mut tokens = handover.prompt.iter().chain([&handover.first_token]);
+        let vocab_size = self.config.model.vocab_size;
+        if let Some(token) = tokens.find(|token| **token >= vocab_size) {
+            return Err(format!("token {token} is not in the vocabulary of {vocab_size}"));
+        }
+        if *hasher.chain(&handover.prompt, self.config.model.layout.block_tokens) != *sequence.prompt_hashes {
+            return Err("the prompt does not have the block hashes that the grant was asked with".into());
+        }
+        Ok(())
+    }
+
+    /// Puts a sequence in line for the batch once it is here whole, and closes its grant.
+    fn admit_if_complete(&mut self, now: Instant, key: RequestKey) {
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        if sequence.ended || sequence.phase != Phase::Granted || !sequence.is_complete() {
+            return;
+        }
+        sequence.phase = Phase::Waiting;
+        let received = &sequence.blocks[sequence.held_blocks..];
+        self.pool.received(received);
+        for index in sequence.held_blocks..sequence.prompt_hashes.len() {
+            let parent = index.checked_sub(1).map(|parent| sequence.prompt_hashes[parent]);
+            self.pool.complete(sequence.blocks[index], sequence.prompt_hashes[index], parent);
+        }
+        let grant = sequence.grant;
+        if self.grants.contains_key(&grant) {
+            self.effects.push_back(DecodeEffect::RevokeGrant { grant });
+        }
+        self.deadlines.clear(key);
+        self.waiting.push_back(key);
+        self.plan_step(now);
+    }
+
+    /// Lets go of a sequence's blocks, as far as its grant is fenced; the rest waits for the fence.
+    pub(super) fn release_under_grant(&mut self, sequence: Sequence) {
+        let Sequence { grant, blocks, held_blocks, reservation, phase, .. } = sequence;
+        self.pool.cancel_reservation(reservation);
+        let fenced = !self.grants.contains_key(&grant);
+        let (quarantined, held) = match phase {
+            Phase::Granted => {
+                let (held, receiving) = blocks.split_at(held_blocks);
+                self.pool.release(held);
+                self.pool.quarantine(receiving);
+                (receiving.to_vec(), Vec::new())
+            }
+            Phase::Waiting | Phase::Running => (Vec::new(), blocks),
+        };
+        if fenced {
+            self.pool.unquarantine(&quarantined);
+            self.pool.release(&held);
+            return;
+        }
+        if phase == Phase::Granted {
+            self.effects.push_back(DecodeEffect::RevokeGrant { grant });
+        }
+        self.grants.insert(grant, GrantRecord::Closing { quarantined, held });
+    }
+}

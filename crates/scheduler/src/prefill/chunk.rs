@@ -1,0 +1,273 @@
+//! Chunks: which requests the engine works on next, and what comes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_types::{ErrorKind, GrantRequest, PrefillEvent, Refused, RequestKey, TokenId, TokenLogprobs};
+
+use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
+use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+
+/// The step that the engine works on.
+#[derive(Debug)]
+pub(super) struct RunningStep {
+    pub id: StepId,
+    /// Who is in it, with the positions computed.
+    pub sequences: Vec<(RequestKey, Range<usize>)>,
+    /// Layers that were reported.
+    layers: BTreeSet<u32>,
+}
+
+impl PrefillCore {
+    /// K and V of one layer are final for all rows of the step, the tail of a last block is zeroed: what the step fills can be pushed.
+    pub fn on_kv_ready(&mut self, now: Instant, step: StepId, layer: u32) {
+        self.assert_running(step);
+        self.layer_ready(now, layer);
+    }
+
+    /// The step is over. On failure every request in it fails; another node may have better luck.
+    ///
+    /// # Panics
+    /// If it is not the step in flight: the shell is wrong.
+    pub fn on_step_done(&mut self, now: Instant, step: StepId, result: Result<Vec<StepOutput>, Refused>) {
+        self.assert_running(step);
+        if result.is_ok() {
+            // An engine that reports no layers has finished them all by now.
+            for layer in 0..self.config.model.layout.num_layers {
+                self.layer_ready(now, layer);
+            }
+        }
+        let Some(running) = self.step.take() else { return };
+        let (mut outputs, failure) = match result {
+            Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output)).collect(), None),
+            Err(refused) => (BTreeMap::new(), Some(refused)),
+        };
+        for (key, range) in running.sequences {
+            self.on_sequence_done(now, key, range, outputs.remove(&key), failure.as_ref());
+        }
+        self.plan_step(now);
+    }
+
+    fn assert_running(&self, step: StepId) {
+        let running = self.step.as_ref().map(|running| running.id);
+        assert_eq!(running, Some(step), "the step reported is not the step in flight");
+    }
+
+    fn layer_ready(&mut self, now: Instant, layer: u32) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(running) = self.step.as_mut().filter(|running| !running.layers.contains(&layer)) else { return };
+        running.layers.insert(layer);
+        for (key, range) in running.sequences.clone() {
+            let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { continue };
+            if let Some(transfer) = &mut request.transfer {
+                transfer.on_ready(layer, range.start / block_tokens..range.end.div_ceil(block_tokens));
+            }
+            self.advance_transfer(now, key);
+        }
+    }
+
+    fn on_sequence_done(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        range: Range<usize>,
+        output: Option<StepOutput>,
+        failure: Option<&Refused>,
+    ) {
+        let request = self.active.get_mut(&key).expect("a request in a step stays until the step is over");
+        request.in_step = false;
+        if request.ended {
+            return self.release_if_unused(key);
+        }
+        if let Some(Refused { kind, message }) = failure {
+            return self.end(key, Some(failed(*kind, format!("the engine failed: {message}"))));
+        }
+        let Some(output) = output else {
+            return self.end(key, Some(failed(ErrorKind::Internal, "the step gave no output for the request".into())));
+        };
+        request.num_computed_tokens = range.end;
+        request.prompt_logprobs.extend(output.prompt_logprobs);
+        let is_last = request.remaining_tokens() == 0;
+        self.complete_blocks(key);
+        match (is_last, output.sampled) {
+            (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
+            (false, None) => {}
+            (_, sampled) => {
+                let message = format!("the step sampled {sampled:?}, last chunk: {is_last}");
+                self.end(key, Some(failed(ErrorKind::Internal, message)));
+            }
+        }
+    }
+
+    /// Makes the blocks that are full shareable.
+    fn complete_blocks(&mut self, key: RequestKey) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let full = request.num_computed_tokens / self.config.model.block_tokens();
+        for index in request.num_complete_blocks..full {
+            let parent = index.checked_sub(1).map(|parent| request.hashes[parent]);
+            self.pool.complete(request.blocks[index], request.hashes[index], parent);
+        }
+        request.num_complete_blocks = full;
+    }
+
+    fn on_first_token(&mut self, now: Instant, key: RequestKey, token: TokenId, logprobs: Option<TokenLogprobs>) {
+        self.computing.retain(|other| *other != key);
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let finish = request.finish(token, self.config.model.context_length);
+        let event = PrefillEvent::FirstToken {
+            token,
+            logprobs,
+            prompt_logprobs: std::mem::take(&mut request.prompt_logprobs),
+            finish,
+            compute: now.saturating_duration_since(request.started),
+        };
+        if finish.is_some() {
+            return self.end(key, Some(event));
+        }
+        request.first_token = Some(token);
+        if let Some(transfer) = &mut request.transfer {
+            transfer.on_compute_ended(now);
+        }
+        let conductor = request.job.conductor;
+        self.emit(conductor, key, event);
+        self.advance_transfer(now, key);
+    }
+
+    /// Gives the engine its next step, if it is idle and there is something to do.
+    pub(super) fn plan_step(&mut self, now: Instant) {
+        if self.step.is_some() {
+            return;
+        }
+        let mut sequences = Vec::new();
+        let mut budget = self.config.token_budget;
+        for key in self.computing.clone() {
+            self.add_share(key, &mut budget, &mut sequences);
+        }
+        while budget >= self.config.model.block_tokens() && sequences.len() < self.config.max_sequences_per_chunk {
+            let Some(key) = self.start_next(now) else { break };
+            self.add_share(key, &mut budget, &mut sequences);
+        }
+        if sequences.is_empty() {
+            return;
+        }
+        let id = StepId(self.next_step);
+        self.next_step += 1;
+        let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
+        self.step = Some(RunningStep { id, sequences: members, layers: BTreeSet::new() });
+        self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences }));
+    }
+
+    /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.
+    fn add_share(&mut self, key: RequestKey, budget: &mut usize, sequences: &mut Vec<StepSequence>) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let remaining = request.remaining_tokens();
+        let share = if remaining <= *budget { remaining } else { *budget / block_tokens * block_tokens };
+        if share == 0 || sequences.len() >= self.config.max_sequences_per_chunk {
+            return;
+        }
+        *budget -= share;
+        request.in_step = true;
+        sequences.push(step_sequence(request, share, block_tokens));
+    }
+
+    /// Starts the request at the head of the queue if there is room for its prompt: whoever is behind it does not overtake.
+    fn start_next(&mut self, now: Instant) -> Option<RequestKey> {
+        if self.active.len() >= self.config.max_active {
+            return None;
+        }
+        let (_, &key) = self.order.first_key_value()?;
+        let queued = self.queued.get(&key)?;
+        let tokens = queued.job.tokens.len();
+        let reusable = reusable_blocks(queued, self.config.model.block_tokens());
+        let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
+        let missing = self.config.model.layout.blocks_for(tokens) - matched.len();
+        self.pool.check_fits(&matched, missing).ok()?;
+        self.pool.acquire(&matched);
+        let new = self.pool.allocate(missing).ok()?;
+        self.prefix_queries += tokens as u64;
+        let queued = self.remove_queued(key)?;
+        self.start(now, queued, matched.len(), matched.into_iter().chain(new).collect());
+        Some(key)
+    }
+
+    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
+        let Queued { job, hashes, submitted, .. } = queued;
+        let (key, conductor) = (job.key, job.conductor);
+        let cached_tokens = num_cached * self.config.model.block_tokens();
+        self.prefix_hits += cached_tokens as u64;
+        self.deadlines.clear(key);
+        let queue = now.saturating_duration_since(submitted);
+        self.emit(conductor, key, PrefillEvent::Started { queue, cached_tokens: cached_tokens as u32 });
+        let mut request = Active {
+            job,
+            hashes,
+            blocks,
+            started: now,
+            num_computed_tokens: cached_tokens,
+            num_complete_blocks: num_cached,
+            in_step: false,
+            ended: false,
+            prompt_logprobs: Vec::new(),
+            first_token: None,
+            transfer: None,
+        };
+        self.request_grant(now, &mut request, num_cached);
+        self.computing.push(key);
+        self.active.insert(key, request);
+    }
+
+    /// Asks the decode node for room, where more than one token is wanted.
+    fn request_grant(&mut self, now: Instant, request: &mut Active, num_cached: usize) {
+        let Some(target) = request.job.decode.clone().filter(|_| request.job.sampling.max_tokens > 1) else { return };
+        let mut transfer = Transfer::new(target.clone());
+        for layer in 0..self.config.model.layout.num_layers {
+            transfer.on_ready(layer, 0..num_cached);
+        }
+        request.transfer = Some(transfer);
+        let grant_request = GrantRequest {
+            key: request.job.key,
+            prefill: self.config.node.clone(),
+            prefill_generation: self.config.generation,
+            prompt_tokens: request.prompt_tokens() as u32,
+            block_hashes: request.hashes.clone(),
+            max_tokens: request.job.sampling.max_tokens,
+        };
+        self.deadlines.set(request.job.key, now + self.config.grant_timeout);
+        self.effects.push_back(PrefillEffect::RequestGrant { target, request: grant_request });
+    }
+}
+
+/// Full blocks of the prompt that may come from the cache: the last token is always computed, and all are where the log-probabilities of the prompt are wanted.
+fn reusable_blocks(queued: &Queued, block_tokens: usize) -> usize {
+    if queued.job.sampling.prompt_logprobs.is_some() {
+        return 0;
+    }
+    (queued.job.tokens.len() - 1) / block_tokens
+}
+
+fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSequence {
+    let prompt_tokens = request.prompt_tokens();
+    let range = request.num_computed_tokens..request.num_computed_tokens + share;
+    let is_last_chunk = range.end == prompt_tokens;
+    let partial = (prompt_tokens % block_tokens) as u32;
+    let last_block = request.blocks.last().copied().filter(|_| is_last_chunk && partial > 0);
+    let logits = match (request.job.sampling.prompt_logprobs.is_some(), is_last_chunk) {
+        (true, _) => LogitsWanted::All,
+        (false, true) => LogitsWanted::Last,
+        (false, false) => LogitsWanted::None,
+    };
+    StepSequence {
+        key: request.job.key,
+        tokens: request.job.tokens.clone(),
+        prompt_tokens,
+        range,
+        block_table: request.blocks.clone(),
+        logits,
+        zero_tail: last_block.map(|block| (block, partial)),
+        sampling: request.job.sampling.clone(),
+        is_last_chunk,
+    }
+}

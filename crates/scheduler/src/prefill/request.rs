@@ -1,0 +1,192 @@
+//! What a prefill node knows about one request.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::{
+    BlockHash, BlockId, DecodeTarget, FinishReason, GrantReply, KvTransfer, PrefillJob, TokenId, TokenLogprobs,
+};
+
+use super::{PushId, PushReport, PushSpan};
+
+/// A request that waits for its first chunk.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub job: PrefillJob,
+    /// Of the prompt's full blocks.
+    pub hashes: Arc<[BlockHash]>,
+    pub submitted: Instant,
+    /// Its place in the queue.
+    pub order: QueueOrder,
+}
+
+/// Larger priorities first, then first come, first served.
+pub(super) type QueueOrder = (std::cmp::Reverse<i32>, u64);
+
+/// A request that holds blocks.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub job: PrefillJob,
+    pub hashes: Arc<[BlockHash]>,
+    pub blocks: Arc<[BlockId]>,
+    pub started: Instant,
+    /// Tokens whose KV is in the arena.
+    pub num_computed_tokens: usize,
+    /// Leading blocks that are hashed.
+    pub num_complete_blocks: usize,
+    /// The engine works on it.
+    pub in_step: bool,
+    /// Its outcome is told; it stays only until nobody touches its blocks.
+    pub ended: bool,
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub first_token: Option<TokenId>,
+    /// `None` where the first token is the last.
+    pub transfer: Option<Transfer>,
+}
+
+impl Active {
+    pub(super) fn prompt_tokens(&self) -> usize {
+        self.job.tokens.len()
+    }
+
+    pub(super) fn remaining_tokens(&self) -> usize {
+        self.prompt_tokens() - self.num_computed_tokens
+    }
+
+    /// Whether the transfer engine may still read its blocks.
+    pub(super) fn is_pushing(&self) -> bool {
+        self.transfer.as_ref().is_some_and(|transfer| !transfer.inflight.is_empty())
+    }
+
+    /// Why output token 0 is the last one, if it is.
+    pub(super) fn finish(&self, token: TokenId, context_length: u32) -> Option<FinishReason> {
+        if self.job.sampling.stop_token_ids.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        let full = self.prompt_tokens() + 1 >= context_length as usize;
+        (self.transfer.is_none() || full).then_some(FinishReason::Length)
+    }
+}
+
+/// The right to write, as far as it has come.
+#[derive(Debug)]
+pub(super) enum GrantState {
+    Requested,
+    Granted(GrantReply),
+    /// Given back, or never needed.
+    Gone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HandoverState {
+    NotSent,
+    Sent,
+    Accepted,
+}
+
+/// A request's KV on its way to the decode node.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub target: DecodeTarget,
+    pub grant: GrantState,
+    pub handover: HandoverState,
+    /// Layers of runs of blocks that are final and not pushed yet.
+    ready: VecDeque<(u32, Range<usize>)>,
+    /// Bytes of each batch in the transfer engine.
+    pub inflight: BTreeMap<PushId, u64>,
+    acked_bytes: u64,
+    first_start: Option<Instant>,
+    last_ack: Option<Instant>,
+    transport: String,
+    compute_ended: Option<Instant>,
+    bytes_at_compute_end: u64,
+}
+
+impl Transfer {
+    /// A transfer whose grant is being asked for.
+    pub(super) fn new(target: DecodeTarget) -> Self {
+        Self {
+            target,
+            grant: GrantState::Requested,
+            handover: HandoverState::NotSent,
+            ready: VecDeque::new(),
+            inflight: BTreeMap::new(),
+            acked_bytes: 0,
+            first_start: None,
+            last_ack: None,
+            transport: String::new(),
+            compute_ended: None,
+            bytes_at_compute_end: 0,
+        }
+    }
+
+    /// One layer of these blocks is final.
+    pub(super) fn on_ready(&mut self, layer: u32, blocks: Range<usize>) {
+        if !blocks.is_empty() {
+            self.ready.push_back((layer, blocks));
+        }
+    }
+
+    /// The next batch, at most `max` spans, of what is ready and not held by the decode node. Empty while there is no grant.
+    pub(super) fn take_spans(&mut self, blocks: &[BlockId], max: usize) -> Vec<PushSpan> {
+        let GrantState::Granted(grant) = &self.grant else { return Vec::new() };
+        let held = grant.held_blocks as usize;
+        let mut spans = Vec::new();
+        while spans.len() < max {
+            let Some((layer, run)) = self.ready.pop_front() else { break };
+            let start = run.start.max(held);
+            let end = run.end.min(start + max - spans.len());
+            if end < run.end {
+                self.ready.push_front((layer, end.max(start)..run.end));
+            }
+            spans.extend((start..end).map(|block| PushSpan {
+                layer,
+                source: blocks[block],
+                destination: grant.blocks[block - held],
+            }));
+        }
+        spans.sort_by_key(|span| span.layer);
+        spans
+    }
+
+    pub(super) fn on_compute_ended(&mut self, now: Instant) {
+        self.compute_ended = Some(now);
+        self.bytes_at_compute_end = self.acked_bytes;
+    }
+
+    pub(super) fn on_acked(&mut self, report: &PushReport) {
+        self.acked_bytes += report.bytes;
+        // The report may have waited for its turn behind the end of the step.
+        if self.compute_ended.is_some_and(|ended| report.completed <= ended) {
+            self.bytes_at_compute_end += report.bytes;
+        }
+        self.first_start = Some(self.first_start.map_or(report.started, |first| first.min(report.started)));
+        self.last_ack = Some(self.last_ack.map_or(report.completed, |last| last.max(report.completed)));
+        self.transport.clone_from(&report.transport);
+    }
+
+    /// Whether the decode node has the sequence and every byte of it.
+    pub(super) fn is_complete(&self) -> bool {
+        self.handover == HandoverState::Accepted && self.inflight.is_empty() && self.ready.is_empty()
+    }
+
+    pub(super) fn acked_bytes(&self) -> u64 {
+        self.acked_bytes
+    }
+
+    pub(super) fn report(&self) -> KvTransfer {
+        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from),
+            _ => Duration::ZERO,
+        };
+        KvTransfer {
+            bytes: self.acked_bytes,
+            transport: self.transport.clone(),
+            elapsed: between(self.first_start, self.last_ack),
+            exposed: between(self.compute_ended, self.last_ack),
+            bytes_at_compute_end: self.bytes_at_compute_end,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The way of a request's KV to its decode node: grant, pushes, hand-over.
+
+use std::time::Instant;
+
+use baton_types::{ErrorKind, GrantReply, Handover, PrefillEvent, Refused, RequestKey};
+
+use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, failed};
+
+impl PrefillCore {
+    /// The decode node's answer to a grant request.
+    pub fn on_grant_reply(&mut self, now: Instant, key: RequestKey, reply: Result<GrantReply, Refused>) {
+        let transfer = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut());
+        let Some(transfer) = transfer.filter(|transfer| matches!(transfer.grant, GrantState::Requested)) else {
+            return self.on_late_grant(key, reply);
+        };
+        match reply {
+            Ok(reply) => {
+                transfer.grant = GrantState::Granted(reply);
+                self.deadlines.clear(key);
+                if let Err(message) = self.check_grant(key) {
+                    self.end(key, Some(failed(ErrorKind::Internal, message)));
+                }
+            }
+            Err(Refused { kind, message }) => {
+                transfer.grant = GrantState::Gone;
+                let message = format!("decode node {}: {message}", transfer.target.node);
+                self.end(key, Some(failed(kind, message)));
+            }
+        }
+        self.advance_transfer(now, key);
+        self.plan_step(now);
+    }
+
+    /// A batch is over: its bytes are visible at the decode node, or it failed or was cancelled and its blocks are not read any more. Batches that are not known
+    /// are ignored.
+    pub fn on_push_done(&mut self, now: Instant, key: RequestKey, push: PushId, result: Result<PushReport, Refused>) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let Some(transfer) = &mut request.transfer else { return };
+        let Some(expected) = transfer.inflight.remove(&push) else { return };
+        if request.ended {
+            self.release_if_unused(key);
+            return self.plan_step(now);
+        }
+        let target = &transfer.target.node;
+        match result {
+            Ok(report) if report.bytes == expected => transfer.on_acked(&report),
+            Ok(report) => {
+                let message = format!("push to {target}: {} bytes acknowledged of {expected}", report.bytes);
+                self.end(key, Some(failed(ErrorKind::DataLoss, message)));
+            }
+            Err(Refused { kind, message }) => {
+                let message = format!("push to {target} failed: {message}");
+                self.end(key, Some(failed(kind, message)));
+            }
+        }
+        self.advance_transfer(now, key);
+        self.plan_step(now);
+    }
+
+    /// The decode node's answer to the hand-over. Ignored where the request has ended.
+    pub fn on_handover_reply(&mut self, now: Instant, key: RequestKey, reply: Result<(), Refused>) {
+        let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { return };
+        let Some(transfer) = &mut request.transfer else { return };
+        if transfer.handover != HandoverState::Sent {
+            return;
+        }
+        self.deadlines.clear(key);
+        match reply {
+            Ok(()) => transfer.handover = HandoverState::Accepted,
+            Err(Refused { kind, message }) => {
+                let message = format!("decode node {} refused the hand-over: {message}", transfer.target.node);
+                self.end(key, Some(failed(kind, message)));
+            }
+        }
+        self.advance_transfer(now, key);
+        self.plan_step(now);
+    }
+
+    fn on_late_grant(&mut self, key: RequestKey, reply: Result<GrantReply, Refused>) {
+        if let (Some(target), Ok(reply)) = (self.late_grants.remove(&key), reply) {
+            self.effects.push_back(PrefillEffect::ReleaseGrant { key, target, grant: reply.grant });
+        }
+    }
+
+    /// Whether the grant covers the prompt: the decode node's word decides what is not pushed.
+    fn check_grant(&self, key: RequestKey) -> Result<(), String> {
+        let Some(request) = self.active.get(&key) else { return Ok(()) };
+        let Some(GrantState::Granted(grant)) = request.transfer.as_ref().map(|transfer| &transfer.grant) else {
+            return Ok(());
+        };
+        let (held, granted) = (grant.held_blocks as usize, grant.blocks.len());
+        if held <= request.hashes.len() && held + granted == request.blocks.len() {
+            return Ok(());
+        }
+        let (full, all) = (request.hashes.len(), request.blocks.len());
+        Err(format!(
+            "the grant holds {held} and takes {granted} blocks of a prompt of {full} full and {all} blocks in all"
+        ))
+    }
+
+    /// Does whatever can be done next for a request's transfer: pushes, hand-over, end.
+    pub(super) fn advance_transfer(&mut self, now: Instant, key: RequestKey) {
+        if self.active.get(&key).is_none_or(|request| request.ended) {
+            return;
+        }
+        self.start_pushes(key);
+        self.send_handover(now, key);
+        self.finish_transfer(key);
+    }
+
+    /// What becomes ready while `max_inflight_pushes` batches are out is pushed in one batch later.
+    fn start_pushes(&mut self, key: RequestKey) {
+        let (max_inflight, max_spans) = (self.config.max_inflight_pushes, self.config.max_spans_per_push);
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let Some(transfer) = &mut request.transfer else { return };
+        while transfer.inflight.len() < max_inflight {
+            let spans = transfer.take_spans(&request.blocks, max_spans);
+            let GrantState::Granted(grant) = &transfer.grant else { return };
+            if spans.is_empty() {
+                return;
+            }
+            let push = PushId(self.next_push);
+            self.next_push += 1;
+            transfer.inflight.insert(push, (spans.len() * self.config.model.layout.block_bytes()) as u64);
+            let (target, grant) = (transfer.target.clone(), grant.grant);
+            self.effects.push_back(PrefillEffect::Push { key, push, target, grant, spans });
+        }
+    }
+
+    /// The hand-over goes out with the first token; the decode node counts the bytes that are still to come.
+    fn send_handover(&mut self, now: Instant, key: RequestKey) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let (Some(first_token), Some(transfer)) = (request.first_token, &mut request.transfer) else { return };
+        let GrantState::Granted(grant) = &transfer.grant else { return };
+        if transfer.handover != HandoverState::NotSent {
+            return;
+        }
+        transfer.handover = HandoverState::Sent;
+        let handover = Handover {
+            key,
+            conductor: request.job.conductor,
+            grant: grant.grant,
+            prompt: request.job.tokens.clone(),
+            first_token,
+            sampling: request.job.sampling.clone(),
+            expected_bytes: self.config.model.bytes(grant.blocks.len()),
+            salt: request.job.salt.clone(),
+        };
+        self.deadlines.set(key, now + self.config.handover_timeout);
+        self.effects.push_back(PrefillEffect::Handover { target: transfer.target.clone(), handover });
+    }
+
+    fn finish_transfer(&mut self, key: RequestKey) {
+        let Some(transfer) = self.active.get(&key).and_then(|request| request.transfer.as_ref()) else { return };
+        if !transfer.is_complete() {
+            return;
+        }
+        let GrantState::Granted(grant) = &transfer.grant else { return };
+        assert_eq!(transfer.acked_bytes(), self.config.model.bytes(grant.blocks.len()), "bytes pushed of {key:?}");
+        let event = PrefillEvent::HandedOver(transfer.report());
+        self.end(key, Some(event));
+    }
+}
