@@ -12,4 +12,4 @@ mod tasks;
 pub use clock::{Clock, ManualClock, SystemClock, new_generation, random_u64};
 pub use shutdown::{Phase, Shutdown};
 pub use tasks::{TaskFailure, TaskSet};
-pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, MetricDoc, MetricKind, Telemetry};
+pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, METRICS, MetricDoc, MetricKind, Telemetry};

@@ -33,6 +33,9 @@ pub enum SettingsError {
         /// Where and why.
         reason: String,
     },
+    /// A flag that cannot be read as text.
+    #[error("command line: {0}")]
+    Flags(String),
     /// No such setting.
     #[error("{key}: there is no such setting (in {origin}); there are: {known}")]
     Unknown {
@@ -79,13 +82,46 @@ pub fn load<T: Serialize + DeserializeOwned + Default>(
     for (name, value) in environment {
         layers.environment::<T>(&name, value)?;
     }
-    for (key, value) in object(flags) {
+    for (key, value) in flag_values(flags)? {
         if !value.is_null() {
-            let origin = format!("--{}", key.replace('_', "-"));
-            layers.set::<T>(&key, value, origin)?;
+            layers.set::<T>(&key, value, flag_name(&key))?;
         }
     }
     layers.finish()
+}
+
+/// The environment of this process. Unlike [`std::env::vars`] it does not panic over a variable that is not UTF-8; such a one is no setting.
+pub fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn flag_name(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
+
+fn flag_values(flags: &impl Serialize) -> Result<Map<String, Value>, SettingsError> {
+    // JSON has no NaN and would drop it without a word; TOML has.
+    if let Ok(table) = toml::Table::try_from(flags) {
+        for (key, value) in &table {
+            check_finite(key, value, &flag_name(key))?;
+        }
+    }
+    match serde_json::to_value(flags) {
+        Ok(value) => Ok(object(&value)),
+        Err(error) => Err(SettingsError::Flags(error.to_string())),
+    }
+}
+
+fn check_finite(key: &str, value: &toml::Value, origin: &str) -> Result<(), SettingsError> {
+    match value {
+        toml::Value::Float(number) if !number.is_finite() => Err(SettingsError::Invalid {
+            key: key.to_owned(),
+            value: number.to_string(),
+            origin: origin.to_owned(),
+            expected: "expected a finite number".to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn object(value: &impl Serialize) -> Map<String, Value> {
@@ -114,6 +150,7 @@ impl Layers {
         let not_toml = |reason: String| SettingsError::NotToml { path: path.to_owned(), reason };
         let table: toml::Table = toml::from_str(&text).map_err(|error| not_toml(error.to_string()))?;
         for (key, value) in table {
+            check_finite(&key, &value, &path.display().to_string())?;
             let value = serde_json::to_value(value).map_err(|error| not_toml(error.to_string()))?;
             self.set::<T>(&key, value, path.display().to_string())?;
         }
@@ -124,12 +161,23 @@ impl Layers {
     fn environment<T: DeserializeOwned>(&mut self, name: &str, value: String) -> Result<(), SettingsError> {
         let Some(key) = name.strip_prefix("BATON_").map(str::to_ascii_lowercase) else { return Ok(()) };
         let Some(default) = self.values.get(&key) else { return Ok(()) };
-        // The variable is text; the setting's default says what it is to be.
-        let parsed = match default {
-            Value::String(_) | Value::Null => None,
-            _ => serde_json::from_str(&value).ok(),
+        // The variable is text; the setting's default says what it is to be. One without a default takes it as text where it can.
+        let parsed: Option<Value> = serde_json::from_str(&value).ok();
+        let text = Value::String(value);
+        let value = match (default, parsed) {
+            (Value::String(_), _) | (_, None) => text,
+            (Value::Null, Some(parsed)) if self.fits::<T>(&key, text.clone()).is_err() => parsed,
+            (Value::Null, Some(_)) => text,
+            (_, Some(parsed)) => parsed,
         };
-        self.set::<T>(&key, parsed.unwrap_or(Value::String(value)), name.to_owned())
+        self.set::<T>(&key, value, name.to_owned())
+    }
+
+    /// Whether the settings hold with this value.
+    fn fits<T: DeserializeOwned>(&self, key: &str, value: Value) -> Result<(), String> {
+        let mut values = self.values.clone();
+        values.insert(key.to_owned(), value);
+        serde_json::from_value::<T>(Value::Object(values)).map(drop).map_err(|error| error.to_string())
     }
 
     /// Sets one key, and checks it by itself, so that an error can name it.
@@ -138,16 +186,10 @@ impl Layers {
             let known = self.values.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(SettingsError::Unknown { key: key.to_owned(), origin, known });
         }
-        let text = value.to_string();
-        self.values.insert(key.to_owned(), value);
-        if let Err(error) = serde_json::from_value::<T>(Value::Object(self.values.clone())) {
-            return Err(SettingsError::Invalid {
-                key: key.to_owned(),
-                value: text,
-                origin,
-                expected: error.to_string(),
-            });
+        if let Err(expected) = self.fits::<T>(key, value.clone()) {
+            return Err(SettingsError::Invalid { key: key.to_owned(), value: value.to_string(), origin, expected });
         }
+        self.values.insert(key.to_owned(), value);
         self.origins.insert(key.to_owned(), origin);
         Ok(())
     }
@@ -195,17 +237,21 @@ mod tests {
         threads: u32,
         model: Option<PathBuf>,
         name: Option<String>,
+        limit: Option<u32>,
+        grace_s: f64,
     }
 
     impl Default for Sample {
         fn default() -> Self {
-            Self { listen: "127.0.0.1:0".into(), threads: 1, model: None, name: None }
+            Self { listen: "127.0.0.1:0".into(), threads: 1, model: None, name: None, limit: None, grace_s: 1.0 }
         }
     }
 
     #[derive(Serialize, Default)]
     struct Flags {
         threads: Option<u32>,
+        grace_s: Option<f64>,
+        model: Option<PathBuf>,
     }
 
     fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
@@ -223,7 +269,8 @@ mod tests {
         let config = file("threads = 2\nmodel = \"/m\"\nname = \"123\"");
         let environment =
             env(&[("BATON_THREADS", "3"), ("BATON_LISTEN", "0.0.0.0:1"), ("BATON_OTHER", "x"), ("PATH", "y")]);
-        let loaded = load::<Sample>(Some(config.path()), environment, &Flags { threads: Some(4) }).unwrap();
+        let loaded =
+            load::<Sample>(Some(config.path()), environment, &Flags { threads: Some(4), ..Flags::default() }).unwrap();
         assert_eq!(loaded.settings.threads, 4);
         assert_eq!((loaded.settings.listen.as_str(), loaded.settings.name.as_deref()), ("0.0.0.0:1", Some("123")));
         assert_eq!(loaded.origins["threads"], "--threads");
@@ -250,5 +297,32 @@ mod tests {
         let broken = file("threads = = 2");
         let error = load::<Sample>(Some(broken.path()), env(&[]), &Flags::default()).unwrap_err();
         assert!(matches!(error, SettingsError::NotToml { .. }));
+    }
+
+    #[test]
+    fn a_variable_becomes_what_a_setting_without_default_takes() {
+        let environment = env(&[("BATON_LIMIT", "7"), ("BATON_NAME", "7"), ("BATON_GRACE_S", "2")]);
+        let settings = load::<Sample>(None, environment, &Flags::default()).unwrap().settings;
+        assert_eq!((settings.limit, settings.name.as_deref(), settings.grace_s), (Some(7), Some("7"), 2.0));
+        let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), &Flags::default()).unwrap_err().to_string();
+        assert!(error.contains("limit: -7 (from BATON_LIMIT)") && error.contains("u32"), "{error}");
+    }
+
+    #[test]
+    fn not_a_number_is_refused_in_every_layer() {
+        let flags = Flags { grace_s: Some(f64::NAN), ..Flags::default() };
+        let error = load::<Sample>(None, env(&[]), &flags).unwrap_err().to_string();
+        assert!(error.contains("grace_s: NaN (from --grace-s)"), "{error}");
+        let config = file("grace_s = nan");
+        assert!(load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).is_err());
+        assert!(load::<Sample>(None, env(&[("BATON_GRACE_S", "NaN")]), &Flags::default()).is_err());
+    }
+
+    #[test]
+    fn a_path_that_is_not_utf8_is_an_error_and_not_a_panic() {
+        use std::os::unix::ffi::OsStrExt;
+        let model = PathBuf::from(std::ffi::OsStr::from_bytes(b"/m\xff"));
+        let flags = Flags { model: Some(model), ..Flags::default() };
+        assert!(matches!(load::<Sample>(None, env(&[]), &flags), Err(SettingsError::Flags(_))));
     }
 }

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,27 @@ pub const GAP_BUCKETS: &[f64] = &[
     10.0, 20.0, 40.0, 80.0,
 ];
 
+const RESIDENT: &str = "baton_process_resident_bytes";
+const BUILD: &str = "baton_build_info";
+pub(crate) const TASK_PANICS: &str = "baton_process_task_panics_total";
+
+/// What every process registers.
+pub const METRICS: &[MetricDoc] = &[
+    MetricDoc { name: RESIDENT, kind: MetricKind::Gauge, labels: &[], help: "Memory of the process that is in RAM." },
+    MetricDoc {
+        name: BUILD,
+        kind: MetricKind::Gauge,
+        labels: &["version"],
+        help: "Always 1; its label is the version.",
+    },
+    MetricDoc {
+        name: TASK_PANICS,
+        kind: MetricKind::Counter,
+        labels: &["task"],
+        help: "Tasks of one request or session that panicked: each is a bug.",
+    },
+];
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -66,24 +88,28 @@ pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), String> {
 
 /// The metrics of this process.
 #[derive(Clone)]
-pub struct Telemetry(PrometheusHandle);
+pub struct Telemetry {
+    handle: PrometheusHandle,
+    resident: Gauge,
+}
 
 impl Telemetry {
     /// How often [`Telemetry::upkeep`] is to be called.
     pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-    /// Installs the recorder of this process and describes `metrics` to it. Before any handle is made.
+    /// Installs the recorder of this process and describes `metrics`, and those that every process has, to it. Before any handle is made.
     pub fn install(metrics: &[&[MetricDoc]]) -> Result<Self, BuildError> {
         let builder = Self::builder(metrics)?;
         let handle = builder.install_recorder()?;
-        for doc in metrics.iter().copied().flatten() {
+        for doc in metrics.iter().copied().flatten().chain(METRICS) {
             match doc.kind {
                 MetricKind::Counter => metrics::describe_counter!(doc.name, doc.help),
                 MetricKind::Gauge => metrics::describe_gauge!(doc.name, doc.help),
                 MetricKind::Histogram(_) => metrics::describe_histogram!(doc.name, doc.help),
             }
         }
-        Ok(Self(handle))
+        metrics::gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        Ok(Self { handle, resident: metrics::gauge!(RESIDENT) })
     }
 
     fn builder(metrics: &[&[MetricDoc]]) -> Result<PrometheusBuilder, BuildError> {
@@ -98,18 +124,34 @@ impl Telemetry {
 
     /// A recorder that nothing records to: for tests of what renders it.
     pub fn detached() -> Self {
-        Self(PrometheusBuilder::new().build_recorder().handle())
+        Self { handle: PrometheusBuilder::new().build_recorder().handle(), resident: Gauge::noop() }
     }
 
     /// The metrics in Prometheus' text form.
     pub fn render(&self) -> String {
-        self.0.render()
+        if let Some(bytes) = resident_bytes() {
+            self.resident.set(bytes as f64);
+        }
+        self.handle.render()
     }
 
     /// Folds what histograms have collected; without it they grow until the next scrape.
     pub fn upkeep(&self) {
-        self.0.run_upkeep();
+        self.handle.run_upkeep();
     }
+}
+
+/// Memory of this process that is in RAM; `None` where the system does not say.
+pub fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    parse_resident(&status)
+}
+
+/// `VmRSS:     1234 kB`. Unlike `statm`, it does not need the size of a page.
+fn parse_resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// The metrics' page: what `docs/metrics.md` must be equal to.
@@ -146,7 +188,7 @@ mod tests {
     #[test]
     fn metrics_are_rendered_with_their_buckets() {
         let recorder = Telemetry::builder(&[DOCS]).unwrap().build_recorder();
-        let telemetry = Telemetry(recorder.handle());
+        let telemetry = Telemetry { handle: recorder.handle(), resident: Gauge::noop() };
         metrics::with_local_recorder(&recorder, || {
             metrics::counter!("baton_test_things_total", "kind" => "a").increment(2);
             metrics::histogram!("baton_test_wait_seconds").record(0.5);
@@ -155,6 +197,23 @@ mod tests {
         let text = telemetry.render();
         assert!(text.contains("baton_test_things_total{kind=\"a\"} 2"), "{text}");
         assert!(text.contains("baton_test_wait_seconds_bucket{le=\"1\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn the_memory_of_a_process_is_read() {
+        assert_eq!(parse_resident("Name:\tbaton\nVmRSS:\t   1234 kB\nThreads:\t1\n"), Some(1234 * 1024));
+        assert_eq!(parse_resident("Name:\tkthread\n"), None);
+        let mine = resident_bytes().expect("Linux says");
+        assert!((1 << 20..1 << 40).contains(&mine), "{mine}");
+    }
+
+    #[test]
+    fn every_process_says_its_version_and_memory() {
+        let telemetry = Telemetry::install(&[DOCS]).unwrap();
+        let text = telemetry.render();
+        assert!(text.contains(&format!("baton_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))), "{text}");
+        let line = text.lines().find(|line| line.starts_with("baton_process_resident_bytes ")).expect("there is one");
+        assert!(!line.ends_with(" 0"), "{line}");
     }
 
     #[test]
