@@ -1,1 +1,29 @@
-//! Tokenizer, chat template and incremental detokenizer.
+//! From text to tokens and back: tokenizers, chat templates, incremental detokenization and stop strings.
+//!
+//! The tokenizer comes from a model file: GGUF metadata (byte-level BPE or SentencePiece) or the `tokenizer.json` next to safetensors. [`Tokenizer::bytes`]
+//! needs no file and goes with the mock engine.
+//!
+//! **Invariants**
+//! - A tokenizer gives the ids that Hugging Face's gives for the same model, or refuses to load.
+//! - Text that a [`Detokenizer`] has given out is final and never holds half a character; how its tokens were spread over calls changes nothing.
+//! - Model files and templates are untrusted: they give an error, not a panic, and every text has a limit.
+//!
+//! No clock, no network; files are read only while a tokenizer is loaded.
+
+mod bytes;
+mod chat_template;
+mod date;
+mod detokenizer;
+mod error;
+mod special;
+mod stop;
+mod tojson;
+mod tokenizer;
+mod utf8;
+mod vocabulary;
+
+pub use chat_template::{ChatMessage, ChatTemplate, MOCK_CHAT_TEMPLATE};
+pub use detokenizer::{DecodeOptions, Detokenizer};
+pub use error::TextError;
+pub use stop::{MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, StopOutcome, StopStrings};
+pub use tokenizer::{DEFAULT_MAX_BYTES, EncodeOptions, Tokenizer};

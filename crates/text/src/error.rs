@@ -1,0 +1,61 @@
+//! What can go wrong between text and tokens.
+
+use baton_types::ErrorKind;
+
+/// Why text, tokens, a template or a tokenizer's file were refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The text is longer than the tokenizer takes.
+    #[error("text: {bytes} bytes, but at most {limit} are taken")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// Longest text taken.
+        limit: usize,
+    },
+    /// The text holds something that cannot be tokenized in bounded time.
+    #[error("text: {0}")]
+    Text(String),
+    /// The stop strings of a request are refused.
+    #[error("stop: {0}")]
+    Stop(String),
+    /// The messages of a request are refused, by a limit or by the template.
+    #[error("messages: {0}")]
+    Messages(String),
+    /// The chat template is no template, or went over a limit.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// The tokenizer's data contradicts itself or is of a kind not known.
+    #[error("tokenizer: {field}: {problem}")]
+    Model {
+        /// Metadata key, or field of `tokenizer.json`.
+        field: String,
+        /// What was found and what is allowed.
+        problem: String,
+    },
+    /// A file of the tokenizer cannot be read.
+    #[error("tokenizer: {path}: {problem}")]
+    File {
+        /// Which one.
+        path: String,
+        /// What happened.
+        problem: String,
+    },
+    /// The tokenizer failed on text that it should take.
+    #[error("tokenizer failed: {0}")]
+    Internal(String),
+}
+
+impl TextError {
+    /// What the caller should do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Internal(_) => ErrorKind::Internal,
+            _ => ErrorKind::Invalid,
+        }
+    }
+
+    pub(crate) fn model(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Model { field: field.into(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,183 @@
+//! The tokenizer of a model, whatever kind it is.
+
+use std::sync::Arc;
+
+use baton_types::TokenId;
+
+use crate::bytes::{self, ByteEncoder};
+use crate::detokenizer::{DecodeOptions, Detokenizer};
+use crate::error::TextError;
+use crate::vocabulary::Vocabulary;
+
+/// Longest text that is tokenized unless [`Tokenizer::with_max_bytes`] says otherwise: about a million tokens of English.
+pub const DEFAULT_MAX_BYTES: usize = 4 << 20;
+
+/// How text becomes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Add the tokens that the model expects around a text, such as the one that begins it. Not after a chat template, which writes them itself.
+    pub add_special: bool,
+    /// The text of a special token is that token. Only for text whose author may give orders to the model: otherwise a user could end the system's message.
+    pub parse_special: bool,
+}
+
+/// A model's tokenizer. Clones share it; it is cheap to clone and may be used from many threads.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    parts: Arc<Parts>,
+    max_bytes: usize,
+}
+
+/// What a tokenizer is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) encoder: Encoder,
+    pub(crate) vocabulary: Arc<Vocabulary>,
+    pub(crate) bos: Option<TokenId>,
+    /// The first is the one that the model's files call so.
+    pub(crate) eos: Vec<TokenId>,
+    /// Added around a text by `add_special`.
+    pub(crate) prefix: Vec<TokenId>,
+    pub(crate) suffix: Vec<TokenId>,
+    /// The encoder puts a space before a text.
+    pub(crate) space_prefix: bool,
+    pub(crate) chat_template: Option<String>,
+}
+
+/// The part that differs between the kinds. None of them adds `prefix` and `suffix`.
+#[derive(Debug)]
+pub(crate) enum Encoder {
+    Bytes(ByteEncoder),
+}
+
+impl Tokenizer {
+    /// A token is a byte: 256 of them, and a few specials (257 ends an output), in a vocabulary of 512. Goes with the mock engine and
+    /// [`MOCK_CHAT_TEMPLATE`](crate::MOCK_CHAT_TEMPLATE).
+    pub fn bytes() -> Self {
+        let (encoder, vocabulary) = ByteEncoder::new().expect("the byte vocabulary is a constant");
+        Self::from_parts(Parts {
+            encoder: Encoder::Bytes(encoder),
+            vocabulary: Arc::new(vocabulary),
+            bos: Some(bytes::BOS),
+            eos: vec![bytes::EOS],
+            prefix: vec![bytes::BOS],
+            suffix: Vec::new(),
+            space_prefix: false,
+            chat_template: Some(crate::MOCK_CHAT_TEMPLATE.to_owned()),
+        })
+    }
+
+    pub(crate) fn from_parts(parts: Parts) -> Self {
+        Self { parts: Arc::new(parts), max_bytes: DEFAULT_MAX_BYTES }
+    }
+
+    /// Sets the longest text taken, bytes.
+    pub fn with_max_bytes(mut self, max_bytes: usize) -> Self {
+        self.max_bytes = max_bytes;
+        self
+    }
+
+    /// The tokens of a text. Time grows with the length of the text, times the logarithm of its longest word. Fails on text longer than the limit.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>, TextError> {
+        if text.len() > self.max_bytes {
+            return Err(TextError::TooLong { bytes: text.len(), limit: self.max_bytes });
+        }
+        let parts = &self.parts;
+        let ids = match &parts.encoder {
+            Encoder::Bytes(encoder) => encoder.encode(text, options.parse_special),
+        };
+        if !options.add_special {
+            return Ok(ids);
+        }
+        Ok([parts.prefix.as_slice(), &ids, &parts.suffix].concat())
+    }
+
+    /// The text of a whole sequence of tokens; bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, tokens: &[TokenId], options: DecodeOptions) -> String {
+        let mut detokenizer = self.detokenizer_with(options);
+        let mut text = String::new();
+        for &token in tokens {
+            detokenizer.push_to(token, &mut text);
+        }
+        text + &detokenizer.finish()
+    }
+
+    /// For the output of one request: special tokens are left out, and the text continues a prompt.
+    pub fn detokenizer(&self) -> Detokenizer {
+        self.detokenizer_with(DecodeOptions::default())
+    }
+
+    /// A detokenizer that starts here.
+    pub fn detokenizer_with(&self, options: DecodeOptions) -> Detokenizer {
+        let drop_space = options.starts_text && self.parts.space_prefix;
+        Detokenizer::new(Arc::clone(&self.parts.vocabulary), options.skip_special, drop_space)
+    }
+
+    /// Number of tokens. The model's embedding may have a few rows more.
+    pub fn vocab_size(&self) -> u32 {
+        self.parts.vocabulary.len() as u32
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.parts.bos
+    }
+
+    /// Whether [`EncodeOptions::add_special`] begins a text with [`bos`](Self::bos).
+    pub fn add_bos(&self) -> bool {
+        self.parts.bos.is_some() && self.parts.prefix.first() == self.parts.bos.as_ref()
+    }
+
+    /// Tokens that end an output: end of text, of turn, of message.
+    pub fn eos_ids(&self) -> &[TokenId] {
+        &self.parts.eos
+    }
+
+    /// The bytes that a token stands for, of a special token its name; `None` beyond the vocabulary.
+    pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
+        self.parts.vocabulary.bytes(id)
+    }
+
+    /// Whether a token is a mark and no text.
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.parts.vocabulary.is_special(id)
+    }
+
+    /// The source of the chat template in the model's files.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.parts.chat_template.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
+
+    #[test]
+    fn bytes_are_tokens() {
+        let tokenizer = Tokenizer::bytes();
+        let all = EncodeOptions { add_special: true, parse_special: true };
+        assert_eq!(tokenizer.encode("é<|im_end|>", all).unwrap(), [256, 0xc3, 0xa9, 259]);
+        assert_eq!(tokenizer.encode("<|", TEXT).unwrap(), [60, 124]);
+        assert_eq!(tokenizer.encode("<|eos|>", TEXT).unwrap().len(), 7);
+        assert_eq!((tokenizer.vocab_size(), tokenizer.bos(), tokenizer.eos_ids()), (512, Some(256), &[257][..]));
+        assert!(tokenizer.add_bos() && tokenizer.is_special(257) && !tokenizer.is_special(255));
+        assert_eq!((tokenizer.token_bytes(511).unwrap(), tokenizer.token_bytes(512)), (&b"<|reserved_511|>"[..], None));
+    }
+
+    #[test]
+    fn a_long_text_is_refused_before_it_costs() {
+        let tokenizer = Tokenizer::bytes();
+        let error = tokenizer.encode(&"x".repeat(20 << 20), TEXT).unwrap_err();
+        assert_eq!(error.to_string(), "text: 20971520 bytes, but at most 4194304 are taken");
+        assert!(tokenizer.with_max_bytes(3).encode("four", TEXT).is_err());
+    }
+
+    #[test]
+    fn text_goes_there_and_back() {
+        let (tokenizer, text) = (Tokenizer::bytes(), "Grüße 😀\u{0}\n");
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text, TEXT).unwrap(), DecodeOptions::default()), text);
+    }
+}
