@@ -1,0 +1,169 @@
+//! GGUF, versions 2 and 3, little endian (`docs/gguf.md` of the ggml repository).
+//!
+//! ```text
+//! "GGUF" version:u32 tensors:u64 metadata:u64
+//! metadata x { key:string type:u32 value }
+//! tensors  x { name:string dims:u32 dim:u64.. type:u32 offset:u64 }
+//! padding to general.alignment, then the tensors' bytes, each at its offset
+//! ```
+
+mod cursor;
+mod metadata;
+mod tensors;
+mod value;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::error::Quoted;
+use crate::map::map_file;
+use crate::{FormatError, TensorView};
+use cursor::Cursor;
+pub use metadata::{FromValue, Metadata};
+use tensors::TensorInfo;
+pub use value::{Array, Value};
+
+/// First bytes of every GGUF file.
+pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
+
+/// Metadata entries a file may have; real files have a few dozen.
+const MAX_METADATA: u64 = 1 << 16;
+/// Tensors a file may have; the largest known models have under 100,000.
+const MAX_TENSORS: u64 = 1 << 18;
+/// `GGUF_DEFAULT_ALIGNMENT`.
+const DEFAULT_ALIGNMENT: u32 = 32;
+/// More than a huge page serves nobody.
+const MAX_ALIGNMENT: u32 = 1 << 21;
+
+/// A checked GGUF file.
+pub struct Gguf {
+    path: PathBuf,
+    bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
+    metadata: Metadata,
+    /// Sorted by name.
+    tensors: Vec<TensorInfo>,
+}
+
+impl Gguf {
+    /// Maps and checks a file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is cut off, or breaks a rule of the format or a bound of Baton.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Self::read(path, Box::new(map_file(path)?))
+    }
+
+    /// Checks a file that is in memory; errors call it `<memory>`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn parse(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self, FormatError> {
+        Self::read(Path::new("<memory>"), Box::new(bytes))
+    }
+
+    fn read(path: &Path, bytes: Box<dyn AsRef<[u8]> + Send + Sync>) -> Result<Self, FormatError> {
+        let mut cursor = Cursor::new(path, bytes.as_ref().as_ref());
+        let counts = Counts::read(&mut cursor)?;
+        let metadata = Metadata::read(&mut cursor, counts.metadata)?;
+        let alignment = alignment(path, &metadata)?;
+        let tensors = tensors::read(&mut cursor, counts.tensors, alignment)?;
+        Ok(Self { path: path.to_owned(), bytes, metadata, tensors })
+    }
+
+    /// The file, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size of the file in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.data().len() as u64
+    }
+
+    /// Everything the file says about the model.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, sorted by name.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+        self.tensors.iter().map(|info| info.view(self.data()))
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Missing`] if the file has none.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, FormatError> {
+        let info = self.find(name).ok_or_else(|| FormatError::missing(&self.path, "tensor", name))?;
+        Ok(info.view(self.data()))
+    }
+
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        let at = self.tensors.binary_search_by(|info| info.name.as_str().cmp(name)).ok()?;
+        self.tensors.get(at)
+    }
+
+    fn data(&self) -> &[u8] {
+        self.bytes.as_ref().as_ref()
+    }
+}
+
+impl fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (metadata, tensors) = (self.metadata.len(), self.tensors.len());
+        f.debug_struct("Gguf")
+            .field("path", &self.path)
+            .field("metadata", &metadata)
+            .field("tensors", &tensors)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the first 24 bytes promise.
+struct Counts {
+    tensors: u64,
+    metadata: u64,
+}
+
+impl Counts {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self, FormatError> {
+        let magic = cursor.array::<4>("magic")?;
+        if &magic != MAGIC {
+            let found = format!("bytes {magic:02x?}");
+            return Err(FormatError::invalid(cursor.file(), "magic", found, "\"GGUF\""));
+        }
+        check_version(cursor)?;
+        let tensors = cursor.count("number of tensors", MAX_TENSORS, TensorInfo::MIN_BYTES)?;
+        let metadata = cursor.count("number of metadata entries", MAX_METADATA, Metadata::MIN_ENTRY_BYTES)?;
+        Ok(Self { tensors, metadata })
+    }
+}
+
+fn check_version(cursor: &mut Cursor<'_>) -> Result<(), FormatError> {
+    let version = cursor.u32("version")?;
+    if matches!(version, 2 | 3) {
+        return Ok(());
+    }
+    let swapped = version.swap_bytes();
+    let found = if swapped < version { format!("{swapped} in big-endian order") } else { version.to_string() };
+    Err(FormatError::invalid(cursor.file(), "version", found, "2 or 3, little endian"))
+}
+
+fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, FormatError> {
+    let key = "general.alignment";
+    let alignment = metadata.u32(key)?.unwrap_or(DEFAULT_ALIGNMENT);
+    if !alignment.is_power_of_two() || !(8..=MAX_ALIGNMENT).contains(&alignment) {
+        let allowed = format!("a power of two from 8 to {MAX_ALIGNMENT}");
+        return Err(FormatError::invalid(path, format_args!("metadata {}", Quoted(key)), alignment, allowed));
+    }
+    Ok(alignment as usize)
+}
