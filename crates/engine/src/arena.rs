@@ -75,7 +75,15 @@ mod tests {
 
     #[test]
     fn the_tail_is_zeroed_in_every_head_of_k_and_v_and_nowhere_else() {
-        let layout = KvLayout { model: 1, num_layers: 2, num_kv_heads: 3, head_dim: 4, block_tokens: 8, dtype: KvDtype::F16, num_blocks: 3 };
+        let layout = KvLayout {
+            model: 1,
+            num_layers: 2,
+            num_kv_heads: 3,
+            head_dim: 4,
+            block_tokens: 8,
+            dtype: KvDtype::F16,
+            num_blocks: 3,
+        };
         let arena = KvArena::allocate(layout).unwrap();
         // SAFETY: one thread.
         unsafe { arena.region().slice_mut(0..arena.region().len()).fill(7) };

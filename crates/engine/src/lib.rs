@@ -5,9 +5,14 @@
 mod arena;
 mod engine;
 mod error;
+mod kernels;
 mod mock;
+mod philox;
+mod sampler;
 
 pub use arena::KvArena;
 pub use engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
 pub use error::EngineError;
+pub use kernels::Isa;
 pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};
+pub use sampler::{Sampled, sample, top_logprobs};

@@ -68,7 +68,11 @@ pub struct MockEngine {
 impl MockEngine {
     /// An engine that pretends to be what `options` say.
     pub fn new(options: MockOptions) -> Result<Self, EngineError> {
-        for (field, value) in [("block_tokens", options.block_tokens), ("num_blocks", options.num_blocks), ("num_layers", options.num_layers)] {
+        for (field, value) in [
+            ("block_tokens", options.block_tokens),
+            ("num_blocks", options.num_blocks),
+            ("num_layers", options.num_layers),
+        ] {
             if value == 0 {
                 return Err(EngineError::Options { field, problem: "0, but must be at least 1".into() });
             }
@@ -168,7 +172,11 @@ impl MockEngine {
             *logit = (mix(hash ^ token as u64) >> 48) as f32 / 65_536.0;
         }
         let one_in = u64::from(self.options.end_one_in);
-        let chosen = if one_in > 0 && hash % one_in == 0 { self.options.end_token } else { u32::from(b' ') + (hash % 95) as u32 };
+        let chosen = if one_in > 0 && hash % one_in == 0 {
+            self.options.end_token
+        } else {
+            u32::from(b' ') + (hash % 95) as u32
+        };
         self.logits[chosen as usize] = CHOSEN;
     }
 }
@@ -245,7 +253,13 @@ mod tests {
     }
 
     fn engine() -> MockEngine {
-        MockEngine::new(MockOptions { num_blocks: 16, base: Duration::ZERO, per_row: Duration::ZERO, ..Default::default() }).unwrap()
+        MockEngine::new(MockOptions {
+            num_blocks: 16,
+            base: Duration::ZERO,
+            per_row: Duration::ZERO,
+            ..Default::default()
+        })
+        .unwrap()
     }
 
     fn run(engine: &mut MockEngine, tokens: &[u32], start: u32, table: &[u32]) -> (usize, u32, usize) {
@@ -280,7 +294,9 @@ mod tests {
     fn a_wrong_batch_is_refused() {
         let mut engine = engine();
         let table = [BlockId(0)];
-        let refused = |step: SequenceStep<'_>, engine: &mut MockEngine| engine.step(&[step], &mut Seen::default()).unwrap_err().to_string();
+        let refused = |step: SequenceStep<'_>, engine: &mut MockEngine| {
+            engine.step(&[step], &mut Seen::default()).unwrap_err().to_string()
+        };
         let step = |tokens, start| SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
         assert!(refused(step(&[], 0), &mut engine).contains("no tokens"));
         assert!(refused(step(&[512], 0), &mut engine).contains("token 512"));

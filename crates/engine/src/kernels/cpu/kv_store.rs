@@ -1,0 +1,108 @@
+//! One layer's K and V rows in the arena: `[block][kv_head][K|V][token][head_dim]`.
+
+use baton_types::{BlockId, KvDtype};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::arena::KvArena;
+use crate::kernels::lanes::{F32x16, LANES};
+
+/// One layer of the arena, as the running step sees it.
+///
+/// **Exclusion**: the step writes rows of positions that it computes, and reads rows of positions that are complete. Both lie in blocks of its sequences' tables, which
+/// the block pool gives to nobody else for writing while the step runs; writing ends before reading begins.
+#[derive(Clone, Copy)]
+pub(crate) struct KvStore<'a> {
+    arena: &'a KvArena,
+    layer: u32,
+}
+
+impl<'a> KvStore<'a> {
+    pub fn new(arena: &'a KvArena, layer: u32) -> Self {
+        Self { arena, layer }
+    }
+
+    /// Stores the rows of one position; `k` and `v` are `[kv_head][head_dim]`.
+    pub fn write(&self, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
+        let layout = self.arena.layout();
+        let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
+        // SAFETY: see the type's text; this thread alone writes.
+        let record = unsafe { self.arena.block_mut(self.layer, table[position / tokens]) };
+        let row_bytes = dim * layout.dtype.bytes();
+        let heads = k.chunks_exact(dim).zip(v.chunks_exact(dim));
+        for ((k, v), planes) in heads.zip(record.chunks_exact_mut(2 * tokens * row_bytes)) {
+            let at = position % tokens * row_bytes;
+            encode(layout.dtype, k, &mut planes[at..at + row_bytes]);
+            encode(layout.dtype, v, &mut planes[(tokens * row_bytes + at)..][..row_bytes]);
+        }
+    }
+
+    /// Where the K rows and the V rows of consecutive positions of one head lie: up to the end of `position`'s block, at most `most` of them.
+    pub fn rows(&self, table: &[BlockId], kv_head: usize, position: usize, most: usize) -> KvRows<'a> {
+        let layout = self.arena.layout();
+        let tokens = layout.block_tokens as usize;
+        let row_bytes = layout.head_dim as usize * layout.dtype.bytes();
+        let (token, plane) = (position % tokens, tokens * row_bytes);
+        let count = most.min(tokens - token);
+        // SAFETY: see the type's text; the rows of this layer are all written when attention begins.
+        let record = unsafe { self.arena.block(self.layer, table[position / tokens]) };
+        let k = &record[2 * kv_head * plane..][..plane];
+        let v = &record[(2 * kv_head + 1) * plane..][..plane];
+        let part = token * row_bytes..(token + count) * row_bytes;
+        KvRows { k: &k[part.clone()], v: &v[part], count }
+    }
+}
+
+/// Rows of one head, encoded; `[count][head_dim]` each.
+pub(crate) struct KvRows<'a> {
+    pub k: &'a [u8],
+    pub v: &'a [u8],
+    pub count: usize,
+}
+
+fn encode(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
+    // Rounding in pieces: a buffer on the stack serves any head size.
+    const PIECE: usize = 64;
+    match dtype {
+        KvDtype::F32 => to.chunks_exact_mut(4).zip(x).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+        KvDtype::F16 => {
+            for (x, to) in x.chunks(PIECE).zip(to.chunks_mut(2 * PIECE)) {
+                let mut rounded = [f16::ZERO; PIECE];
+                rounded[..x.len()].convert_from_f32_slice(x);
+                to.chunks_exact_mut(2).zip(rounded).for_each(|(to, h)| to.copy_from_slice(&h.to_le_bytes()));
+            }
+        }
+        KvDtype::Bf16 => {
+            to.chunks_exact_mut(2).zip(x).for_each(|(to, &x)| to.copy_from_slice(&bf16::from_f32(x).to_le_bytes()));
+        }
+    }
+}
+
+/// Elements `from..from + 16` of an encoded row of `dim`; lanes past its end are 0.
+#[inline(always)]
+pub(super) fn decode<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: usize) -> V {
+    let count = LANES.min(dim - from);
+    let size = dtype.bytes();
+    let bytes = &row[from * size..(from + count) * size];
+    match dtype {
+        KvDtype::F32 => V::read(&le_words::<4, f32>(bytes, f32::from_le_bytes)),
+        KvDtype::F16 => V::from_f16(&le_words(bytes, u16::from_le_bytes)),
+        KvDtype::Bf16 => V::from_bf16(&le_words(bytes, u16::from_le_bytes)),
+    }
+}
+
+#[inline(always)]
+fn le_words<const SIZE: usize, T: Copy + Default>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> [T; LANES] {
+    let mut words = [T::default(); LANES];
+    if bytes.len() == SIZE * LANES {
+        // The common case apart, so that it becomes one load.
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = read(std::array::from_fn(|b| bytes[SIZE * i + b]));
+        }
+    } else {
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(SIZE)) {
+            *word = read(std::array::from_fn(|b| bytes[b]));
+        }
+    }
+    words
+}

@@ -1,0 +1,211 @@
+//! Y = X W^T, with W packed at load.
+//!
+//! ```text
+//! W of the file     [n][k]
+//! packed            [n / 32][k][32]     vectors run over outputs; the last panel is padded with zero columns
+//! ```
+//!
+//! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order of k: the same bits whatever the width of a register, the number of rows
+//! or the thread.
+
+use crate::kernels::isa::per_isa;
+use crate::kernels::lanes::F32x16;
+use crate::kernels::{AlignedBuf, Isa, Rows, SharedRows, Threads};
+
+use super::tile::{Extent, Operand, product};
+
+/// Outputs of one panel.
+const PANEL: usize = 32;
+/// Rows computed against a panel before the next panel: their activations (some 400 KB) stay in the second-level cache.
+const ROW_BLOCK: usize = 96;
+/// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB) stays in the first-level cache.
+const DEPTH_BLOCK: usize = 256;
+/// Multiply-adds below which waking another thread does not pay (some 10 us of work).
+const PARALLEL_WORK: usize = 200_000;
+
+/// A weight matrix, `outputs x inputs`.
+pub(crate) struct PackedMatrix {
+    panels: AlignedBuf,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl PackedMatrix {
+    /// Packs a matrix whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs. `done` hears how many outputs are packed.
+    pub fn pack<E: Send>(
+        threads: &Threads,
+        outputs: usize,
+        inputs: usize,
+        read: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
+    ) -> Result<Self, E> {
+        let panel_len = PANEL * inputs;
+        let mut panels = AlignedBuf::zeroed(outputs.div_ceil(PANEL) * panel_len);
+        let slots: Vec<_> = panels.chunks_exact_mut(panel_len.max(1)).map(std::sync::Mutex::new).collect();
+        let failed = std::sync::Mutex::new(None);
+        threads.for_each(slots.len(), true, |_, panel| {
+            let range = panel * PANEL..outputs.min((panel + 1) * PANEL);
+            let mut rows = vec![0.0; range.len() * inputs];
+            let mut slot = slots[panel].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            match read(range, &mut rows) {
+                Ok(()) => interleave(&rows, inputs, &mut slot),
+                Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
+            }
+        });
+        drop(slots);
+        match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(Self { panels, outputs, inputs }),
+        }
+    }
+
+    /// Rows of the weight matrix: columns of the result.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns of the weight matrix.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// One row of the weight matrix: an embedding, where the matrix is the head too.
+    pub fn copy_row(&self, row: usize, to: &mut [f32]) {
+        assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
+        let panel = &self.panels[row / PANEL * PANEL * self.inputs..];
+        for (x, weights) in to.iter_mut().zip(panel.chunks_exact(PANEL)) {
+            *x = weights[row % PANEL];
+        }
+    }
+}
+
+/// `[rows][inputs]` to `[inputs][32]`.
+fn interleave(rows: &[f32], inputs: usize, panel: &mut [f32]) {
+    for (column, row) in rows.chunks_exact(inputs).enumerate() {
+        for (weights, &x) in panel.chunks_exact_mut(PANEL).zip(row) {
+            weights[column] = x;
+        }
+    }
+}
+
+/// Y = X W^T: `x` is `[rows][inputs]`, `y` becomes `[rows][outputs]`.
+pub(crate) fn matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, y: &mut Rows) {
+    assert_eq!((x.columns(), y.columns()), (w.inputs, w.outputs), "shapes of a matmul");
+    y.resize(x.rows());
+    let panels = w.outputs.div_ceil(PANEL);
+    let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
+    // Some tasks per thread, so that one that was late does not hold up the rest.
+    let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
+    let groups = panels.div_ceil(group);
+    let shared = y.share();
+    threads.for_each(x.rows().div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
+        let first_row = task / groups * ROW_BLOCK;
+        let rows = first_row..x.rows().min(first_row + ROW_BLOCK);
+        let first = task % groups * group;
+        panel_products(isa, x, w, &shared, rows, first..panels.min(first + group));
+    });
+}
+
+per_isa! {
+    /// Some rows against some panels.
+    fn panel_products(
+        x: &Rows,
+        w: &PackedMatrix,
+        y: &SharedRows<'_>,
+        rows: std::ops::Range<usize>,
+        panels: std::ops::Range<usize>,
+    ) = panel_products_of
+}
+
+#[inline(always)]
+fn panel_products_of<V: F32x16>(
+    x: &Rows,
+    w: &PackedMatrix,
+    y: &SharedRows<'_>,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+) {
+    for panel in panels {
+        let weights = &w.panels[panel * PANEL * w.inputs..][..PANEL * w.inputs];
+        // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
+        let columns = (w.outputs - panel * PANEL).div_ceil(16).min(PANEL / 16) * 16;
+        let mut depth = 0;
+        while depth < w.inputs {
+            let extent =
+                Extent { rows: rows.len(), depth: DEPTH_BLOCK.min(w.inputs - depth), columns, accumulate: depth > 0 };
+            let c = Operand { at: y.at(rows.start, panel * PANEL, columns), stride: y.stride() };
+            // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
+            unsafe {
+                let a = Operand { at: x.as_ptr().add(rows.start * x.stride() + depth), stride: x.stride() };
+                let b = Operand { at: weights.as_ptr().add(depth * PANEL), stride: PANEL };
+                product::<V>(extent, a, b, c);
+            }
+            depth += DEPTH_BLOCK;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::reference;
+
+    fn packed(threads: &Threads, w: &[f32], inputs: usize) -> PackedMatrix {
+        let read = |range: std::ops::Range<usize>, to: &mut [f32]| {
+            to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
+            Ok::<_, ()>(())
+        };
+        PackedMatrix::pack(threads, w.len() / inputs, inputs, read).unwrap()
+    }
+
+    #[test]
+    fn equals_the_reference_bit_for_bit_over_odd_shapes() {
+        let shapes = [
+            (1, 1, 1),
+            (1, 33, 5),
+            (2, 16, 17),
+            (7, 47, 300),
+            (12, 32, 64),
+            (13, 100, 257),
+            (29, 65, 520),
+            (100, 40, 9),
+        ];
+        for (rows, outputs, inputs) in shapes {
+            let w = reference::random(outputs as u64, outputs * inputs);
+            let mut x = Rows::new(inputs);
+            x.resize(rows);
+            for row in 0..rows {
+                x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
+            }
+            for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                let threads = Threads::new(count).unwrap();
+                let w_packed = packed(&threads, &w, inputs);
+                let mut y = Rows::new(outputs);
+                matmul(isa, &threads, &x, &w_packed, &mut y);
+                for row in 0..rows {
+                    assert_eq!(
+                        y.row(row),
+                        reference::matmul(x.row(row), &w),
+                        "{isa} {rows}x{outputs}x{inputs} row {row}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_packed_row_reads_back() {
+        let w = reference::random(1, 70 * 9);
+        let packed = packed(&Threads::new(1).unwrap(), &w, 9);
+        let mut row = [0.0; 9];
+        packed.copy_row(69, &mut row);
+        assert_eq!(row, w[69 * 9..]);
+        assert_eq!((packed.outputs(), packed.inputs()), (70, 9));
+    }
+
+    #[test]
+    fn a_failed_read_fails_the_packing() {
+        let read =
+            |range: std::ops::Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
+        assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), 64, 4, read).err(), Some("row 32"));
+    }
+}

@@ -1,0 +1,87 @@
+//! Rotates the pairs (x\[i], x\[i + half]) of each head by the angle position x frequency\[i] (Su et al., 2021; halves as in GPT-NeoX). Files whose pairs are
+//! neighbours get their Q and K rows reordered at load.
+
+use crate::kernels::Rows;
+use crate::kernels::isa::per_isa;
+use crate::kernels::lanes::{F32x16, LANES};
+
+/// Cosines and sines of the rows of one step, computed in double precision: `[row][cos: half | sin: half]`.
+pub(crate) struct RopeTable {
+    frequencies: Vec<f64>,
+    rows: Rows,
+}
+
+impl RopeTable {
+    /// `frequencies[i]` is the angle per position of pair i.
+    pub fn new(frequencies: Vec<f64>) -> Self {
+        let rows = Rows::new(frequencies.len() * 2);
+        Self { frequencies, rows }
+    }
+
+    /// Sets the positions of the step's rows.
+    pub fn set_positions(&mut self, positions: impl ExactSizeIterator<Item = u32>) {
+        let half = self.frequencies.len();
+        self.rows.resize(positions.len());
+        for (row, position) in positions.enumerate() {
+            let (cosines, sines) = self.rows.row_mut(row).split_at_mut(half);
+            for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
+                let (s, c) = (f64::from(position) * frequency).sin_cos();
+                (*sine, *cosine) = (s as f32, c as f32);
+            }
+        }
+    }
+
+    /// `[cos: half | sin: half]` of a row of the step.
+    pub fn row(&self, row: usize) -> &[f32] {
+        self.rows.row(row)
+    }
+}
+
+per_isa! {
+    /// Rotates the heads of one row in place: `heads` is `[head][2 * half]`, `table` is `[cos: half | sin: half]`.
+    pub(crate) fn rope(heads: &mut [f32], table: &[f32]) = rope_of
+}
+
+#[inline(always)]
+fn rope_of<V: F32x16>(heads: &mut [f32], table: &[f32]) {
+    let half = table.len() / 2;
+    let (cosines, sines) = table.split_at(half);
+    for head in heads.chunks_exact_mut(table.len()) {
+        let (low, high) = head.split_at_mut(half);
+        let angles = cosines.chunks(LANES).zip(sines.chunks(LANES));
+        for ((low, high), (cosine, sine)) in low.chunks_mut(LANES).zip(high.chunks_mut(LANES)).zip(angles) {
+            let (a, b) = (V::read(low), V::read(high));
+            let (cosine, sine) = (V::read(cosine), V::read(sine));
+            a.mul(cosine).sub(b.mul(sine)).write(low);
+            b.mul(cosine).add(a.mul(sine)).write(high);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::{Isa, reference};
+
+    #[test]
+    fn is_close_to_the_reference_and_the_same_on_all_sets() {
+        for (half, heads) in [(1, 1), (4, 3), (16, 2), (20, 2), (32, 9)] {
+            let frequencies: Vec<_> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
+            let mut table = RopeTable::new(frequencies.clone());
+            table.set_positions([0, 1, 8_000].into_iter());
+            let x = reference::random(half as u64, heads * 2 * half);
+            for (row, position) in [0, 1, 8_000].into_iter().enumerate() {
+                let rotate = |head: &[f32]| reference::rope(head, position, &frequencies);
+                let expected: Vec<_> = x.chunks(2 * half).flat_map(rotate).collect();
+                let mut scalar = x.clone();
+                rope(Isa::SCALAR, &mut scalar, table.row(row));
+                assert!(reference::distance(&scalar, &expected) < 1e-6, "{half} {position}");
+                for isa in Isa::available() {
+                    let mut y = x.clone();
+                    rope(isa, &mut y, table.row(row));
+                    assert_eq!(y, scalar, "{isa}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Sixteen lanes as two AVX2 registers.
+
+use std::arch::x86_64::*;
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(__m256, __m256);
+
+/// A method that applies an intrinsic to both halves of `self` and another.
+macro_rules! both {
+    ($name:ident, $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            // SAFETY: the type exists only where the CPU has AVX2 (see the trait).
+            unsafe { Self($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
+        }
+    };
+}
+
+impl F32x16 for Avx2 {
+    // 6 x 1 x 2 accumulators, 2 weights and a broadcast: 15 of 16 registers.
+    const TILE_ROWS: usize = 6;
+    const TILE_VECTORS: usize = 1;
+
+    both!(add, _mm256_add_ps);
+    both!(sub, _mm256_sub_ps);
+    both!(mul, _mm256_mul_ps);
+    both!(div, _mm256_div_ps);
+    both!(max, _mm256_max_ps);
+    both!(min, _mm256_min_ps);
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        // SAFETY: the type exists only where the CPU has AVX2 (see the trait).
+        unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise of 16 elements; AVX2 as above.
+        unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's promise of 16 elements; AVX2 as above.
+        unsafe {
+            _mm256_storeu_ps(to, self.0);
+            _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; LANES]) -> Self {
+        let from = bits.as_ptr().cast::<__m128i>();
+        // SAFETY: two times 16 bytes of the array; F16C comes with the type (see `Isa`).
+        unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))) }
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; LANES]) -> Self {
+        let from = bits.as_ptr().cast::<__m128i>();
+        // SAFETY: two times 16 bytes of the array; AVX2 as above.
+        unsafe {
+            let widen = |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
+            Self(widen(_mm_loadu_si128(from)), widen(_mm_loadu_si128(from.add(1))))
+        }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: FMA comes with the type (see `Isa`).
+        unsafe { Self(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, x: Self, limit: Self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let keep = |x, limit, y| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), y);
+            Self(keep(x.0, limit.0, self.0), keep(x.1, limit.1, self.1))
+        }
+    }
+
+    #[inline(always)]
+    fn pow2_of_rounded(self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let one = _mm256_castps_si256(_mm256_set1_ps(1.0));
+            let pow2 = |t| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(t)), one));
+            Self(pow2(self.0), pow2(self.1))
+        }
+    }
+}

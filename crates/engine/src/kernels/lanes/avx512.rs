@@ -1,0 +1,129 @@
+//! Sixteen lanes as one AVX-512 register.
+
+use std::arch::x86_64::*;
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(__m512);
+
+/// A method that applies an intrinsic to `self` and another.
+macro_rules! binary {
+    ($name:ident, $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            // SAFETY: the type exists only where the CPU has AVX-512 F (see the trait).
+            unsafe { Self($intrinsic(self.0, other.0)) }
+        }
+    };
+}
+
+impl F32x16 for Avx512 {
+    // 12 x 2 accumulators, 2 weights and a broadcast: 27 of 32 registers, and 24 independent chains for 2 ports of latency 4.
+    const TILE_ROWS: usize = 12;
+    const TILE_VECTORS: usize = 2;
+
+    binary!(add, _mm512_add_ps);
+    binary!(sub, _mm512_sub_ps);
+    binary!(mul, _mm512_mul_ps);
+    binary!(div, _mm512_div_ps);
+    binary!(max, _mm512_max_ps);
+    binary!(min, _mm512_min_ps);
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        // SAFETY: the type exists only where the CPU has AVX-512 F (see the trait).
+        unsafe { Self(_mm512_set1_ps(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise of 16 elements; AVX-512 F as above.
+        unsafe { Self(_mm512_loadu_ps(from)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's promise of 16 elements; AVX-512 F as above.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: 32 bytes of the array; AVX-512 F as above.
+        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: 32 bytes of the array; AVX-512 F as above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bits.as_ptr().cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+        }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe { Self(_mm512_fmadd_ps(self.0, b.0, c.0)) }
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, x: Self, limit: Self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x.0, limit.0);
+            Self(_mm512_mask_mov_ps(self.0, below, _mm512_setzero_ps()))
+        }
+    }
+
+    #[inline(always)]
+    fn pow2_of_rounded(self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let one = _mm512_castps_si512(_mm512_set1_ps(1.0));
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
+            Self(_mm512_castsi512_ps(_mm512_add_epi32(exponent, one)))
+        }
+    }
+
+    /// 16 x 16 in four rounds of 16 shuffles: pairs, then quads within 128 bits, then the 128-bit parts.
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let mut a = rows.map(|row| row.0);
+            for i in (0..LANES).step_by(2) {
+                (a[i], a[i + 1]) = (_mm512_unpacklo_ps(a[i], a[i + 1]), _mm512_unpackhi_ps(a[i], a[i + 1]));
+            }
+            let mut b = a;
+            for i in (0..LANES).step_by(4) {
+                for (j, (low, high)) in [(a[i], a[i + 2]), (a[i + 1], a[i + 3])].into_iter().enumerate() {
+                    let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                    b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+                    b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+                }
+            }
+            // b[4 g + j], 128-bit part q = column 4 q + j of rows 4 g .. 4 g + 3.
+            for j in 0..4 {
+                let (low0, high0) = (shuffle::<0x44>(b[j], b[j + 4]), shuffle::<0xee>(b[j], b[j + 4]));
+                let (low1, high1) = (shuffle::<0x44>(b[j + 8], b[j + 12]), shuffle::<0xee>(b[j + 8], b[j + 12]));
+                rows[j].0 = shuffle::<0x88>(low0, low1);
+                rows[j + 4].0 = shuffle::<0xdd>(low0, low1);
+                rows[j + 8].0 = shuffle::<0x88>(high0, high1);
+                rows[j + 12].0 = shuffle::<0xdd>(high0, high1);
+            }
+        }
+    }
+}
+
+/// Picks 128-bit parts: two of `a`, then two of `b`.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn shuffle<const PARTS: i32>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_shuffle_f32x4::<PARTS>(a, b) }
+}

@@ -1,0 +1,235 @@
+//! Sixteen 32-bit floats, whatever the registers: one AVX-512 register, two of AVX2, or an array.
+//!
+//! Each operation is exact as IEEE 754 says, so the three give the same bits. Operations that need more than one rounding (sums over lanes, `exp`) are built here from
+//! those, once for all.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use scalar::Scalar;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32. The types of this trait are named only inside functions compiled for their instruction set (`per_isa!`), which run only where the CPU has it.
+pub(crate) trait F32x16: Copy {
+    /// Rows of the largest register tile, with `TILE_VECTORS` vectors each: as many accumulators as fit beside the operands.
+    const TILE_ROWS: usize;
+    /// Vectors of a tile's row, 1 or 2.
+    const TILE_VECTORS: usize;
+
+    fn splat(x: f32) -> Self;
+
+    /// # Safety
+    /// 16 elements can be read at `from`.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// # Safety
+    /// 16 elements can be written at `to`.
+    unsafe fn store(self, to: *mut f32);
+
+    /// IEEE half to single.
+    fn from_f16(bits: &[u16; LANES]) -> Self;
+
+    /// bfloat16 to single.
+    fn from_bf16(bits: &[u16; LANES]) -> Self;
+
+    /// `self * b + c`, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+
+    /// `self` where it is larger, else `other`; so `other` where either is NaN.
+    fn max(self, other: Self) -> Self;
+
+    /// `self` where it is smaller, else `other`; so `other` where either is NaN.
+    fn min(self, other: Self) -> Self;
+
+    /// 0 where `x` is below `limit`, else `self`.
+    fn zero_where_below(self, x: Self, limit: Self) -> Self;
+
+    /// For `t = n + ROUND_MAGIC` with an integer n in -126..=127: 2^n.
+    fn pow2_of_rounded(self) -> Self;
+
+    /// Transposes 16 vectors of 16.
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        let old = rows.map(Self::to_array);
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = Self::read(&old.map(|column| column[i]));
+        }
+    }
+
+    /// Up to 16 elements; the other lanes are 0.
+    #[inline(always)]
+    fn read(x: &[f32]) -> Self {
+        let mut padded = [0.0; LANES];
+        let from = if x.len() == LANES {
+            x.as_ptr()
+        } else {
+            padded[..x.len()].copy_from_slice(x);
+            padded.as_ptr()
+        };
+        // SAFETY: 16 elements either way; a longer slice has panicked above.
+        unsafe { Self::load(from) }
+    }
+
+    /// The first lanes, as many as `to` has elements, at most 16.
+    #[inline(always)]
+    fn write(self, to: &mut [f32]) {
+        if to.len() == LANES {
+            // SAFETY: just checked.
+            unsafe { self.store(to.as_mut_ptr()) }
+        } else {
+            to.copy_from_slice(&self.to_array()[..to.len()]);
+        }
+    }
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: 16 elements.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+
+    /// Sum of the lanes, as a tree: lane i + lane i+8, then +4, +2, +1.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = self.to_array();
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+        }
+        lanes[0]
+    }
+
+    /// The largest lane; unspecified where one is NaN.
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let mut lanes = self.to_array();
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
+            }
+        }
+        lanes[0]
+    }
+}
+
+/// 1.5 x 2^23: adding it rounds a small float to an integer, which then stands in the low bits.
+const ROUND_MAGIC: f32 = 12_582_912.0;
+/// Below this, e^x is smaller than the smallest normal float, and is taken as 0.
+const EXP_MIN: f32 = -87.33;
+/// Above this, e^x is taken as e^88.
+const EXP_MAX: f32 = 88.0;
+
+/// e^x to 2 units in the last place on [-87.33, 88]; 0 below, e^88 above, NaN for NaN; e^0 is 1 exactly.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf` (Moshier, 1989); ln 2 in two parts (Cody and Waite).
+#[inline(always)]
+pub(crate) fn exp<V: F32x16>(x: V) -> V {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+    let clamped = V::splat(EXP_MAX).min(V::splat(EXP_MIN).max(x));
+    let rounded = clamped.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND_MAGIC));
+    let n = rounded.sub(V::splat(ROUND_MAGIC));
+    let r = n.mul_add(V::splat(-LN2_LOW), n.mul_add(V::splat(-LN2_HIGH), clamped));
+    let mut p = V::splat(POLYNOMIAL[0]);
+    for &coefficient in &POLYNOMIAL[1..] {
+        p = p.mul_add(r, V::splat(coefficient));
+    }
+    let y = p.mul_add(r.mul(r), r).add(V::splat(1.0));
+    y.mul(rounded.pow2_of_rounded()).zero_where_below(x, V::splat(EXP_MIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::kernels::Isa;
+    use crate::kernels::isa::per_isa;
+
+    per_isa! {
+        fn exps(x: &[f32; LANES]) -> [f32; LANES] = exps_of
+    }
+
+    fn exps_of<V: F32x16>(x: &[f32; LANES]) -> [f32; LANES] {
+        exp(V::read(x)).to_array()
+    }
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        for isa in Isa::available() {
+            let mut worst = 0.0f64;
+            for step in 0..40_000 {
+                let x = [-87.3 + 175.3 * (step as f32 / 40_000.0); LANES];
+                let (found, expected) = (f64::from(exps(isa, &x)[3]), f64::from(x[0]).exp());
+                let unit = f64::from(f32::from_bits((expected as f32).to_bits() + 1)) - f64::from(expected as f32);
+                worst = worst.max((found - expected).abs() / unit);
+            }
+            assert!(worst < 2.0, "{isa}: {worst} units");
+        }
+    }
+
+    #[test]
+    fn exp_is_exact_where_attention_relies_on_it() {
+        for isa in Isa::available() {
+            let x = [0.0, -0.0, -88.0, f32::NEG_INFINITY, f32::MIN, f32::NAN, 1000.0, 1.0].repeat(2);
+            let y = exps(isa, x.as_slice().try_into().unwrap());
+            assert_eq!(y[..5], [1.0, 1.0, 0.0, 0.0, 0.0], "{isa}");
+            assert!(y[5].is_nan() && y[6] > 1e38 && y[6].is_finite(), "{isa}");
+        }
+    }
+
+    per_isa! {
+        fn operations(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> = all_operations
+    }
+
+    fn all_operations<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> {
+        let (x, y) = (V::read(a), V::read(b));
+        let mut rows: [V; LANES] = std::array::from_fn(|i| x.add(V::splat(i as f32)));
+        V::transpose(&mut rows);
+        let short = V::read(&a[..5]);
+        let sums = V::splat(x.sum() + x.largest());
+        let mut out = vec![V::from_f16(bits), V::from_bf16(bits), x.mul_add(y, x), x.add(y), x.sub(y), x.mul(y)];
+        out.extend([x.div(y), x.max(y), x.min(y), x.zero_where_below(y, x), short, sums]);
+        out.extend(rows);
+        out.into_iter().map(V::to_array).collect()
+    }
+
+    #[test]
+    fn all_instruction_sets_give_the_same_bits() {
+        let a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
+        let b: [f32; LANES] = std::array::from_fn(|i| (8.1 - i as f32) / 3.3);
+        let patterns =
+            [0, 1, 0x3ff, 0x400, 0x3c00, 0x7bff, 0x7c00, 0x8001, 0xbc00, 0xfbff, 0xfc00, 0x3555, 0x8000, 0x7f80, 2, 3];
+        let bits = |x: Vec<[f32; LANES]>| x.into_iter().map(|v| v.map(f32::to_bits)).collect::<Vec<_>>();
+        let expected = operations(Isa::SCALAR, &a, &b, &patterns);
+        assert_eq!(expected[0][..13], patterns.map(|p| f16::from_bits(p).to_f32())[..13]);
+        assert_eq!(expected[1], patterns.map(|p| bf16::from_bits(p).to_f32()));
+        for row in 0..LANES {
+            assert_eq!(expected[12 + row], std::array::from_fn(|i| a[row] + i as f32));
+        }
+        let (numbers, rest) = (0x7c00, 13..14); // a NaN's payload may differ: 0x7f80 as a half
+        assert!(f16::from_bits(patterns[rest.start]).is_nan() && f16::from_bits(numbers).is_infinite());
+        for isa in Isa::available() {
+            let mut found = bits(operations(isa, &a, &b, &patterns));
+            let mut expected = bits(expected.clone());
+            (found[0][13], expected[0][13]) = (0, 0);
+            assert_eq!(found, expected, "{isa}");
+        }
+    }
+}

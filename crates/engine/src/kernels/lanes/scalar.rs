@@ -1,0 +1,92 @@
+//! Sixteen lanes as an array.
+
+use half::{bf16, f16};
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar([f32; LANES]);
+
+impl Scalar {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl F32x16 for Scalar {
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self([x; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise; an array of f32 is aligned as f32 is.
+        Self(unsafe { *from.cast() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { *to.cast() = self.0 }
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; LANES]) -> Self {
+        Self(bits.map(|b| f16::from_bits(b).to_f32()))
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; LANES]) -> Self {
+        Self(bits.map(|b| bf16::from_bits(b).to_f32()))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, x: Self, limit: Self) -> Self {
+        Self(std::array::from_fn(|i| if x.0[i] < limit.0[i] { 0.0 } else { self.0[i] }))
+    }
+
+    #[inline(always)]
+    fn pow2_of_rounded(self) -> Self {
+        Self(self.0.map(|t| f32::from_bits((t.to_bits() << 23).wrapping_add(1.0f32.to_bits()))))
+    }
+}

@@ -1,0 +1,21 @@
+//! Kernels: the operations of a forward pass.
+//!
+//! `reference` holds each operation as its formula reads; `cpu` holds what production runs, under the same names. The operations of `cpu` are written once over
+//! sixteen lanes ([`lanes::F32x16`]) and compiled for each instruction set.
+//!
+//! **Invariant**: the order in which an output's terms are added depends on the model's shapes and the row's position alone, and every multiply-add is fused.
+//! So instruction sets, blocking, threads and the other rows of a batch do not change a bit of it.
+
+#![allow(unsafe_code)] // vector intrinsics, raw rows shared by threads; see each SAFETY note
+
+pub(crate) mod cpu;
+mod isa;
+mod lanes;
+#[cfg(test)]
+pub(crate) mod reference;
+mod rows;
+mod threads;
+
+pub use isa::Isa;
+pub(crate) use rows::{AlignedBuf, Rows, SharedRows};
+pub(crate) use threads::Threads;

@@ -1,0 +1,164 @@
+//! Buffers of the forward pass.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use super::lanes::LANES;
+
+/// One cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; LANES]);
+
+/// Zeroed floats that begin on a cache line, so that no vector of 16 at a multiple of 16 straddles two.
+pub(crate) struct AlignedBuf {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl AlignedBuf {
+    /// `len` zeros.
+    pub fn zeroed(len: usize) -> Self {
+        Self { lines: vec![Line([0.0; LANES]); len.div_ceil(LANES)], len }
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: `Line` is 16 floats without padding, and the lines hold at least `len` of them.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// A matrix of activations `[rows][columns]`. Rows begin on cache lines, and their distance is an odd number of lines, so that a column of rows does not fall into one
+/// cache set.
+pub(crate) struct Rows {
+    data: AlignedBuf,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+}
+
+impl Rows {
+    /// No rows yet.
+    pub fn new(columns: usize) -> Self {
+        let lines = columns.div_ceil(LANES);
+        Self { data: AlignedBuf::zeroed(0), rows: 0, columns, stride: (lines | 1) * LANES }
+    }
+
+    /// Makes it `rows` high. The contents are unspecified; memory is only ever added.
+    pub fn resize(&mut self, rows: usize) {
+        if rows * self.stride > self.data.len() {
+            self.data = AlignedBuf::zeroed(rows * self.stride);
+        }
+        self.rows = rows;
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Elements from one row's start to the next one's.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    pub fn as_ptr(&self) -> *const f32 {
+        self.data.as_ptr()
+    }
+
+    pub fn row(&self, row: usize) -> &[f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &self.data[row * self.stride..][..self.columns]
+    }
+
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &mut self.data[row * self.stride..][..self.columns]
+    }
+
+    /// A handle through which several threads write different parts.
+    pub fn share(&mut self) -> SharedRows<'_> {
+        let data = self.data.as_mut_ptr();
+        SharedRows { data, rows: self.rows, columns: self.columns, stride: self.stride, owner: PhantomData }
+    }
+}
+
+/// Rows that several threads write, each its own part.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedRows<'a> {
+    data: *mut f32,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    owner: PhantomData<&'a mut Rows>,
+}
+
+// SAFETY: plain memory, borrowed exclusively for 'a; access goes through unsafe functions whose callers answer for exclusion.
+unsafe impl Send for SharedRows<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedRows<'_> {}
+
+impl<'a> SharedRows<'a> {
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// First element of a part of `width` columns from `column` on.
+    pub fn at(&self, row: usize, column: usize, width: usize) -> *mut f32 {
+        assert!(row < self.rows && column + width <= self.stride, "row {row}, columns {column}+{width}");
+        // SAFETY: inside the buffer, as just checked.
+        unsafe { self.data.add(row * self.stride + column) }
+    }
+
+    /// A part of one row.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the part while the slice lives.
+    pub unsafe fn part(&self, row: usize, column: usize, width: usize) -> &'a mut [f32] {
+        assert!(column + width <= self.columns, "columns {column}+{width} of {}", self.columns);
+        // SAFETY: inside the row (checked here and in `at`), exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at(row, column, width), width) }
+    }
+
+    /// A whole row.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the row while the slice lives.
+    pub unsafe fn row(&self, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.part(row, 0, self.columns) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_begin_on_lines_an_odd_number_apart() {
+        for columns in [1, 16, 17, 576, 1536] {
+            let mut rows = Rows::new(columns);
+            rows.resize(3);
+            assert_eq!(rows.as_ptr() as usize % 64, 0);
+            assert!(rows.stride() >= columns && rows.stride() / LANES % 2 == 1);
+            rows.row_mut(2)[columns - 1] = 1.0;
+            assert_eq!(rows.row(2)[columns - 1], 1.0);
+            rows.resize(1);
+            assert_eq!((rows.rows(), rows.columns()), (1, columns));
+        }
+    }
+}

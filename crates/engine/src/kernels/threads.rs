@@ -1,0 +1,88 @@
+//! The threads of one engine.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+
+/// Splits the work of an operation among the caller and a pool of helpers. Which thread does what does not change any result.
+pub(crate) struct Threads {
+    helpers: Option<ThreadPool>,
+    count: usize,
+}
+
+impl Threads {
+    /// `count` threads with the caller's, at least 1.
+    pub fn new(count: usize) -> Result<Self, ThreadPoolBuildError> {
+        let helpers = match count {
+            0 | 1 => None,
+            _ => Some(ThreadPoolBuilder::new().num_threads(count - 1).thread_name(|i| format!("engine-{i}")).build()?),
+        };
+        Ok(Self { helpers, count: count.max(1) })
+    }
+
+    /// Threads, the caller's included.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Runs `work(worker, task)` for each task, on at most `count` threads; `worker` is below `count`, and no two calls with the same worker overlap. With
+    /// `parallel` false all run on the caller's thread: waking another costs more than small work.
+    pub fn for_each(&self, tasks: usize, parallel: bool, work: impl Fn(usize, usize) + Sync) {
+        let next = AtomicUsize::new(0);
+        let drain = |worker| {
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= tasks {
+                    return;
+                }
+                work(worker, task);
+            }
+        };
+        match &self.helpers {
+            Some(pool) if parallel && tasks > 1 => pool.in_place_scope(|scope| {
+                let drain = &drain;
+                for worker in 1..self.count.min(tasks) {
+                    scope.spawn(move |_| drain(worker));
+                }
+                drain(0);
+            }),
+            _ => drain(0),
+        }
+    }
+
+    /// Runs `work` over `0..total` in ranges of `grain`; on one thread where there is but one range.
+    pub fn for_ranges(&self, total: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
+        self.for_each(total.div_ceil(grain), true, |_, task| {
+            work(task * grain..total.min((task + 1) * grain));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_and_workers_do_not_overlap() {
+        for count in [1, 2, 5] {
+            let threads = Threads::new(count).unwrap();
+            let workers: Vec<_> = (0..count).map(|_| Mutex::new(Vec::new())).collect();
+            threads.for_each(100, true, |worker, task| workers[worker].try_lock().unwrap().push(task));
+            let mut done: Vec<_> = workers.into_iter().flat_map(|w| w.into_inner().unwrap()).collect();
+            done.sort_unstable();
+            assert_eq!(done, (0..100).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn ranges_cover_the_total() {
+        let seen = Mutex::new(vec![0; 23]);
+        Threads::new(2)
+            .unwrap()
+            .for_ranges(23, 5, |range| seen.lock().unwrap()[range].iter_mut().for_each(|n| *n += 1));
+        assert_eq!(*seen.lock().unwrap(), vec![1; 23]);
+    }
+}
