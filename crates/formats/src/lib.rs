@@ -14,6 +14,7 @@ mod error;
 mod gguf;
 mod map;
 mod model_file;
+mod name;
 mod safetensors;
 mod tensor;
 
@@ -22,5 +23,6 @@ pub use dtype::Dtype;
 pub use error::FormatError;
 pub use gguf::{Array, FromValue, Gguf, Metadata, Value};
 pub use model_file::ModelFile;
+pub use name::model_name;
 pub use safetensors::Safetensors;
 pub use tensor::TensorView;
