@@ -7,15 +7,27 @@
 //! **Invariants**: a request that a core accepted ends exactly once; blocks are given back only when neither the engine nor the transfer engine touches them;
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
+mod cluster;
 mod config;
+mod cost;
 mod deadlines;
 mod decode;
+mod ledger;
 mod load;
+mod placement;
 mod prefill;
 mod step;
+#[cfg(test)]
+mod tests;
 
+pub use cluster::{Cluster, ClusterConfig, ClusterNode, NodeState};
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
+pub use cost::{ClassCost, DecodeCost, PrefillCost, SpeedFactor};
 pub use decode::{DecodeCore, DecodeEffect};
+pub use placement::{
+    CacheAware, Choice, DecodeCandidate, LoadBalance, Placement, PlacementPolicy, PlacementRequest, PolicyKind,
+    PrefillCandidate, Refusal, RoundRobin, UnknownPolicy, estimated_ttft,
+};
 pub use prefill::{PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 

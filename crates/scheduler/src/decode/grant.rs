@@ -38,11 +38,11 @@ struct Needed {
 
 impl DecodeCore {
     /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`].
-    pub fn on_grant_request(&mut self, now: Instant, request: &GrantRequest) {
-        let effect = match self.open_grant(now, request) {
+    pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
+        let effect = match self.open_grant(now, &request) {
             Ok(reply) => DecodeEffect::OpenGrant {
                 key: request.key,
-                prefill: request.prefill.clone(),
+                prefill: request.prefill,
                 prefill_generation: request.prefill_generation,
                 reply,
             },
@@ -78,11 +78,10 @@ impl DecodeCore {
         self.admit_if_complete(now, key);
     }
 
-    /// The prefill node, or the shell, gives a grant up. Ignored where everything has arrived: the sequence runs.
+    /// The prefill node, or the shell, gives a grant up: the attempt has failed there, so a sequence that was handed over under it ends too.
     pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
-        let Some(sequence) = self.sequences.get(&key) else { return };
-        if sequence.grant == grant && sequence.phase == Phase::Granted {
-            let message = "the prefill node gave the transfer up".to_owned();
+        if self.sequences.get(&key).is_some_and(|sequence| sequence.grant == grant) {
+            let message = "the prefill node gave the hand-over up".to_owned();
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
             self.plan_step(now);
         }

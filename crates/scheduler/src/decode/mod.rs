@@ -146,7 +146,7 @@ impl DecodeCore {
     }
 
     /// Finish what is here, take nothing new.
-    pub fn on_drain(&mut self) {
+    pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
     }
 

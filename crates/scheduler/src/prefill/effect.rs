@@ -71,7 +71,7 @@ pub enum PrefillEffect {
         /// The message.
         handover: Handover,
     },
-    /// Tell the decode node that a grant is not needed. No answer: a grant that is forgotten expires.
+    /// Tell the decode node that a grant is not needed, or that the attempt under it has failed. No answer: a grant that is forgotten expires.
     ReleaseGrant {
         /// The request.
         key: RequestKey,

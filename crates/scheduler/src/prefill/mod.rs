@@ -108,6 +108,11 @@ impl PrefillCore {
         }
     }
 
+    /// Whether the request is here, or its blocks still are.
+    pub fn knows(&self, key: RequestKey) -> bool {
+        self.queued.contains_key(&key) || self.active.contains_key(&key)
+    }
+
     /// Whether nothing is queued, computed, pushed or handed over.
     pub fn is_idle(&self) -> bool {
         self.queued.is_empty() && self.active.is_empty() && self.step.is_none()
@@ -165,7 +170,7 @@ impl PrefillCore {
     }
 
     /// Finish what is here, take nothing new.
-    pub fn on_drain(&mut self) {
+    pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
     }
 

@@ -1,0 +1,117 @@
+//! One node as the conductor sees it.
+
+use std::time::Instant;
+
+use baton_types::{Load, NodeInfo};
+
+use crate::cost::SpeedFactor;
+use crate::ledger::NodeCharges;
+
+/// Whether a node can take requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NodeState {
+    /// It can.
+    Ready,
+    /// It missed reports: only where no other node can.
+    Suspect,
+    /// It finishes what it has.
+    Draining,
+    /// It is gone.
+    Lost,
+}
+
+impl NodeState {
+    /// `ready`, `suspect`, `draining` or `lost`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Suspect => "suspect",
+            Self::Draining => "draining",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// A node, its last report, and what it was charged.
+#[derive(Debug)]
+pub struct ClusterNode {
+    info: NodeInfo,
+    state: NodeState,
+    load: Load,
+    reported: Instant,
+    pub(super) charges: NodeCharges,
+    pub(super) speed: SpeedFactor,
+    pub(super) awaits_snapshot: bool,
+}
+
+impl ClusterNode {
+    pub(super) fn new(now: Instant, info: NodeInfo, speed: SpeedFactor) -> Self {
+        Self {
+            info,
+            state: NodeState::Ready,
+            load: Load::default(),
+            reported: now,
+            charges: NodeCharges::default(),
+            speed,
+            awaits_snapshot: false,
+        }
+    }
+
+    /// How it introduced itself.
+    pub fn info(&self) -> &NodeInfo {
+        &self.info
+    }
+
+    /// Whether it can take requests.
+    pub fn state(&self) -> NodeState {
+        self.state
+    }
+
+    /// Whether it is [`NodeState::Ready`].
+    pub fn is_ready(&self) -> bool {
+        self.state == NodeState::Ready
+    }
+
+    /// Its last report.
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// When the last report came, or when it joined or left.
+    pub fn reported(&self) -> Instant {
+        self.reported
+    }
+
+    /// Requests placed there that have not ended.
+    pub fn placed(&self) -> usize {
+        self.charges.requests
+    }
+
+    pub(super) fn on_load(&mut self, now: Instant, load: Load) {
+        if self.state == NodeState::Lost {
+            return;
+        }
+        let draining = load.draining || self.state == NodeState::Draining;
+        self.state = if draining { NodeState::Draining } else { NodeState::Ready };
+        self.load = load;
+        self.reported = now;
+    }
+
+    pub(super) fn on_suspect(&mut self) {
+        if self.state == NodeState::Ready {
+            self.state = NodeState::Suspect;
+        }
+    }
+
+    pub(super) fn on_draining(&mut self) {
+        if self.state != NodeState::Lost {
+            self.state = NodeState::Draining;
+        }
+    }
+
+    pub(super) fn on_left(&mut self, now: Instant) {
+        self.state = NodeState::Lost;
+        self.reported = now;
+        self.charges = NodeCharges::default();
+    }
+}

@@ -1,0 +1,280 @@
+//! Cost models: how long prefill and decode steps take, fitted online to what the nodes report.
+//!
+//! A prefill step takes `base + a * rows + b * attended tokens`, a decode step `base + a * sequences + b * KV tokens`. One model serves all nodes of a class (same role,
+//! numerics and model); each node has a factor to it, which follows slowly. So a new node profits from what the others measured, and one slow step does not
+//! make a node look worse than its twin.
+
+use std::time::Duration;
+
+use baton_types::NodeProfile;
+
+/// Weights of a linear model, as a normal distribution around the best guess (Bayesian linear regression, updated one observation at a time; the same as
+/// recursive least squares with a forgetting factor, Ljung, System Identification, section 11.2).
+#[derive(Debug, Clone)]
+struct LinearFit {
+    weights: [f64; 3],
+    covariance: [[f64; 3]; 3],
+    /// The covariance does not grow past its start by forgetting.
+    prior: [f64; 3],
+}
+
+/// Old observations lose 1 % of their weight with each new one.
+const FORGETTING: f64 = 0.99;
+/// Variance of a relative observation: steps of the same shape differ by about a fifth.
+const NOISE: f64 = 0.04;
+/// One observation counts at most as this many times its prediction, and at least as this part of it: a hiccup is not a new machine.
+const OUTLIER: f64 = 4.0;
+/// Shortest step that the models predict.
+const MIN_SECONDS: f64 = 1e-5;
+
+fn dot(a: &[f64; 3], b: &[f64; 3]) -> f64 {
+    a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+}
+
+impl LinearFit {
+    /// Around `weights`, as uncertain as `spread` (standard deviations).
+    fn new(weights: [f64; 3], spread: [f64; 3]) -> Self {
+        let prior = spread.map(|s| s * s);
+        let row = |i: usize| std::array::from_fn(|j| if i == j { prior[i] } else { 0.0 });
+        Self { weights, covariance: std::array::from_fn(row), prior }
+    }
+
+    fn predict(&self, x: &[f64; 3]) -> f64 {
+        dot(&self.weights, x).max(MIN_SECONDS)
+    }
+
+    /// Takes in that `x` took `seconds`. Errors count relative to the prediction, so that long steps do not drown short ones.
+    fn update(&mut self, x: &[f64; 3], seconds: f64) {
+        let scale = 1.0 / self.predict(x);
+        let x = x.map(|value| value * scale);
+        let observed = (seconds * scale).clamp(1.0 / OUTLIER, OUTLIER);
+        let px: [f64; 3] = std::array::from_fn(|i| dot(&self.covariance[i], &x));
+        let denominator = FORGETTING * NOISE + dot(&px, &x);
+        let error = observed - dot(&self.weights, &x);
+        for (weight, gain) in self.weights.iter_mut().zip(&px) {
+            // Time that grows with less work is noise.
+            *weight = (*weight + gain / denominator * error).max(0.0);
+        }
+        for (row, gain) in self.covariance.iter_mut().zip(&px) {
+            for (value, other) in row.iter_mut().zip(&px) {
+                *value -= gain * other / denominator;
+            }
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        let bounded = (0..3).all(|i| self.covariance[i][i] / FORGETTING <= self.prior[i]);
+        if bounded {
+            self.covariance = self.covariance.map(|row| row.map(|value| value / FORGETTING));
+        }
+    }
+}
+
+/// Used where a node could not measure itself: about a small model on a few cores.
+const DEFAULT_PREFILL: [f64; 3] = [5e-3, 2e-3, 1e-7];
+const DEFAULT_DECODE: [f64; 3] = [10e-3, 2e-3, 1e-6];
+/// Rows of a chunk until a larger one was seen.
+const DEFAULT_CHUNK: u32 = 512;
+
+/// A fit that begins with a node's own profile, or with the defaults where that is empty or nonsense.
+fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
+    let usable = profile.iter().all(|w| w.is_finite() && *w >= 0.0) && profile.iter().any(|w| *w > 0.0);
+    let weights = if usable { profile } else { defaults };
+    let spread = std::array::from_fn(|i| 2.0 * weights[i].max(defaults[i]));
+    LinearFit::new(weights, spread)
+}
+
+/// Time of prefill, for one class of nodes.
+#[derive(Debug, Clone)]
+pub struct PrefillCost {
+    fit: LinearFit,
+    chunk: u32,
+}
+
+impl PrefillCost {
+    /// Seeded with what a node measured at start.
+    pub fn new(profile: &NodeProfile) -> Self {
+        let weights = [profile.prefill_base, profile.prefill_per_token, profile.prefill_per_token_pair];
+        Self { fit: seeded(weights, DEFAULT_PREFILL), chunk: DEFAULT_CHUNK }
+    }
+
+    /// Seconds of a step of `rows` rows that attend to `attended` tokens in sum.
+    pub fn step(&self, rows: u32, attended: u64) -> f64 {
+        self.fit.predict(&[1.0, f64::from(rows), attended as f64])
+    }
+
+    /// Seconds to compute a prompt of `tokens` tokens of which the first `cached` are here.
+    pub fn prompt(&self, tokens: u32, cached: u32) -> f64 {
+        let uncached = tokens.saturating_sub(cached);
+        let up_to = |n: u32| f64::from(n) * (f64::from(n) + 1.0) / 2.0;
+        let steps = uncached.div_ceil(self.chunk).max(1);
+        self.fit.predict(&[f64::from(steps), f64::from(uncached), up_to(tokens) - up_to(tokens.min(cached))])
+    }
+
+    fn observe(&mut self, rows: u32, attended: u64, seconds: f64) {
+        self.chunk = self.chunk.max(rows);
+        self.fit.update(&[1.0, f64::from(rows), attended as f64], seconds);
+    }
+}
+
+/// Time of a decode step, for one class of nodes.
+#[derive(Debug, Clone)]
+pub struct DecodeCost {
+    fit: LinearFit,
+}
+
+impl DecodeCost {
+    /// Seeded with what a node measured at start.
+    pub fn new(profile: &NodeProfile) -> Self {
+        let weights = [profile.decode_base, profile.decode_per_sequence, profile.decode_per_kv_token];
+        Self { fit: seeded(weights, DEFAULT_DECODE) }
+    }
+
+    /// Seconds of a step of `sequences` sequences that attend to `kv_tokens` tokens in sum.
+    pub fn step(&self, sequences: u32, kv_tokens: u64) -> f64 {
+        self.fit.predict(&[1.0, f64::from(sequences), kv_tokens as f64])
+    }
+
+    fn observe(&mut self, sequences: u32, kv_tokens: u64, seconds: f64) {
+        self.fit.update(&[1.0, f64::from(sequences), kv_tokens as f64], seconds);
+    }
+}
+
+/// Both models of one class; a class uses the one of its role.
+#[derive(Debug, Clone)]
+pub struct ClassCost {
+    /// Of its prefill nodes.
+    pub prefill: PrefillCost,
+    /// Of its decode nodes.
+    pub decode: DecodeCost,
+}
+
+impl ClassCost {
+    /// Seeded with the profile of the first node of the class.
+    pub fn new(profile: &NodeProfile) -> Self {
+        Self { prefill: PrefillCost::new(profile), decode: DecodeCost::new(profile) }
+    }
+
+    /// A prefill node took `seconds` for a step; `factor` is its speed against the class.
+    pub fn on_prefill_step(&mut self, factor: &mut SpeedFactor, rows: u32, attended: u64, seconds: f64) {
+        if is_time(seconds) {
+            let expected = self.prefill.step(rows, attended);
+            self.prefill.observe(rows, attended, seconds / factor.0);
+            factor.follow(seconds / expected);
+        }
+    }
+
+    /// A decode node took `seconds` for a step.
+    pub fn on_decode_step(&mut self, factor: &mut SpeedFactor, sequences: u32, kv_tokens: u64, seconds: f64) {
+        if is_time(seconds) {
+            let expected = self.decode.step(sequences, kv_tokens);
+            self.decode.observe(sequences, kv_tokens, seconds / factor.0);
+            factor.follow(seconds / expected);
+        }
+    }
+}
+
+fn is_time(seconds: f64) -> bool {
+    seconds.is_finite() && seconds > 0.0
+}
+
+/// How many times as long as its class a node takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpeedFactor(f64);
+
+impl Default for SpeedFactor {
+    fn default() -> Self {
+        Self(1.0)
+    }
+}
+
+impl SpeedFactor {
+    /// From two start-up measurements. Nodes that start together disturb each other: below a factor of 2 the difference says nothing.
+    pub fn from_profiles(own: f64, class: f64) -> Self {
+        let ratio = own / class;
+        let tells = ratio.is_finite() && ratio > 0.0 && !(0.5..=2.0).contains(&ratio);
+        Self(if tells { ratio.clamp(0.05, 20.0) } else { 1.0 })
+    }
+
+    /// Moves by a fiftieth of the way to what was observed.
+    fn follow(&mut self, observed: f64) {
+        let observed = observed.clamp(self.0 / OUTLIER, self.0 * OUTLIER);
+        self.0 = (self.0 * (observed / self.0).powf(0.02)).clamp(0.05, 20.0);
+    }
+
+    /// A class's seconds as this node's time.
+    pub fn time(self, seconds: f64) -> Duration {
+        Duration::from_secs_f64((seconds * self.0).clamp(0.0, 1e6))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small generator, so that the tests need no dependency.
+    struct Noise(u64);
+
+    impl Noise {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as f64 / (1_u64 << 31) as f64
+        }
+    }
+
+    #[test]
+    fn the_fit_finds_costs_far_from_its_seed_through_noise_and_hiccups() {
+        let mut cost = ClassCost::new(&NodeProfile::default());
+        let mut factor = SpeedFactor::default();
+        let truth = |rows: f64, attended: f64| 0.02 + 4e-4 * rows + 3e-7 * attended;
+        let mut noise = Noise(1);
+        for n in 0..400 {
+            let (rows, start) = ((1.0 + noise.next() * 511.0).floor(), (noise.next() * 4000.0).floor());
+            let attended = rows * start + rows * (rows + 1.0) / 2.0;
+            let hiccup = if n % 50 == 7 { 30.0 } else { 1.0 };
+            let seconds = truth(rows, attended) * (0.9 + 0.2 * noise.next()) * hiccup;
+            cost.on_prefill_step(&mut factor, rows as u32, attended as u64, seconds);
+        }
+        for (rows, attended) in [(64, 3_000), (512, 131_000), (512, 2_000_000)] {
+            let expected = truth(f64::from(rows), attended as f64);
+            let found = factor.time(cost.prefill.step(rows, attended)).as_secs_f64();
+            assert!((found / expected - 1.0).abs() < 0.25, "{rows} rows, {attended} attended: {found} for {expected}");
+        }
+    }
+
+    #[test]
+    fn a_cached_prefix_makes_a_prompt_cheaper_and_length_makes_it_dearer() {
+        let cost = PrefillCost::new(&NodeProfile::default());
+        assert!(cost.prompt(1500, 1488) < cost.prompt(1500, 0) / 4.0);
+        assert!(cost.prompt(3000, 0) > 1.9 * cost.prompt(1500, 0));
+        assert!(cost.prompt(1, 5) >= MIN_SECONDS);
+    }
+
+    #[test]
+    fn nonsense_is_not_learned() {
+        let mut cost = ClassCost::new(&NodeProfile { prefill_base: f64::NAN, ..NodeProfile::default() });
+        let (before, mut factor) = (cost.decode.step(4, 1000), SpeedFactor::default());
+        for seconds in [f64::NAN, -1.0, 0.0, f64::INFINITY] {
+            cost.on_decode_step(&mut factor, 4, 1000, seconds);
+        }
+        assert_eq!((cost.decode.step(4, 1000), factor), (before, SpeedFactor::default()));
+        assert_eq!(cost.prefill.step(1, 1), PrefillCost::new(&NodeProfile::default()).step(1, 1));
+    }
+
+    #[test]
+    fn a_node_that_is_slower_than_its_class_is_found_out() {
+        let mut cost = ClassCost::new(&NodeProfile::default());
+        let (mut fast, mut slow) = (SpeedFactor::default(), SpeedFactor::default());
+        for _ in 0..300 {
+            cost.on_decode_step(&mut fast, 8, 4000, 0.03);
+            cost.on_decode_step(&mut slow, 8, 4000, 0.09);
+        }
+        let step = cost.decode.step(8, 4000);
+        let ratio = slow.time(step).as_secs_f64() / fast.time(step).as_secs_f64();
+        assert!((2.5..3.5).contains(&ratio), "{ratio}");
+        assert!((fast.time(step).as_secs_f64() / 0.03 - 1.0).abs() < 0.2);
+        assert_eq!(SpeedFactor::from_profiles(1.5, 1.0), SpeedFactor::default());
+        assert_eq!(SpeedFactor::from_profiles(4.0, 1.0), SpeedFactor(4.0));
+    }
+}

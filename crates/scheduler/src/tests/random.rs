@@ -1,0 +1,62 @@
+//! Random interleavings: every request ends exactly once, with the tokens of the definition, and nothing is left behind.
+
+use super::world::{Counts, Faults, World};
+
+fn run(seed: u64, faults: Faults) -> (u64, Counts) {
+    let mut world = World::new(seed, faults);
+    world.submit_jobs(30);
+    world.run();
+    world.check();
+    (world.trace, world.counts)
+}
+
+fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
+    let mut sum = Counts::default();
+    for seed in seeds {
+        let (_, counts) = run(seed, faults);
+        sum.finished += counts.finished;
+        sum.failed += counts.failed;
+        sum.aborted += counts.aborted;
+        sum.refused_grants += counts.refused_grants;
+        sum.failed_pushes += counts.failed_pushes;
+        sum.cached_tokens += counts.cached_tokens;
+        sum.held_blocks += counts.held_blocks;
+        sum.shared_chunks += counts.shared_chunks;
+        sum.batched_steps += counts.batched_steps;
+        sum.quarantined += counts.quarantined;
+        sum.refused_at_once += counts.refused_at_once;
+    }
+    sum
+}
+
+#[test]
+fn without_faults_only_a_full_decode_node_refuses() {
+    let counts = total(0..60, Faults::default());
+    assert_eq!(counts.aborted, 0);
+    assert!(counts.finished > 60 * 15 && counts.refused_grants > 0);
+    assert!(counts.failed <= counts.refused_grants + counts.refused_at_once);
+    assert!(counts.cached_tokens > 0 && counts.held_blocks > 0);
+    assert!(counts.shared_chunks > 0 && counts.batched_steps > 0);
+}
+
+#[test]
+fn every_request_ends_once_under_aborts_and_faults() {
+    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2 };
+    let counts = total(1000..1120, faults);
+    assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
+    assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
+}
+
+#[test]
+fn every_request_ends_once_where_nearly_everything_fails() {
+    let faults = Faults { abort: 60, grant: 30, push: 30, handover: 30, step: 10, lost_conductor: 60, late: 20 };
+    let counts = total(2000..2060, faults);
+    assert!(counts.finished > 0 && counts.failed > 100);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2 };
+    assert_eq!(run(7, faults), run(7, faults));
+    assert_ne!(run(7, faults).0, run(8, faults).0);
+}

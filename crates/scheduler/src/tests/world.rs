@@ -1,0 +1,546 @@
+//! The fake shell: carries effects out after random delays, with faults, and keeps account of what conductors are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::{
+    Attempt, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply,
+    GrantRequest, Handover, KvDtype, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, Refused, RequestId,
+    RequestKey, SamplingParams, TokenId,
+};
+
+use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
+use crate::{
+    DecodeConfig, DecodeCore, DecodeEffect, ModelConfig, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport,
+    PushSpan, StepPlan,
+};
+
+pub const CONTEXT: u32 = 60;
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// What goes wrong, in percent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    pub abort: u64,
+    pub grant: u64,
+    pub push: u64,
+    pub handover: u64,
+    pub step: u64,
+    pub lost_conductor: u64,
+    pub late: u64,
+}
+
+/// Something on its way.
+enum Event {
+    Submit(PrefillJob),
+    AbortPrefill(RequestKey),
+    AbortDecode(RequestKey),
+    ConductorLost(ConductorId),
+    GrantRequest(GrantRequest),
+    GrantReply(RequestKey, Result<GrantReply, Refused>),
+    PrefillLayer(Arc<StepPlan>, u32),
+    PrefillStep(Arc<StepPlan>, bool),
+    Land(Write),
+    Arrival(GrantId, PushId, u64),
+    PushDone(RequestKey, PushId, Result<PushReport, Refused>),
+    Handover(Handover),
+    HandoverReply(RequestKey, Result<(), Refused>),
+    ReleaseGrant(RequestKey, GrantId),
+    Fenced(GrantId),
+    DecodeStep(Arc<StepPlan>, bool),
+}
+
+struct Write {
+    key: RequestKey,
+    push: PushId,
+    grant: GrantId,
+    spans: Vec<PushSpan>,
+    started: Instant,
+}
+
+/// What the conductor knows of one request.
+#[derive(Debug)]
+pub struct Story {
+    pub job: PrefillJob,
+    pub aborted: bool,
+    pub tokens: Vec<TokenId>,
+    pub finish: Option<FinishReason>,
+    pub prefill_ends: u32,
+    pub decode_ends: u32,
+    pub handed_over: Option<KvTransfer>,
+    pub accepted: bool,
+    pub granted_blocks: Option<usize>,
+}
+
+/// How often each thing happened, so that a test that tests nothing is noticed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub finished: u32,
+    pub failed: u32,
+    pub aborted: u32,
+    pub refused_grants: u32,
+    pub failed_pushes: u32,
+    pub cached_tokens: u64,
+    pub held_blocks: u64,
+    pub shared_chunks: u32,
+    pub batched_steps: u32,
+    pub quarantined: u32,
+    /// By the prefill node's queue.
+    pub refused_at_once: u32,
+}
+
+pub struct World {
+    pub prefill: PrefillCore,
+    pub decode: DecodeCore,
+    pub stories: BTreeMap<RequestKey, Story>,
+    pub counts: Counts,
+    /// Hash of everything that happened.
+    pub trace: u64,
+    rng: Random,
+    faults: Faults,
+    start: Instant,
+    now: Instant,
+    events: BTreeMap<(Instant, u64), Event>,
+    sent: u64,
+    prefill_arena: Arena,
+    decode_arena: Arena,
+    /// What the transfer engine accepts.
+    open_grants: BTreeSet<GrantId>,
+    cancelled: BTreeSet<RequestKey>,
+    lost: BTreeSet<ConductorId>,
+}
+
+pub fn model(num_blocks: u32) -> ModelConfig {
+    let layout = KvLayout {
+        model: 7,
+        num_layers: NUM_LAYERS,
+        num_kv_heads: 1,
+        head_dim: 1,
+        block_tokens: BLOCK_TOKENS as u32,
+        dtype: KvDtype::F32,
+        num_blocks,
+    };
+    ModelConfig { layout, context_length: CONTEXT, vocab_size: VOCAB }
+}
+
+pub fn key(n: u64) -> RequestKey {
+    RequestKey { request: RequestId(n.into()), attempt: Attempt(0) }
+}
+
+pub fn target() -> DecodeTarget {
+    DecodeTarget { node: NodeId::new("d0").unwrap(), generation: Generation(1), address: String::new() }
+}
+
+fn unavailable(message: &str) -> Refused {
+    Refused { kind: ErrorKind::Unavailable, message: message.into() }
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let mut rng = Random(seed);
+        let mut prefill = PrefillConfig::new(NodeId::new("p0").unwrap(), Generation(1), model(40));
+        prefill.token_budget = BLOCK_TOKENS * (1 + rng.below(6) as usize);
+        prefill.max_waiting = 20;
+        prefill.max_active = 12;
+        prefill.max_inflight_pushes = 1 + rng.below(3) as usize;
+        prefill.max_spans_per_push = 1 + rng.below(20) as usize;
+        prefill.queue_timeout = Duration::from_secs(3);
+        prefill.max_kv_events = 50;
+        let mut decode = DecodeConfig::new(model(50));
+        decode.max_running = 1 + rng.below(6) as usize;
+        decode.max_waiting = 8;
+        decode.max_tombstones = 30;
+        decode.max_kv_events = 50;
+        let start = Instant::now();
+        Self {
+            prefill: PrefillCore::new(prefill).unwrap(),
+            decode: DecodeCore::new(decode).unwrap(),
+            stories: BTreeMap::new(),
+            counts: Counts::default(),
+            trace: 0,
+            rng,
+            faults,
+            start,
+            now: start,
+            events: BTreeMap::new(),
+            sent: 0,
+            prefill_arena: Arena::default(),
+            decode_arena: Arena::default(),
+            open_grants: BTreeSet::new(),
+            cancelled: BTreeSet::new(),
+            lost: BTreeSet::new(),
+        }
+    }
+
+    fn send_after(&mut self, delay: Duration, event: Event) {
+        self.sent += 1;
+        self.events.insert((self.now + delay, self.sent), event);
+    }
+
+    /// Sends with a short random delay, or a long one where answers come late.
+    fn send(&mut self, event: Event) {
+        let late = self.rng.chance(self.faults.late);
+        let micros = if late { 20_000_000 + self.rng.below(20_000_000) } else { self.rng.below(3000) };
+        self.send_after(Duration::from_micros(micros), event);
+    }
+
+    /// Random jobs over a few shared prefixes, within the first milliseconds.
+    pub fn submit_jobs(&mut self, jobs: u64) {
+        for n in 0..jobs {
+            let job = self.job(n);
+            let at = Duration::from_micros(self.rng.below(100_000));
+            if self.rng.chance(self.faults.abort) {
+                let after = at + Duration::from_micros(self.rng.below(60_000));
+                self.send_after(after, Event::AbortPrefill(job.key));
+                let skew = Duration::from_micros(self.rng.below(5000));
+                self.send_after(after + skew, Event::AbortDecode(job.key));
+            }
+            self.send_after(at, Event::Submit(job));
+        }
+        if self.rng.chance(self.faults.lost_conductor) {
+            let at = Duration::from_micros(self.rng.below(100_000));
+            self.send_after(at, Event::ConductorLost(ConductorId(1)));
+        }
+    }
+
+    fn job(&mut self, n: u64) -> PrefillJob {
+        let (base, len) = (self.rng.below(3), 1 + self.rng.below(40) as usize);
+        let shared = self.rng.below(40) as usize;
+        let token = |position: usize| if position < shared { base + position as u64 } else { n + position as u64 };
+        let tokens: Vec<_> = (0..len).map(|position| (token(position) % u64::from(VOCAB)) as u32).collect();
+        let sampling = SamplingParams {
+            max_tokens: 1 + self.rng.below(24) as u32,
+            stop_token_ids: vec![self.rng.below(VOCAB.into()) as u32],
+            prompt_logprobs: self.rng.chance(10).then_some(2),
+            ..SamplingParams::default()
+        };
+        PrefillJob {
+            key: key(n),
+            conductor: ConductorId(self.rng.below(2)),
+            tokens: tokens.into(),
+            decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(target),
+            sampling: Arc::new(sampling),
+            salt: Arc::from([]),
+            priority: self.rng.below(3) as i32,
+        }
+    }
+
+    /// Runs until nothing is on its way and no deadline is left.
+    pub fn run(&mut self) {
+        for _ in 0..1_000_000 {
+            let event = self.events.keys().next().map(|(at, _)| *at);
+            let wakeup = [self.prefill.next_wakeup(), self.decode.next_wakeup()].into_iter().flatten().min();
+            match (event, wakeup) {
+                (None, None) => return,
+                (Some(at), wakeup) if wakeup.is_none_or(|wakeup| at <= wakeup) => {
+                    let ((at, _), event) = self.events.pop_first().unwrap();
+                    self.now = at;
+                    self.deliver(event);
+                }
+                (_, Some(wakeup)) => {
+                    self.now = wakeup;
+                    self.prefill.on_wakeup(wakeup);
+                    self.decode.on_wakeup(wakeup);
+                }
+                (Some(_), None) => unreachable!("taken above"),
+            }
+            self.carry_out();
+            self.prefill.check_integrity().unwrap();
+            self.decode.check_integrity().unwrap();
+        }
+        panic!("the world does not come to rest");
+    }
+
+    fn deliver(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Submit(job) => self.on_submit(job),
+            Event::AbortPrefill(key) => {
+                // Not here where its conductor was lost before it came.
+                if let Some(story) = self.stories.get_mut(&key) {
+                    story.aborted = true;
+                }
+                self.prefill.on_abort(now, key);
+            }
+            Event::AbortDecode(key) => self.decode.on_abort(now, key),
+            Event::ConductorLost(conductor) => {
+                self.lost.insert(conductor);
+                self.prefill.on_conductor_lost(now, conductor);
+                self.decode.on_conductor_lost(now, conductor);
+            }
+            Event::GrantRequest(request) => self.decode.on_grant_request(now, request),
+            Event::GrantReply(key, reply) => self.prefill.on_grant_reply(now, key, reply),
+            Event::PrefillLayer(plan, layer) => {
+                self.prefill_arena.compute_layer(&plan, layer);
+                self.prefill.on_kv_ready(now, plan.id, layer);
+            }
+            Event::PrefillStep(plan, ok) => {
+                let result = if ok { Ok(outputs(&plan)) } else { Err(unavailable("step fault")) };
+                self.prefill.on_step_done(now, plan.id, result);
+            }
+            Event::Land(write) => self.on_land(write),
+            Event::Arrival(grant, push, bytes) => self.decode.on_arrival(now, grant, push, bytes),
+            Event::PushDone(key, push, result) => self.prefill.on_push_done(now, key, push, result),
+            Event::Handover(handover) => self.decode.on_handover(now, handover),
+            Event::HandoverReply(key, reply) => self.prefill.on_handover_reply(now, key, reply),
+            Event::ReleaseGrant(key, grant) => self.decode.on_release_grant(now, key, grant),
+            Event::Fenced(grant) => {
+                self.open_grants.remove(&grant);
+                self.decode.on_grant_fenced(now, grant);
+            }
+            Event::DecodeStep(plan, ok) => {
+                for layer in 0..NUM_LAYERS {
+                    self.decode_arena.compute_layer(&plan, layer);
+                }
+                let result = if ok { Ok(outputs(&plan)) } else { Err(unavailable("step fault")) };
+                self.decode.on_step_done(now, plan.id, result);
+            }
+        }
+    }
+
+    fn on_submit(&mut self, job: PrefillJob) {
+        if self.lost.contains(&job.conductor) {
+            return;
+        }
+        let story = Story {
+            job: job.clone(),
+            aborted: false,
+            tokens: Vec::new(),
+            finish: None,
+            prefill_ends: 0,
+            decode_ends: 0,
+            handed_over: None,
+            accepted: false,
+            granted_blocks: None,
+        };
+        self.stories.insert(job.key, story);
+        self.prefill.on_submit(self.now, job);
+    }
+
+    /// The bytes of a push land, if the grant is open and nobody cancelled it.
+    fn on_land(&mut self, write: Write) {
+        let bytes = write.spans.len() as u64 * 4 * 2 * BLOCK_TOKENS as u64;
+        let fault = self.rng.chance(self.faults.push);
+        // A write that fails or is cancelled may have landed in part.
+        let cancelled = self.cancelled.contains(&write.key);
+        let open = self.open_grants.contains(&write.grant);
+        let landed = match (open, fault || cancelled) {
+            (false, _) => 0,
+            (true, true) => self.rng.below(write.spans.len() as u64 + 1) as usize,
+            (true, false) => write.spans.len(),
+        };
+        for span in &write.spans[..landed] {
+            let value = self.prefill_arena.read(span.layer, span.source);
+            self.decode_arena.write(span.layer, span.destination, value);
+        }
+        if !open || fault || cancelled {
+            self.counts.failed_pushes += 1;
+            return self.send(Event::PushDone(write.key, write.push, Err(unavailable("push fault"))));
+        }
+        self.send_after(Duration::ZERO, Event::Arrival(write.grant, write.push, bytes));
+        if self.rng.chance(self.faults.late) {
+            self.send(Event::Arrival(write.grant, write.push, bytes));
+        }
+        let report = PushReport { bytes, transport: "fake".into(), started: write.started, completed: self.now };
+        self.send(Event::PushDone(write.key, write.push, Ok(report)));
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(effect) = self.prefill.poll_effect() {
+            self.record(&effect);
+            self.on_prefill_effect(effect);
+        }
+        while let Some(effect) = self.decode.poll_effect() {
+            self.record(&effect);
+            self.on_decode_effect(effect);
+        }
+    }
+
+    fn record(&mut self, effect: &impl std::fmt::Debug) {
+        let at = (self.now - self.start).as_nanos();
+        let text = format!("{at} {effect:?}");
+        self.trace = super::engine::hash([self.trace].into_iter().chain(text.bytes().map(u64::from)));
+    }
+
+    fn on_prefill_effect(&mut self, effect: PrefillEffect) {
+        match effect {
+            PrefillEffect::RequestGrant { request, .. } => match self.rng.chance(self.faults.grant) {
+                true => self.send(Event::GrantReply(request.key, Err(unavailable("grant fault")))),
+                false => self.send(Event::GrantRequest(request)),
+            },
+            PrefillEffect::RunStep(plan) => self.run_prefill(plan),
+            PrefillEffect::Push { key, push, grant, spans, .. } => {
+                let write = Write { key, push, grant, spans, started: self.now };
+                self.send(Event::Land(write));
+            }
+            PrefillEffect::CancelPushes { key } => {
+                self.cancelled.insert(key);
+            }
+            PrefillEffect::Handover { handover, .. } => {
+                if self.rng.chance(self.faults.handover) {
+                    self.send(Event::Handover(handover.clone()));
+                }
+                match self.rng.chance(self.faults.handover) {
+                    true => self.send(Event::HandoverReply(handover.key, Err(unavailable("hand-over fault")))),
+                    false => self.send(Event::Handover(handover)),
+                }
+            }
+            PrefillEffect::ReleaseGrant { key, grant, .. } => {
+                // A release that is lost: the grant expires.
+                if !self.rng.chance(self.faults.grant) {
+                    self.send(Event::ReleaseGrant(key, grant));
+                }
+            }
+            PrefillEffect::Emit { key, event, .. } => self.on_prefill_event(key, event),
+        }
+    }
+
+    fn run_prefill(&mut self, plan: StepPlan) {
+        self.counts.shared_chunks += u32::from(plan.sequences.len() > 1);
+        let (plan, ok) = (Arc::new(plan), !self.rng.chance(self.faults.step));
+        let mut at = Duration::ZERO;
+        for layer in 0..NUM_LAYERS {
+            at += Duration::from_micros(1 + self.rng.below(2000));
+            self.send_after(at, Event::PrefillLayer(plan.clone(), layer));
+        }
+        at += Duration::from_micros(1 + self.rng.below(2000));
+        self.send_after(at, Event::PrefillStep(plan, ok));
+    }
+
+    fn on_decode_effect(&mut self, effect: DecodeEffect) {
+        match effect {
+            DecodeEffect::OpenGrant { key, reply, .. } => {
+                self.counts.held_blocks += u64::from(reply.held_blocks);
+                self.stories.get_mut(&key).unwrap().granted_blocks = Some(reply.blocks.len());
+                if self.rng.chance(self.faults.grant) {
+                    self.decode.on_release_grant(self.now, key, reply.grant);
+                    return self.send(Event::GrantReply(key, Err(unavailable("open fault"))));
+                }
+                self.open_grants.insert(reply.grant);
+                self.send(Event::GrantReply(key, Ok(reply)));
+            }
+            DecodeEffect::RefuseGrant { key, refused } => {
+                self.counts.refused_grants += 1;
+                self.send(Event::GrantReply(key, Err(refused)));
+            }
+            DecodeEffect::RevokeGrant { grant } => {
+                self.counts.quarantined += 1;
+                self.send(Event::Fenced(grant));
+            }
+            DecodeEffect::HandoverReply { key, result } => {
+                self.stories.get_mut(&key).unwrap().accepted |= result.is_ok();
+                let lost = self.rng.chance(self.faults.handover);
+                let reply = if lost { Err(unavailable("reply fault")) } else { result };
+                self.send(Event::HandoverReply(key, reply));
+            }
+            DecodeEffect::RunStep(plan) => {
+                self.counts.batched_steps += u32::from(plan.sequences.len() > 1);
+                let ok = !self.rng.chance(self.faults.step);
+                let took = Duration::from_micros(1 + self.rng.below(3000));
+                self.send_after(took, Event::DecodeStep(Arc::new(plan), ok));
+            }
+            DecodeEffect::Emit { events, .. } => {
+                for (key, event) in events {
+                    self.on_decode_event(key, event);
+                }
+            }
+        }
+    }
+
+    fn on_prefill_event(&mut self, key: RequestKey, event: PrefillEvent) {
+        let story = self.stories.get_mut(&key).unwrap();
+        assert!(!self.lost.contains(&story.job.conductor), "a lost conductor is told {event:?}");
+        match event {
+            PrefillEvent::Started { cached_tokens, .. } => self.counts.cached_tokens += u64::from(cached_tokens),
+            PrefillEvent::FirstToken { token, finish, prompt_logprobs, .. } => {
+                assert!(story.tokens.is_empty() && story.prefill_ends == 0);
+                let wanted = if story.job.sampling.prompt_logprobs.is_some() { story.job.tokens.len() } else { 0 };
+                assert_eq!(prompt_logprobs.len(), wanted);
+                story.tokens.push(token);
+                story.finish = finish;
+                story.prefill_ends += u32::from(finish.is_some());
+            }
+            PrefillEvent::HandedOver(transfer) => {
+                story.prefill_ends += 1;
+                story.handed_over = Some(transfer);
+            }
+            PrefillEvent::Failed(refused) => {
+                story.prefill_ends += 1;
+                self.counts.refused_at_once += u32::from(refused.message.contains("p0"));
+            }
+        }
+    }
+
+    fn on_decode_event(&mut self, key: RequestKey, event: DecodeEvent) {
+        let story = self.stories.get_mut(&key).unwrap();
+        assert_eq!(story.decode_ends, 0, "an event after the end: {event:?}");
+        match event {
+            DecodeEvent::Token { index, token, finish, queue, .. } => {
+                assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), index == 1));
+                story.tokens.push(token);
+                story.finish = finish;
+                story.decode_ends += u32::from(finish.is_some());
+            }
+            DecodeEvent::Failed(_) => story.decode_ends += 1,
+        }
+    }
+
+    /// Everything that must hold once the world is at rest.
+    pub fn check(&mut self) {
+        for (key, story) in &self.stories {
+            check_story(story, self.lost.contains(&story.job.conductor), key);
+            match (story.finish, story.aborted) {
+                (Some(_), _) => self.counts.finished += 1,
+                (None, true) => self.counts.aborted += 1,
+                (None, false) => self.counts.failed += 1,
+            }
+        }
+        assert!(self.prefill.is_idle() && self.decode.is_idle());
+        for load in [self.prefill.load(), self.decode.load()] {
+            assert_eq!((load.blocks_used, load.blocks_reserved, load.running, load.waiting), (0, 0, 0, 0));
+            assert_eq!(load.queued_tokens, 0);
+        }
+        self.prefill.check_integrity().unwrap();
+        self.decode.check_integrity().unwrap();
+    }
+}
+
+fn check_story(story: &Story, lost: bool, key: &RequestKey) {
+    let (expected, finish) = reference(&story.job.tokens, &story.job.sampling, CONTEXT as usize);
+    assert!(expected.starts_with(&story.tokens), "{key:?}: {:?} is no prefix of {expected:?}", story.tokens);
+    if story.finish.is_some() {
+        assert_eq!((story.tokens.len(), story.finish), (expected.len(), Some(finish)), "{key:?}");
+    }
+    let silent = story.aborted || lost;
+    assert!(story.prefill_ends == 1 || silent && story.prefill_ends == 0, "{key:?} at prefill: {story:?}");
+    let taken_over = u32::from(story.accepted);
+    assert!(story.decode_ends == taken_over || silent && story.decode_ends == 0, "{key:?} at decode: {story:?}");
+    if let Some(transfer) = &story.handed_over {
+        let blocks = story.granted_blocks.unwrap() as u64;
+        let bytes = blocks * u64::from(NUM_LAYERS) * 4 * 2 * BLOCK_TOKENS as u64;
+        assert_eq!(transfer.bytes, bytes, "{key:?}");
+        assert!(transfer.bytes_at_compute_end <= bytes);
+        assert_eq!(transfer.transport.is_empty(), bytes == 0);
+    }
+}
