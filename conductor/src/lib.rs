@@ -1,1 +1,24 @@
 //! The front door: tokenizes, places, admits, relays.
+//!
+//! `main` calls [`run`]. `front_door` takes a request in, `relay` carries its events to the client, `membership` and `nodes` keep the sessions with the nodes,
+//! `grpc` and `http` translate. What decides is `baton_scheduler::Cluster`.
+//!
+//! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and its charges end with it.
+
+pub mod config;
+pub mod metrics;
+
+mod error;
+mod front_door;
+mod grpc;
+mod http;
+mod live;
+mod membership;
+mod nodes;
+mod output;
+mod prompt;
+mod relay;
+mod server;
+
+pub use error::GenerateError;
+pub use server::run;

@@ -1,1 +1,17 @@
-//! Computes prompts and pushes their KV cache, layer by layer.
+//! The prefill node: carries out what `baton_scheduler::PrefillCore` decides.
+//!
+//! **Invariant**: every effect that names an answer gets it exactly once, whatever happens to the peer; a block is not given back to the core while the transfer
+//! engine still reads it.
+
+mod metrics;
+mod role;
+
+pub use metrics::METRICS;
+
+use baton_types::NodeRole;
+use baton_worker::config::Settings;
+
+/// Serves until a signal, then drains.
+pub fn run(settings: Settings) -> anyhow::Result<()> {
+    baton_worker::run::<role::PrefillRole>(NodeRole::Prefill, METRICS, settings, role::PrefillRole::new)
+}

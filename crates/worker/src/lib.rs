@@ -1,1 +1,28 @@
-//! What both node kinds share: the session with conductors, the engine thread, pushes, drain.
+//! What both node kinds share: sessions with conductors, registration, the engine's thread, the loop, and the way up and down.
+//!
+//! `prefill-node` and `decode-node` give a [`Role`] to [`run`]. Everything that happens reaches the role as an [`Input`], on one task.
+//!
+//! **Invariants**: the loop never waits for anything but its inputs; a conductor's session is the lifeline of its requests.
+
+pub mod config;
+
+mod engine_thread;
+mod input;
+mod main_fn;
+mod metrics;
+mod node;
+mod node_loop;
+mod peers;
+mod profile;
+mod register;
+mod service;
+mod sessions;
+
+pub use engine_thread::{EngineEvent, EngineThread};
+pub use input::{GrantAnswer, Input, IntegrityReport};
+pub use main_fn::main_of;
+pub use metrics::{METRICS, StepMetrics};
+pub use node::{NodeParts, run};
+pub use node_loop::{NodeLoop, Role};
+pub use peers::{Peers, refused};
+pub use sessions::Sessions;

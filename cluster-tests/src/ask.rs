@@ -1,0 +1,151 @@
+//! A request and its answer.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt;
+use baton_proto::v1::generate_response::Event;
+
+use crate::cluster::Cluster;
+
+/// A request.
+#[derive(Debug, Clone)]
+pub struct Ask(pub v1::GenerateRequest);
+
+/// What came back.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// The request's id.
+    pub request_id: String,
+    /// The prompt's tokens.
+    pub prompt_token_ids: Vec<u32>,
+    /// The output's tokens.
+    pub token_ids: Vec<u32>,
+    /// Its text.
+    pub text: String,
+    /// One per token, where asked for.
+    pub logprobs: Vec<v1::TokenLogprobs>,
+    /// One per position of the prompt, where asked for.
+    pub prompt_logprobs: Vec<v1::TokenLogprobs>,
+    /// The last message.
+    pub finished: v1::Finished,
+    /// Time to the first token, as the client sees it.
+    pub ttft: Duration,
+    /// Gaps between the messages with tokens, as the client sees them.
+    pub gaps: Vec<Duration>,
+}
+
+impl Answer {
+    /// The hand-over.
+    pub fn kv_transfer(&self) -> v1::KvTransfer {
+        self.finished.timeline.as_ref().and_then(|timeline| timeline.kv_transfer.clone()).unwrap_or_default()
+    }
+
+    /// Prompt tokens that were not computed.
+    pub fn cached_tokens(&self) -> u32 {
+        self.finished.usage.map(|usage| usage.cached_tokens).unwrap_or_default()
+    }
+}
+
+impl Ask {
+    fn new(prompt: Prompt) -> Self {
+        Self(v1::GenerateRequest {
+            prompt: Some(prompt),
+            sampling: Some(v1::SamplingParameters::default()),
+            ..Default::default()
+        })
+    }
+
+    /// Plain text; special tokens in it are parsed.
+    pub fn text(text: &str) -> Self {
+        Self::new(Prompt::Text(v1::TextPrompt { text: text.into(), parse_special: true }))
+    }
+
+    /// One message of a user.
+    pub fn user(content: &str) -> Self {
+        Self::messages(&[("user", content)])
+    }
+
+    /// A conversation.
+    pub fn messages(messages: &[(&str, &str)]) -> Self {
+        let message = |(role, content): &(&str, &str)| v1::ChatMessage { role: (*role).into(), content: (*content).into() };
+        Self::new(Prompt::Messages(v1::MessagesPrompt { messages: messages.iter().map(message).collect() }))
+    }
+
+    /// Tokens.
+    pub fn tokens(ids: impl Into<Vec<u32>>) -> Self {
+        Self::new(Prompt::TokenIds(v1::TokenIds { ids: ids.into() }))
+    }
+
+    /// Changes the sampling parameters.
+    pub fn sampling(mut self, change: impl FnOnce(&mut v1::SamplingParameters)) -> Self {
+        change(self.0.sampling.get_or_insert_default());
+        self
+    }
+
+    /// Most tokens to generate.
+    pub fn max_tokens(self, n: u32) -> Self {
+        self.sampling(|sampling| sampling.max_tokens = Some(n))
+    }
+
+    /// The model's end tokens do not end the output.
+    pub fn ignore_eos(self) -> Self {
+        self.sampling(|sampling| sampling.ignore_eos = true)
+    }
+
+    /// Draws with this seed at this temperature.
+    pub fn seeded(self, seed: u64, temperature: f32) -> Self {
+        self.sampling(|sampling| {
+            sampling.seed = Some(seed);
+            sampling.temperature = Some(temperature);
+        })
+    }
+}
+
+impl Cluster {
+    /// Asks and waits for the whole answer.
+    pub async fn ask(&self, ask: Ask) -> anyhow::Result<Answer> {
+        let began = Instant::now();
+        let mut stream = self.inference().generate(ask.0).await?.into_inner();
+        let (mut answer, mut last, mut ended) = (Answer::default(), None, false);
+        while let Some(response) = stream.message().await? {
+            anyhow::ensure!(!ended, "something came after Finished");
+            match response.event.context("a response without an event")? {
+                Event::Accepted(accepted) => {
+                    answer.request_id = accepted.request_id;
+                    answer.prompt_token_ids = accepted.prompt_token_ids;
+                }
+                Event::Delta(delta) => {
+                    let now = Instant::now();
+                    match last.replace(now) {
+                        None => answer.ttft = now - began,
+                        Some(before) => answer.gaps.push(now - before),
+                    }
+                    anyhow::ensure!(delta.index as usize == answer.token_ids.len(), "token {} after {}", delta.index, answer.token_ids.len());
+                    answer.token_ids.extend(delta.token_ids);
+                    answer.text.push_str(&delta.text);
+                    answer.logprobs.extend(delta.logprobs);
+                }
+                Event::PromptLogprobs(logprobs) => answer.prompt_logprobs = logprobs.positions,
+                Event::Finished(finished) => {
+                    answer.finished = finished;
+                    ended = true;
+                }
+            }
+        }
+        anyhow::ensure!(ended, "the stream ended without Finished");
+        Ok(answer)
+    }
+
+    /// Asks, and gives the refusal's code and message.
+    pub async fn refused(&self, ask: Ask) -> (tonic::Code, String) {
+        match self.ask(ask).await {
+            Ok(answer) => panic!("served: {answer:?}"),
+            Err(error) => match error.downcast::<tonic::Status>() {
+                Ok(status) => (status.code(), status.message().to_owned()),
+                Err(error) => panic!("no status: {error:#}"),
+            },
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A cluster of real processes on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use baton_proto::{MAX_MESSAGE_BYTES, v1};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::process::Process;
+
+/// How long the cluster may take until every node takes requests.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What kind of cluster.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    model: Option<PathBuf>,
+    prefill: usize,
+    decode: usize,
+    conductor_flags: Vec<String>,
+    prefill_flags: Vec<String>,
+    decode_flags: Vec<String>,
+}
+
+/// A running cluster; everything is killed when it is dropped.
+pub struct Cluster {
+    /// The front door.
+    pub conductor: Process,
+    /// Prefill nodes, `prefill-0` on.
+    pub prefill: Vec<Process>,
+    /// Decode nodes, `decode-0` on.
+    pub decode: Vec<Process>,
+    channel: Channel,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// A cluster with the mock engine, 1 + 1.
+    pub fn mock() -> Builder {
+        Builder {
+            model: None,
+            prefill: 1,
+            decode: 1,
+            conductor_flags: Vec::new(),
+            prefill_flags: Vec::new(),
+            decode_flags: Vec::new(),
+        }
+    }
+
+    /// A cluster with a model, 1 + 1, one thread each.
+    pub fn model(path: &Path) -> Builder {
+        Builder { model: Some(path.to_owned()), ..Self::mock() }
+    }
+}
+
+fn flags(list: &[&str]) -> impl Iterator<Item = String> {
+    list.iter().map(ToString::to_string)
+}
+
+impl Builder {
+    /// Number of prefill nodes.
+    pub fn prefill(mut self, n: usize) -> Self {
+        self.prefill = n;
+        self
+    }
+
+    /// Number of decode nodes.
+    pub fn decode(mut self, n: usize) -> Self {
+        self.decode = n;
+        self
+    }
+
+    /// More flags for the conductor.
+    pub fn conductor_flags(mut self, list: &[&str]) -> Self {
+        self.conductor_flags.extend(flags(list));
+        self
+    }
+
+    /// More flags for prefill nodes.
+    pub fn prefill_flags(mut self, list: &[&str]) -> Self {
+        self.prefill_flags.extend(flags(list));
+        self
+    }
+
+    /// More flags for decode nodes.
+    pub fn decode_flags(mut self, list: &[&str]) -> Self {
+        self.decode_flags.extend(flags(list));
+        self
+    }
+
+    /// More flags for all nodes.
+    pub fn node_flags(self, list: &[&str]) -> Self {
+        self.prefill_flags(list).decode_flags(list)
+    }
+
+    fn engine(&self) -> Vec<String> {
+        match &self.model {
+            Some(path) => vec!["--model".into(), path.display().to_string()],
+            None => flags(&["--engine", "mock"]).collect(),
+        }
+    }
+
+    /// Starts one node and waits until it is up (not until the conductor has it).
+    pub async fn start_node(&self, role: &str, index: usize, conductor: &str, folder: &Path) -> anyhow::Result<Process> {
+        let name = format!("{role}-{index}");
+        let mut arguments = self.engine();
+        arguments.extend(flags(&["--name", &name, "--conductor", conductor]));
+        arguments.extend(if role == "prefill" { self.prefill_flags.clone() } else { self.decode_flags.clone() });
+        if !arguments.iter().any(|flag| flag == "--threads") {
+            arguments.extend(flags(&["--threads", "1"]));
+        }
+        Process::start(&format!("baton-{role}"), &arguments, folder.join(format!("{name}.log"))).await
+    }
+
+    /// Starts everything and waits until every node takes requests.
+    pub async fn start(self) -> anyhow::Result<Cluster> {
+        let folder = tempfile::tempdir()?;
+        let mut arguments = self.engine();
+        arguments.extend(flags(&["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]));
+        arguments.extend(self.conductor_flags.clone());
+        let conductor = Process::start("baton-conductor", &arguments, folder.path().join("conductor.log")).await?;
+        let address = format!("http://{}", conductor.ready.grpc);
+        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        for index in 0..self.prefill {
+            prefill.push(self.start_node("prefill", index, &address, folder.path()).await?);
+        }
+        for index in 0..self.decode {
+            decode.push(self.start_node("decode", index, &address, folder.path()).await?);
+        }
+        let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;
+        let cluster = Cluster { conductor, prefill, decode, channel, folder };
+        cluster.wait_ready(self.prefill + self.decode).await?;
+        Ok(cluster)
+    }
+}
+
+impl Cluster {
+    /// A client of the front door.
+    pub fn inference(&self) -> v1::inference_client::InferenceClient<Channel> {
+        let client = v1::inference_client::InferenceClient::new(self.channel.clone());
+        client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    /// An operator's client.
+    pub fn operator(&self) -> v1::cluster_client::ClusterClient<Channel> {
+        v1::cluster_client::ClusterClient::new(self.channel.clone())
+    }
+
+    /// `http://host:port` of the HTTP port.
+    pub fn http(&self) -> String {
+        format!("http://{}", self.conductor.ready.http.as_deref().unwrap_or_default())
+    }
+
+    /// Where logs are.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The nodes as the conductor sees them.
+    pub async fn nodes(&self) -> anyhow::Result<Vec<v1::NodeStatus>> {
+        Ok(self.operator().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes)
+    }
+
+    /// Waits until exactly this many nodes take requests.
+    pub async fn wait_ready(&self, count: usize) -> anyhow::Result<()> {
+        let what = format!("{count} nodes that are ready");
+        self.wait_for(&what, READY_TIMEOUT, || async {
+            let nodes = self.nodes().await?;
+            Ok(nodes.iter().filter(|node| node.state == "ready").count() == count)
+        })
+        .await
+    }
+
+    /// Waits for something that must come true in time.
+    pub async fn wait_for<F>(&self, what: &str, limit: Duration, check: impl Fn() -> F) -> anyhow::Result<()>
+    where
+        F: Future<Output = anyhow::Result<bool>>,
+    {
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            if check().await.with_context(|| format!("waiting for {what}"))? {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bail!("no {what} within {limit:?}; nodes: {:#?}", self.nodes().await?)
+    }
+
+    /// Every node proves that each block is accounted for; gives back their loads.
+    pub async fn check_integrity(&self) -> anyhow::Result<Vec<(String, v1::Load)>> {
+        let checked = self.operator().check_integrity(v1::CheckClusterIntegrityRequest {}).await?.into_inner();
+        let mut loads = Vec::new();
+        for node in checked.nodes {
+            anyhow::ensure!(node.problem.is_empty(), "{}: {}", node.node, node.problem);
+            loads.push((node.node, node.load.unwrap_or_default()));
+        }
+        Ok(loads)
+    }
+
+    /// Waits until no node holds a block for a request, then checks that each block is accounted for.
+    pub async fn wait_idle(&self, limit: Duration) -> anyhow::Result<()> {
+        self.wait_for("idle cluster", limit, || async {
+            Ok(self.check_integrity().await?.iter().all(|(_, load)| {
+                load.running == 0 && load.waiting == 0 && load.blocks_used == 0 && load.blocks_reserved == 0
+            }))
+        })
+        .await
+    }
+
+    /// Drains everything, the conductor first, and checks that each process ended well.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.conductor.stop().await.context("conductor")?;
+        for process in self.prefill.into_iter().chain(self.decode) {
+            process.stop().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! One process of the cluster.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// A model may have to be loaded, on a machine that does other things too.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// A drain that takes longer is stuck.
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Where a process listens, as its `READY` line says.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Ready {
+    /// Address of its gRPC services.
+    pub grpc: String,
+    /// Address of its HTTP port, where it has one.
+    pub http: Option<String>,
+}
+
+/// A running process; killed when dropped.
+pub struct Process {
+    child: Child,
+    /// Where it listens.
+    pub ready: Ready,
+    /// Its log.
+    pub log: PathBuf,
+}
+
+/// Path of a binary of the workspace, built by `cargo build --bins` beside this test.
+pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    // target/<profile>/deps/<test>
+    let folder = test.parent().and_then(|deps| deps.parent()).context("the test is not in a target folder")?;
+    let path = folder.join(name);
+    anyhow::ensure!(path.exists(), "{} does not exist: run `cargo build --release --workspace --bins` (make test does)", path.display());
+    Ok(path)
+}
+
+impl Process {
+    /// Starts a binary and waits until it is ready.
+    pub async fn start(name: &str, arguments: &[String], log: PathBuf) -> anyhow::Result<Self> {
+        let mut command = Command::new(binary(name)?);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        command.stderr(std::fs::File::create(&log)?);
+        // The test's own environment must not decide settings.
+        for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
+            command.env_remove(key);
+        }
+        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let stdout = child.stdout.take().context("no stdout")?;
+        let ready = tokio::time::timeout(START_TIMEOUT, ready(stdout)).await;
+        match ready {
+            Ok(Ok(ready)) => Ok(Self { child, ready, log }),
+            Ok(Err(error)) => bail!("{name}: {error}; its log: {}", std::fs::read_to_string(&log)?),
+            Err(_) => bail!("{name} was not ready within {START_TIMEOUT:?}; its log: {}", std::fs::read_to_string(&log)?),
+        }
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap_or(0)
+    }
+
+    /// Resident memory, bytes.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid()))?;
+        let pages: u64 = statm.split_whitespace().nth(1).context("statm")?.parse()?;
+        Ok(pages * 4096)
+    }
+
+    /// Ends it at once, as a crash would.
+    pub async fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().await.context("kill")
+    }
+
+    /// Asks it to drain, and waits for its exit status.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        let pid = self.pid();
+        let status = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+        anyhow::ensure!(status.success(), "kill -TERM {pid}");
+        let exit = tokio::time::timeout(STOP_TIMEOUT, self.child.wait()).await;
+        let exit = exit.with_context(|| format!("process {pid} did not stop; its log: {}", self.log.display()))??;
+        anyhow::ensure!(exit.success(), "process {pid} ended with {exit}; its log: {}", std::fs::read_to_string(&self.log)?);
+        Ok(())
+    }
+}
+
+/// Reads lines up to `READY {...}`, and goes on reading so that the process never waits for us.
+async fn ready(stdout: tokio::process::ChildStdout) -> anyhow::Result<Ready> {
+    let mut lines = BufReader::new(stdout).lines();
+    while let Some(line) = lines.next_line().await? {
+        if let Some(json) = line.strip_prefix("READY ") {
+            let ready = serde_json::from_str(json)?;
+            #[allow(clippy::disallowed_methods)] // a test's helper, which ends with the process' output
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            return Ok(ready);
+        }
+    }
+    bail!("it ended before it was ready")
+}

@@ -1,0 +1,254 @@
+//! The real binaries with the mock engine: the control plane and the transfers are real, and the tokens depend on every byte that moved.
+
+use std::time::Duration;
+
+use baton_cluster_tests::{Ask, Cluster};
+use tonic::Code;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
+    (0..tokens).map(|i| 32 + (i * 7 + salt * 13) % 90).collect()
+}
+
+#[tokio::test]
+async fn a_request_crosses_the_cluster_and_leaves_nothing_behind() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let answer = cluster.ask(Ask::tokens(prompt(100, 0)).max_tokens(20)).await?;
+    assert_eq!(answer.token_ids.len(), 20);
+    assert_eq!(answer.finished.finish_reason, "length");
+    assert_eq!((answer.finished.prefill_node.as_str(), answer.finished.decode_node.as_str()), ("prefill-0", "decode-0"));
+    // 7 blocks of 16 tokens x 16 bytes in 4 layers.
+    assert_eq!(answer.kv_transfer().bytes, 4 * 7 * 16 * 16);
+    assert_eq!(answer.kv_transfer().transport, "tcp");
+    let usage = answer.finished.usage.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (100, 20, 0));
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Result<()> {
+    let asks: Vec<_> = (0..16).map(|i| Ask::tokens(prompt(30 + 37 * i, i)).max_tokens(12).seeded(u64::from(i), 0.8)).collect();
+    let small = Cluster::mock().node_flags(&["--block-tokens", "16"]).start().await?;
+    let mut alone = Vec::new();
+    for ask in &asks {
+        alone.push(small.ask(ask.clone()).await?.token_ids);
+    }
+    small.wait_idle(SECOND).await?;
+    small.stop().await?;
+
+    let large = Cluster::mock().prefill(2).decode(2).prefill_flags(&["--chunk-tokens", "64"]).start().await?;
+    for round in 0..2 {
+        let together = futures_join(asks.iter().map(|ask| large.ask(ask.clone()))).await;
+        for (i, (answer, expected)) in together.into_iter().zip(&alone).enumerate() {
+            assert_eq!(&answer?.token_ids, expected, "request {i}, round {round}");
+        }
+    }
+    large.wait_idle(SECOND).await?;
+    large.stop().await
+}
+
+/// Runs futures together and gives their outputs in order.
+async fn futures_join<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    let mut outputs: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (future, output) in futures.iter_mut().zip(&mut outputs) {
+            if output.is_none() {
+                if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
+                    *output = Some(value);
+                }
+            }
+        }
+        if outputs.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}
+
+#[tokio::test]
+async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let ask = Ask::tokens(prompt(1500, 3)).max_tokens(8);
+    let first = cluster.ask(ask.clone()).await?;
+    let second = cluster.ask(ask).await?;
+    assert_eq!(second.token_ids, first.token_ids);
+    assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
+    // Of 94 blocks only the last, partial one moves again.
+    assert_eq!(first.kv_transfer().bytes, 4 * 94 * 256);
+    assert_eq!(second.kv_transfer().bytes, 4 * 256);
+
+    // The next turn begins with the prompt and the answer of this one: the decode node holds those blocks, too.
+    let mut turn = prompt(1500, 3);
+    turn.extend(&first.token_ids);
+    turn.extend(prompt(40, 9));
+    let next = cluster.ask(Ask::tokens(turn).max_tokens(4)).await?;
+    assert_eq!(next.cached_tokens(), 1488);
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn one_token_or_scoring_needs_no_decode_node() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let ask = Ask::tokens(prompt(50, 1)).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(3));
+    let answer = cluster.ask(ask).await?;
+    assert_eq!((answer.token_ids.len(), answer.prompt_logprobs.len()), (1, 50));
+    assert!(answer.prompt_logprobs[..49].iter().all(|p| p.logprob.is_some() && p.top.len() == 3));
+    assert_eq!(answer.prompt_logprobs[49].top[0].token_id, answer.token_ids[0]);
+    assert_eq!((answer.finished.decode_node.as_str(), answer.kv_transfer().bytes), ("", 0));
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "20000"]).start().await?;
+    for tokens_seen in [0, 1, 5] {
+        let ask = Ask::tokens(prompt(700, tokens_seen)).max_tokens(500).ignore_eos();
+        let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+        for _ in 0..=tokens_seen {
+            stream.message().await?;
+        }
+        drop(stream);
+        cluster.wait_idle(SECOND).await?;
+    }
+    // By name, from another connection.
+    let ask = Ask::tokens(prompt(100, 8)).max_tokens(500).ignore_eos();
+    let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) = stream.message().await?.and_then(|r| r.event) else {
+        panic!("no Accepted");
+    };
+    let abort = baton_proto::v1::AbortRequest { request_id: accepted.request_id };
+    cluster.inference().abort(abort.clone()).await?;
+    let ended = loop {
+        match stream.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("no status"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(ended.code(), Code::Cancelled);
+    cluster.wait_idle(SECOND).await?;
+    assert_eq!(cluster.inference().abort(abort).await.unwrap_err().code(), Code::NotFound);
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_before_any_work() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().decode_flags(&["--cache-blocks", "16"]).node_flags(&["--mock-base-us", "20000"]).start().await?;
+    // 256 tokens of room: one request of 100 + 150 takes it all.
+    let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
+    let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+    holder.message().await?;
+    let status = cluster.inference().generate(ask.0).await.expect_err("there is no room");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    assert!(status.metadata().get("retry-after").is_some());
+    // What can never fit is the request's fault.
+    let (code, message) = cluster.refused(Ask::tokens(prompt(300, 0)).max_tokens(5)).await;
+    assert_eq!(code, Code::InvalidArgument, "{message}");
+    drop(holder);
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow::Result<()> {
+    let mut cluster = Cluster::mock().prefill(2).decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
+    let ask = Ask::tokens(prompt(200, 4)).max_tokens(60).ignore_eos();
+    let expected = cluster.ask(ask.clone()).await?;
+    let name = expected.finished.decode_node.clone();
+
+    let mut stream = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+    let (mut tokens, mut killed, mut finished) = (Vec::new(), false, None);
+    while let Some(response) = stream.message().await? {
+        match response.event {
+            Some(baton_proto::v1::generate_response::Event::Delta(delta)) => tokens.extend(delta.token_ids),
+            Some(baton_proto::v1::generate_response::Event::Finished(last)) => finished = Some(last),
+            _ => {}
+        }
+        if tokens.len() >= 10 && !killed {
+            // Both, because either may have it.
+            let index = usize::from(name == "decode-1");
+            cluster.decode.remove(index).kill().await?;
+            killed = true;
+        }
+    }
+    assert_eq!(tokens, expected.token_ids, "nothing lost, repeated or changed");
+    assert!(finished.is_some());
+    cluster.wait_ready(3).await?;
+    cluster.wait_for("idle nodes", SECOND, || async {
+        let loads = cluster.nodes().await?;
+        Ok(loads.iter().filter(|n| n.state == "ready").all(|n| n.load.as_ref().is_some_and(|l| l.blocks_used == 0)))
+    })
+    .await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_drain_lets_requests_finish() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
+    let ask = Ask::tokens(prompt(64, 2)).max_tokens(80).ignore_eos();
+    let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+    stream.message().await?;
+    let rest = async {
+        let mut tokens = 0;
+        while let Some(response) = stream.message().await? {
+            if let Some(baton_proto::v1::generate_response::Event::Delta(delta)) = response.event {
+                tokens += delta.token_ids.len();
+            }
+        }
+        anyhow::Ok(tokens)
+    };
+    let (tokens, stopped) = tokio::join!(rest, cluster.stop());
+    stopped?;
+    assert_eq!(tokens?, 80);
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_node_means_unavailable_at_once() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().prefill(0).decode(0).start().await?;
+    let (code, message) = cluster.refused(Ask::text("hi")).await;
+    assert_eq!((code, message.as_str()), (Code::Unavailable, "no node is ready"));
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn the_http_port_answers() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let curl = |path: &str, body: Option<&str>| {
+        let mut command = tokio::process::Command::new("curl");
+        command.args(["--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", &format!("{}{path}", cluster.http())]);
+        if let Some(body) = body {
+            command.args(["--header", "content-type: application/json", "--data", body]);
+        }
+        async move {
+            let output = command.output().await?;
+            let text = String::from_utf8(output.stdout)?;
+            let (body, code) = text.rsplit_once('\n').unwrap_or(("", &text));
+            anyhow::Ok((code.to_owned(), body.to_owned()))
+        }
+    };
+    let (code, health) = curl("/health", None).await?;
+    assert_eq!(code, "200", "{health}");
+    let (_, models) = curl("/v1/models", None).await?;
+    assert!(models.contains("\"id\":\"mock\""), "{models}");
+    let (code, whole) = curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0}"#)).await?;
+    let whole: serde_json::Value = serde_json::from_str(&whole)?;
+    assert_eq!((code.as_str(), whole["usage"]["completion_tokens"].as_u64()), ("200", Some(5)));
+    let (_, events) = curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true}"#)).await?;
+    let text: String = events
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok())
+        .filter_map(|chunk| Some(chunk["choices"][0]["text"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
+    assert!(events.trim_end().ends_with("data: [DONE]"), "{events}");
+    let (code, error) = curl("/v1/completions", Some(r#"{"prompt": "hello", "temperature": -1}"#)).await?;
+    assert!(code == "400" && error.contains("temperature"), "{code} {error}");
+    let (_, metrics) = curl("/metrics", None).await?;
+    assert!(metrics.contains("baton_conductor_generation_tokens_total 10"), "{metrics}");
+    cluster.stop().await
+}

@@ -1,0 +1,239 @@
+//! The real binaries with a real model: what the cluster says is what the reference says, whichever way it was computed.
+
+use std::time::{Duration, Instant};
+
+use baton_cluster_tests::{Ask, Cluster, model};
+use baton_proto::v1;
+use serde::Deserialize;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Layers, K and V heads, head size and bytes per element of SmolLM2-135M in f16: bytes of one block of 16 tokens in all layers.
+const BLOCK_BYTES: u64 = 30 * (3 * 2 * 16 * 64 * 2);
+
+/// One prompt of the reference (f32, same file, Hugging Face transformers).
+#[derive(Deserialize)]
+struct Reference {
+    messages: Option<Vec<Message>>,
+    text: String,
+    prompt_ids: Vec<u32>,
+    greedy: Vec<Position>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    content: String,
+}
+
+#[derive(Deserialize)]
+struct Position {
+    id: u32,
+    top: Vec<(u32, f32)>,
+}
+
+impl Position {
+    fn margin(&self) -> f32 {
+        self.top[0].1 - self.top[1].1
+    }
+}
+
+fn reference() -> Vec<Reference> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/text/tests/fixtures/smollm2-135m-greedy.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn top_of(position: &v1::TokenLogprobs, token: u32) -> Option<f32> {
+    position.top.iter().find(|top| top.token_id == token).map(|top| top.logprob)
+}
+
+#[tokio::test]
+async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()> {
+    let Some(model) = model("tokens_and_log_probabilities_are_the_references") else { return Ok(()) };
+    let cluster = Cluster::model(&model).start().await?;
+    let (mut differences, mut positions) = (Vec::new(), 0);
+    for (index, entry) in reference().iter().enumerate() {
+        let text = cluster.ask(Ask::text(&entry.text).max_tokens(1)).await?;
+        assert_eq!(text.prompt_token_ids, entry.prompt_ids, "entry {index}: text");
+        if let Some(messages) = &entry.messages {
+            let messages: Vec<_> = messages.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
+            let templated = cluster.ask(Ask::messages(&messages).max_tokens(1)).await?;
+            assert_eq!(templated.prompt_token_ids, entry.prompt_ids, "entry {index}: messages");
+        }
+        // Teacher-forced: the prompt and the reference's tokens, scored.
+        let mut tokens = entry.prompt_ids.clone();
+        tokens.extend(entry.greedy.iter().map(|p| p.id));
+        let scored = cluster.ask(Ask::tokens(tokens.clone()).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(5))).await?;
+        assert_eq!(scored.prompt_logprobs.len(), tokens.len());
+        for (step, expected) in entry.greedy.iter().enumerate() {
+            let position = &scored.prompt_logprobs[entry.prompt_ids.len() - 1 + step];
+            positions += 1;
+            if expected.margin() >= 0.15 {
+                assert_eq!(position.top[0].token_id, expected.id, "entry {index}, step {step}");
+            }
+            let logprob = top_of(position, expected.top[0].0).unwrap_or_else(|| panic!("entry {index}, step {step}: not in the top 5"));
+            differences.push((logprob - expected.top[0].1).abs());
+        }
+        // Greedy: equal up to the first position where the reference itself is undecided.
+        let decided = entry.greedy.iter().take_while(|p| p.margin() >= 0.15).count();
+        let greedy = cluster.ask(Ask::tokens(entry.prompt_ids.clone()).max_tokens(entry.greedy.len() as u32)).await?;
+        let expected: Vec<_> = entry.greedy.iter().take(decided).map(|p| p.id).collect();
+        assert_eq!(greedy.token_ids[..decided.min(greedy.token_ids.len())], expected, "entry {index}");
+    }
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    let max = differences.iter().copied().fold(0.0, f32::max);
+    println!("{positions} positions: difference of log-probabilities {mean:.5} on average, {max:.5} at most");
+    assert!(mean < 0.03 && max < 0.25, "mean {mean}, max {max}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+/// Text of about that many tokens.
+fn long_text(words: usize) -> String {
+    let names = ["river", "stone", "lamp", "garden", "window", "paper", "cloud", "bridge", "winter", "song"];
+    let sentence = |i: usize| format!("The {} number {} stands near the {}. ", names[i % 10], i, names[(i * 7 + 3) % 10]);
+    (0..words).map(sentence).collect()
+}
+
+async fn prompt_of(cluster: &Cluster, tokens: usize) -> anyhow::Result<Vec<u32>> {
+    let ids = cluster.ask(Ask::text(&long_text(tokens / 8)).max_tokens(1)).await?.prompt_token_ids;
+    anyhow::ensure!(ids.len() >= tokens, "{} tokens", ids.len());
+    Ok(ids[..tokens].to_vec())
+}
+
+#[tokio::test]
+async fn a_long_prompt_moves_once_and_is_found_again() -> anyhow::Result<()> {
+    let Some(model) = model("a_long_prompt_moves_once_and_is_found_again") else { return Ok(()) };
+    let cluster = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]).start().await?;
+    // Another prompt than the one that is measured: its blocks must not be cached.
+    let mut prompt = prompt_of(&cluster, 1500).await?;
+    prompt.rotate_left(700);
+    let ask = Ask::tokens(prompt).max_tokens(4).ignore_eos();
+    let began = Instant::now();
+    let first = cluster.ask(ask.clone()).await?;
+    let took = began.elapsed();
+    let transfer = first.kv_transfer();
+    assert_eq!(transfer.bytes, 94 * BLOCK_BYTES);
+    let early = transfer.bytes_at_compute_end as f64 / transfer.bytes as f64;
+    println!(
+        "1,500 tokens: TTFT {:?}, {} bytes in {:.3} s, {:.1} % acknowledged when the last layer ended, {:.4} s exposed",
+        first.ttft, transfer.bytes, transfer.seconds, early * 100.0, transfer.exposed_seconds
+    );
+    assert!(early >= 0.8, "{early}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
+
+    let second = cluster.ask(ask).await?;
+    println!("again: TTFT {:?}, {} cached tokens, {} bytes moved", second.ttft, second.cached_tokens(), second.kv_transfer().bytes);
+    assert_eq!(second.token_ids, first.token_ids);
+    assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
+    assert_eq!(second.kv_transfer().bytes, BLOCK_BYTES, "only the last, partial block");
+    assert!(second.ttft * 4 < first.ttft, "{:?} after {:?}", second.ttft, first.ttft);
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+async fn all_at_once(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Vec<u32>>> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for (index, ask) in asks.iter().enumerate() {
+        let (mut client, ask) = (cluster.inference(), ask.clone());
+        tasks.spawn(async move {
+            let mut stream = client.generate(ask.0).await?.into_inner();
+            let mut tokens = Vec::new();
+            while let Some(response) = stream.message().await? {
+                if let Some(v1::generate_response::Event::Delta(delta)) = response.event {
+                    tokens.extend(delta.token_ids);
+                }
+            }
+            anyhow::Ok((index, tokens))
+        });
+    }
+    let mut outputs = vec![Vec::new(); asks.len()];
+    while let Some(done) = tasks.join_next().await {
+        let (index, tokens) = done??;
+        outputs[index] = tokens;
+    }
+    Ok(outputs)
+}
+
+#[tokio::test]
+async fn the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once() -> anyhow::Result<()> {
+    let Some(model) = model("the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once") else { return Ok(()) };
+    let topics = ["rain", "bread", "trains", "chess", "whales", "maps", "violins", "ice"];
+    let asks: Vec<_> = (0..16)
+        .map(|i| {
+            let ask = Ask::user(&format!("Tell me something about {}{}", topics[i % 8], ".".repeat(i * 3))).max_tokens(12);
+            if i % 2 == 0 { ask } else { ask.seeded(i as u64, 0.9) }
+        })
+        .collect();
+    let small = Cluster::model(&model).start().await?;
+    let mut alone = Vec::new();
+    for ask in &asks {
+        alone.push(small.ask(ask.clone()).await?.token_ids);
+    }
+    assert_eq!(all_at_once(&small, &asks).await?, alone, "1 + 1, 16 at once");
+    small.wait_idle(SECOND).await?;
+    small.stop().await?;
+
+    let large = Cluster::model(&model).prefill(2).decode(2).prefill_flags(&["--chunk-tokens", "64"]).start().await?;
+    assert_eq!(all_at_once(&large, &asks).await?, alone, "2 + 2, 16 at once");
+    for (ask, expected) in asks.iter().zip(&alone).take(4) {
+        assert_eq!(&large.ask(ask.clone()).await?.token_ids, expected, "2 + 2, alone");
+    }
+    large.wait_idle(SECOND).await?;
+    large.stop().await
+}
+
+/// SplitMix64: the same requests in every run.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[tokio::test]
+async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> anyhow::Result<()> {
+    let Some(model) = model("a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind") else { return Ok(()) };
+    let cache_bytes: u64 = 200 << 20;
+    let cache = cache_bytes.to_string();
+    let cluster = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]).start().await?;
+    let text = prompt_of(&cluster, 400).await?;
+    let before: Vec<u64> = cluster.prefill.iter().chain(&cluster.decode).map(|p| p.resident_bytes()).collect::<Result<_, _>>()?;
+
+    let places = std::sync::Arc::new(tokio::sync::Semaphore::new(16));
+    let mut tasks = tokio::task::JoinSet::new();
+    let mut state = 7;
+    for index in 0..100u64 {
+        let length = 8 + random(&mut state) as usize % 240;
+        let start = random(&mut state) as usize % 100;
+        let abort_after = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 1500));
+        let ask = Ask::tokens(text[start..start + length].to_vec()).max_tokens(4 + (random(&mut state) % 20) as u32).ignore_eos();
+        let (mut client, places) = (cluster.inference(), places.clone());
+        tasks.spawn(async move {
+            let _place = places.acquire_owned().await?;
+            let whole = async {
+                let mut stream = client.generate(ask.0).await?.into_inner();
+                let mut finished = false;
+                while let Some(response) = stream.message().await? {
+                    finished = matches!(response.event, Some(v1::generate_response::Event::Finished(_)));
+                }
+                anyhow::Ok(finished)
+            };
+            match abort_after {
+                None => whole.await,
+                // Dropping the stream is the client going away.
+                Some(after) => Ok(tokio::time::timeout(after, whole).await.unwrap_or(Ok(true))?),
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        assert!(done??, "a request ended without Finished");
+    }
+    cluster.wait_idle(SECOND).await?;
+    for (process, before) in cluster.prefill.iter().chain(&cluster.decode).zip(before) {
+        let grown = process.resident_bytes()?.saturating_sub(before);
+        println!("{} grew by {:.1} MB; its cache may hold {:.1} MB", process.log.display(), grown as f64 / 1e6, cache_bytes as f64 / 1e6);
+        assert!(grown < cache_bytes + (64 << 20), "{grown} bytes");
+    }
+    cluster.stop().await
+}

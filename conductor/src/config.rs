@@ -1,0 +1,108 @@
+//! The conductor's settings.
+
+use std::path::PathBuf;
+
+use baton_runtime::LogFormat;
+use serde::{Deserialize, Serialize};
+
+/// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Address of the gRPC services.
+    pub grpc: String,
+    /// Address of the HTTP port.
+    pub http: String,
+    /// Model file or folder: its tokenizer and chat template are used.
+    pub model: Option<PathBuf>,
+    /// `cpu` with a model file, or `mock` without.
+    pub engine: String,
+    /// Name of the model for clients; by default that of the file.
+    pub model_name: Option<String>,
+    /// Requests served at once.
+    pub max_requests: usize,
+    /// Largest prompt taken, bytes of text.
+    pub max_prompt_bytes: usize,
+    /// A request without any event for this long is ended, seconds.
+    pub stall_timeout_s: f64,
+    /// How often a request is placed at most.
+    pub max_attempts: u32,
+    /// How placement chooses: cache-aware, load-balance or round-robin.
+    pub placement: String,
+    /// How long a drain may take, seconds.
+    pub grace_s: f64,
+    /// Filter of log lines.
+    pub log: String,
+    /// text or json.
+    pub log_format: LogFormat,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            grpc: "127.0.0.1:7070".into(),
+            http: "127.0.0.1:8080".into(),
+            model: None,
+            engine: "cpu".into(),
+            model_name: None,
+            max_requests: 4096,
+            max_prompt_bytes: 8 << 20,
+            stall_timeout_s: 120.0,
+            max_attempts: 3,
+            placement: "cache-aware".into(),
+            grace_s: 30.0,
+            log: "info".into(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// What can be given on the command line; everything else through `--config` or the environment.
+#[derive(Debug, Default, clap::Args, Serialize)]
+pub struct Flags {
+    /// Address of the gRPC services [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDR")]
+    pub grpc: Option<String>,
+    /// Address of the HTTP port [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<String>,
+    /// Model file (GGUF) or folder (safetensors): its tokenizer and chat template are used
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// cpu with a model file, or mock without [default: cpu]
+    #[arg(long)]
+    pub engine: Option<String>,
+    /// Name of the model for clients [default: that of the file]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// How placement chooses: cache-aware, load-balance or round-robin [default: cache-aware]
+    #[arg(long, value_name = "POLICY")]
+    pub placement: Option<String>,
+    /// Requests served at once [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub max_requests: Option<usize>,
+    /// How long a drain may take, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_s: Option<f64>,
+    /// Filter of log lines, as in debug or baton_conductor=debug,info [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// The command line.
+#[derive(Debug, clap::Parser)]
+#[command(name = "baton-conductor", version, about = "The front door of a Baton cluster")]
+pub struct Cli {
+    /// Settings file (TOML); the environment (BATON_...) and flags go before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the settings and where each came from, and exit
+    #[arg(long)]
+    pub print_config: bool,
+    /// Settings.
+    #[command(flatten)]
+    pub flags: Flags,
+}

@@ -1,0 +1,285 @@
+//! The way of a request through the conductor: check, tokenize, place, relay.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
+use baton_scheduler::{Cluster, Placement, PlacementRequest};
+use baton_text::StopStrings;
+use baton_types::{
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, RequestId, RequestKey, Slo, TokenId,
+};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::error::GenerateError;
+use crate::live::{EnterError, Entry, LiveRequests};
+use crate::metrics::Metrics;
+use crate::nodes::NodeSessions;
+use crate::output::Output;
+use crate::prompt::{CheckedRequest, Limits, TextModel};
+use crate::relay::Relay;
+
+/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
+const TOKENIZE_INLINE_BYTES: usize = 2048;
+/// Responses that may wait for a client to read; further events of the request wait in front of it, and they are bounded by its `max_tokens`.
+const QUEUED_RESPONSES: usize = 64;
+
+/// What the front door sends to one client.
+pub type Responses = mpsc::Receiver<Result<v1::GenerateResponse, GenerateError>>;
+
+/// Bounds of the front door.
+#[derive(Debug, Clone, Copy)]
+pub struct FrontDoorLimits {
+    /// Requests served at once.
+    pub max_requests: usize,
+    /// A request without any event for this long is ended.
+    pub stall_timeout: Duration,
+    /// How often a request may be placed again after a node failed.
+    pub max_attempts: u32,
+}
+
+/// Everything that requests share.
+pub struct FrontDoor {
+    /// This conductor.
+    pub id: ConductorId,
+    /// The model's text side.
+    pub model: Arc<TextModel>,
+    /// Bounds.
+    pub limits: FrontDoorLimits,
+    /// The requests being served.
+    pub live: LiveRequests,
+    /// The way to the nodes.
+    pub nodes: NodeSessions,
+    /// Metric handles.
+    pub metrics: Metrics,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Where request tasks live.
+    pub tasks: TaskSet,
+    /// How far this conductor is on its way down.
+    pub shutdown: Shutdown,
+    cluster: Mutex<Cluster>,
+    tokenizing: Semaphore,
+}
+
+impl FrontDoor {
+    /// Puts the parts together.
+    #[allow(clippy::too_many_arguments)] // one call, in `run`
+    pub fn new(
+        id: ConductorId,
+        model: TextModel,
+        limits: FrontDoorLimits,
+        nodes: NodeSessions,
+        metrics: Metrics,
+        clock: Arc<dyn Clock>,
+        tasks: TaskSet,
+        shutdown: Shutdown,
+        cluster: Cluster,
+    ) -> Self {
+        let live = LiveRequests::new(limits.max_requests);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let (cluster, tokenizing) = (Mutex::new(cluster), Semaphore::new(threads));
+        Self { id, model: Arc::new(model), limits, live, nodes, metrics, clock, tasks, shutdown, cluster, tokenizing }
+    }
+
+    /// The conductor's picture of the cluster. Never held across an await.
+    pub fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        // The cluster checks its own accounts; a panic in another request must not end all of them.
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
+    pub async fn generate(self: &Arc<Self>, request: v1::GenerateRequest) -> Result<Responses, GenerateError> {
+        let arrived = self.clock.now();
+        let outcome = self.admit(request, arrived).await;
+        self.metrics.on_admission(&outcome);
+        let (mut relay, responses) = outcome?;
+        let door = Arc::clone(self);
+        self.tasks.spawn_request("relay", async move {
+            relay.run(&door).await;
+        });
+        Ok(responses)
+    }
+
+    async fn admit(
+        self: &Arc<Self>,
+        request: v1::GenerateRequest,
+        arrived: Instant,
+    ) -> Result<(Relay, Responses), GenerateError> {
+        if self.shutdown.phase() >= Phase::Draining {
+            return Err(GenerateError::going_down());
+        }
+        if self.live.len() >= self.limits.max_requests {
+            return Err(self.full());
+        }
+        let checked = self.check(request).await?;
+        let request = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+        let entry = self.live.enter(request, &checked.idempotency_key).map_err(|error| self.cannot_enter(error))?;
+        let job = Job::new(request, checked, &self.cluster())?;
+        let placement = self.place(&job, Attempt(0), &[], &entry)?;
+        let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
+        let relay = Relay::new(self, job, placement, entry, out, arrived)?;
+        Ok((relay, responses))
+    }
+
+    fn full(&self) -> GenerateError {
+        let message = format!("this conductor serves {} requests, as many as it may", self.limits.max_requests);
+        GenerateError::FrontDoor { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
+    }
+
+    fn cannot_enter(&self, error: EnterError) -> GenerateError {
+        match error {
+            EnterError::Full => self.full(),
+            EnterError::Duplicate(running) => {
+                GenerateError::invalid("idempotency_key", format!("request {running} with the same key is running"))
+            }
+        }
+    }
+
+    /// What the nodes that are ready can take.
+    pub fn node_limits(&self) -> Option<Limits> {
+        let cluster = self.cluster();
+        let nodes = || cluster.nodes().filter(|node| node.is_ready()).map(|node| node.info());
+        Some(Limits {
+            context_length: nodes().map(|info| info.context_length).min()?,
+            vocab_size: nodes().map(|info| info.vocab_size).min()?,
+        })
+    }
+
+    async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
+        let limits = self.node_limits().ok_or_else(|| GenerateError::FrontDoor {
+            kind: ErrorKind::Unavailable,
+            message: "no node is ready".to_owned(),
+            retry_after: Some(Duration::from_secs(1)),
+        })?;
+        let (model, seed) = (Arc::clone(&self.model), random_u64());
+        if prost_len(&request) <= TOKENIZE_INLINE_BYTES {
+            return model.check(request, limits, seed);
+        }
+        // Closed only with the process.
+        let _permit = self.tokenizing.acquire().await.map_err(|_| GenerateError::Aborted)?;
+        let checking = tokio::task::spawn_blocking(move || model.check(request, limits, seed));
+        checking.await.unwrap_or_else(|panic| {
+            let message = format!("checking the request failed: {panic}");
+            Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
+        })
+    }
+
+    /// Places an attempt, charges the nodes, and sends the prompt to the prefill node.
+    pub fn place(
+        &self,
+        job: &Job,
+        attempt: Attempt,
+        exclude: &[NodeId],
+        entry: &LiveEntry,
+    ) -> Result<Placement, GenerateError> {
+        let key = RequestKey { request: job.request, attempt };
+        let (placement, target) = {
+            let mut cluster = self.cluster();
+            let placed = cluster.place(self.clock.now(), &job.placement_request(key, exclude), &mut random_u64);
+            let placement = placed.map_err(|refusal| GenerateError::Refused {
+                kind: refusal.kind,
+                message: refusal.message,
+                retry_after: refusal.retry_after,
+            })?;
+            let target = placement.decode.as_ref().and_then(|node| cluster.node(node)).map(|node| DecodeTarget {
+                node: node.info().node.clone(),
+                generation: node.info().generation,
+                address: node.info().address.clone(),
+            });
+            (placement, target)
+        };
+        // Before the job goes out: its first event must find the attempt entered.
+        entry.placed(attempt, placement.nodes());
+        let command = v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target)).into());
+        if !self.nodes.send(&placement.prefill, command) {
+            self.cluster().on_ended(self.clock.now(), key);
+            let message = "its session ended in this moment".to_owned();
+            let refused = baton_types::Refused { kind: ErrorKind::Unavailable, message };
+            return Err(GenerateError::Node { node: placement.prefill, refused });
+        }
+        Ok(placement)
+    }
+
+    /// Ends an attempt on its nodes and in the ledger. Nodes that are done with it, or gone, do not mind.
+    pub fn end(&self, key: RequestKey, placement: &Placement, abort: bool) {
+        self.cluster().on_ended(self.clock.now(), key);
+        if abort {
+            for node in placement.nodes() {
+                self.nodes.send(&node, v1::node_command::Command::Abort(key.into()));
+            }
+        }
+    }
+}
+
+fn prost_len(request: &v1::GenerateRequest) -> usize {
+    use prost::Message;
+    request.encoded_len()
+}
+
+/// A request that was checked: what is the same in every attempt.
+pub struct Job {
+    /// The request.
+    pub request: RequestId,
+    /// The prompt.
+    pub tokens: Arc<[TokenId]>,
+    /// How to draw.
+    pub sampling: Arc<baton_types::SamplingParams>,
+    /// Strings that end the output.
+    pub stop: Vec<String>,
+    /// Chained hashes of the prompt's full blocks.
+    pub block_hashes: Arc<[BlockHash]>,
+    slo: Slo,
+    priority: i32,
+}
+
+impl Job {
+    fn new(request: RequestId, checked: CheckedRequest, cluster: &Cluster) -> Result<Self, GenerateError> {
+        let block_hashes = cluster.block_hashes(&checked.tokens, &[]).ok_or_else(|| GenerateError::FrontDoor {
+            kind: ErrorKind::Unavailable,
+            message: "no node is ready".to_owned(),
+            retry_after: Some(Duration::from_secs(1)),
+        })?;
+        Ok(Self {
+            request,
+            tokens: checked.tokens.into(),
+            sampling: Arc::new(checked.sampling),
+            stop: checked.stop,
+            block_hashes: block_hashes.into(),
+            slo: checked.slo,
+            priority: checked.priority,
+        })
+    }
+
+    fn wants_decode(&self) -> bool {
+        self.sampling.max_tokens > 1
+    }
+
+    fn placement_request<'a>(&'a self, key: RequestKey, exclude: &'a [NodeId]) -> PlacementRequest<'a> {
+        PlacementRequest {
+            key,
+            prompt_tokens: self.tokens.len() as u32,
+            block_hashes: &self.block_hashes,
+            max_tokens: self.sampling.max_tokens,
+            wants_decode: self.wants_decode(),
+            slo: self.slo,
+            bypass_cache: self.sampling.prompt_logprobs.is_some(),
+            exclude,
+        }
+    }
+
+    fn prefill_job(&self, conductor: ConductorId, key: RequestKey, decode: Option<DecodeTarget>) -> PrefillJob {
+        let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
+        PrefillJob { key, conductor, tokens, sampling, decode, salt: Arc::from([]), priority: self.priority }
+    }
+
+    /// The output's state before its first token.
+    pub fn output(&self, model: &TextModel) -> Result<Output, GenerateError> {
+        let stops = StopStrings::new(&self.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
+        Ok(Output::new(self.sampling.max_tokens, model.tokenizer.detokenizer(), stops))
+    }
+}
+
+/// Keeps the entry's type in the public signature of [`Relay::new`].
+pub type LiveEntry = Entry;

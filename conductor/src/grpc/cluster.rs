@@ -1,0 +1,79 @@
+//! `baton.v1.Cluster`: what nodes and operators call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
+use baton_types::NodeInfo;
+use tonic::{Request, Response, Status};
+
+use crate::front_door::FrontDoor;
+use crate::membership::join;
+use crate::nodes::NodeSessions;
+
+/// How often nodes register again.
+const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
+/// How long one node may take for its check.
+const INTEGRITY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The service over a front door.
+pub struct ClusterService(pub Arc<FrontDoor>);
+
+#[tonic::async_trait]
+impl v1::cluster_server::Cluster for ClusterService {
+    async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
+        let request = request.into_inner();
+        check_protocol_version(request.protocol_version)?;
+        let info: NodeInfo = required("node", request.node)?.try_into()?;
+        join(&self.0, info).map_err(|refused| baton_proto::status(refused.kind, refused.message, None))?;
+        Ok(Response::new(v1::RegisterResponse {
+            protocol_version: PROTOCOL_VERSION,
+            conductor_id: self.0.id.to_string(),
+            interval_ms: REGISTER_INTERVAL.as_millis() as u32,
+        }))
+    }
+
+    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
+        let now = self.0.clock.now();
+        let cluster = self.0.cluster();
+        let nodes = cluster.nodes().map(|node| v1::NodeStatus {
+            info: Some(node.info().into()),
+            state: node.state().as_str().into(),
+            load: Some(node.load().into()),
+            report_age_s: now.saturating_duration_since(node.reported()).as_secs_f64(),
+            placed: node.placed() as u32,
+        });
+        Ok(Response::new(v1::ListNodesResponse { nodes: nodes.collect() }))
+    }
+
+    async fn check_integrity(
+        &self,
+        _: Request<v1::CheckClusterIntegrityRequest>,
+    ) -> Result<Response<v1::CheckClusterIntegrityResponse>, Status> {
+        let infos: Vec<NodeInfo> = self.0.cluster().nodes().map(|node| node.info().clone()).collect();
+        let mut nodes = Vec::with_capacity(infos.len());
+        for info in infos {
+            let (problem, load) = match tokio::time::timeout(INTEGRITY_TIMEOUT, check_node(&info)).await {
+                Ok(Ok(response)) => (response.problem, response.load),
+                Ok(Err(problem)) => (problem, None),
+                Err(_) => (format!("no answer within {INTEGRITY_TIMEOUT:?}"), None),
+            };
+            nodes.push(v1::NodeIntegrity { node: info.node.to_string(), problem, load });
+        }
+        Ok(Response::new(v1::CheckClusterIntegrityResponse { nodes }))
+    }
+
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        Ok(Response::new(v1::VersionResponse {
+            version: env!("CARGO_PKG_VERSION").into(),
+            protocol_version: PROTOCOL_VERSION,
+            conductor_id: self.0.id.to_string(),
+        }))
+    }
+}
+
+async fn check_node(info: &NodeInfo) -> Result<v1::CheckIntegrityResponse, String> {
+    let mut client = NodeSessions::client(&info.address).await.map_err(|error| error.to_string())?;
+    let response = client.check_integrity(v1::CheckIntegrityRequest {}).await;
+    response.map(Response::into_inner).map_err(|status| status.message().to_owned())
+}

@@ -1,0 +1,71 @@
+//! `baton.v1.Inference`: what clients call.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use baton_proto::v1;
+use baton_types::{NodeRole, RequestId};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use crate::error::GenerateError;
+use crate::front_door::{FrontDoor, Responses};
+
+/// The service over a front door.
+pub struct InferenceService(pub Arc<FrontDoor>);
+
+/// A request's responses; dropping it (the client went away) aborts the request.
+pub struct ResponseStream(Responses);
+
+impl Stream for ResponseStream {
+    type Item = Result<v1::GenerateResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx).map(|next| next.map(|response| response.map_err(|error| Status::from(&error))))
+    }
+}
+
+#[tonic::async_trait]
+impl v1::inference_server::Inference for InferenceService {
+    type GenerateStream = ResponseStream;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
+        let responses = self.0.generate(request.into_inner()).await.map_err(|error| Status::from(&error))?;
+        Ok(Response::new(ResponseStream(responses)))
+    }
+
+    async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+        let text = request.into_inner().request_id;
+        let id: RequestId = text.parse().map_err(|error: baton_types::ParseIdError| {
+            Status::from(&GenerateError::invalid("request_id", error.to_string()))
+        })?;
+        if self.0.live.abort(id) {
+            return Ok(Response::new(v1::AbortResponse {}));
+        }
+        let problem = format!("request {id} is not running on this conductor");
+        Err(Status::from(&GenerateError::NotFound { field: "request_id", problem }))
+    }
+
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        Ok(Response::new(v1::ListModelsResponse { models: vec![self.0.model_card()] }))
+    }
+}
+
+impl FrontDoor {
+    /// The model as it is served now; sizes are 0 while no node is ready.
+    pub fn model_card(&self) -> v1::Model {
+        let limits = self.node_limits();
+        let cluster = self.cluster();
+        let ready = || cluster.nodes().filter(|node| node.is_ready());
+        let count = |role| ready().filter(|node| node.info().role == role).count() as u32;
+        v1::Model {
+            name: self.model.name.clone(),
+            context_length: limits.map_or(0, |limits| limits.context_length),
+            vocab_size: limits.map_or(0, |limits| limits.vocab_size),
+            fingerprint: ready().next().map(|node| node.info().layout.fingerprint().to_string()).unwrap_or_default(),
+            prefill_nodes: count(NodeRole::Prefill),
+            decode_nodes: count(NodeRole::Decode),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The HTTP port: health, metrics, and a minimal OpenAI surface (`/v1/models`, `/v1/completions`).
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use baton_proto::v1;
+use baton_proto::v1::generate_response::Event;
+use baton_runtime::{Phase, Telemetry};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+
+use crate::error::GenerateError;
+use crate::front_door::{FrontDoor, Responses};
+
+/// Largest body taken, bytes: a prompt of the largest text taken, escaped.
+const MAX_BODY_BYTES: usize = 64 << 20;
+
+#[derive(Clone)]
+struct Shared {
+    door: Arc<FrontDoor>,
+    telemetry: Telemetry,
+}
+
+/// The routes.
+pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/v1/models", get(models))
+        .route("/v1/completions", post(completions))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(Shared { door, telemetry })
+}
+
+/// 200 where a request could be served now, 503 where not; the body says what is there.
+async fn health(State(shared): State<Shared>) -> Response {
+    let card = shared.door.model_card();
+    let ready = card.prefill_nodes > 0 && card.decode_nodes > 0 && shared.door.shutdown.phase() == Phase::Serving;
+    let body = json!({
+        "status": if ready { "ready" } else { "not ready" },
+        "model": card.name,
+        "prefill_nodes": card.prefill_nodes,
+        "decode_nodes": card.decode_nodes,
+        "requests": shared.door.live.len(),
+    });
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    shared.door.metrics.refresh(&shared.door);
+    let text = shared.telemetry.render();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+async fn models(State(shared): State<Shared>) -> Json<Value> {
+    let card = shared.door.model_card();
+    Json(json!({
+        "object": "list",
+        "data": [{ "id": card.name, "object": "model", "owned_by": "baton", "max_model_len": card.context_length }],
+    }))
+}
+
+/// The part of OpenAI's completion request that is served; anything else is refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CompletionRequest {
+    #[serde(default)]
+    model: String,
+    prompt: Prompt,
+    max_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<u64>,
+    #[serde(default)]
+    stop: Stop,
+    #[serde(default)]
+    stream: bool,
+    #[serde(default)]
+    ignore_eos: bool,
+    #[serde(default)]
+    #[allow(dead_code)] // taken, as clients send it, and without effect: it names their end user
+    user: Option<String>,
+    #[serde(default)]
+    n: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    #[default]
+    None,
+    One(String),
+    Many(Vec<String>),
+}
+
+impl CompletionRequest {
+    fn into_wire(self) -> Result<v1::GenerateRequest, GenerateError> {
+        if let Some(n) = self.n.filter(|&n| n != 1) {
+            return Err(GenerateError::invalid("n", format!("{n}, but only 1 completion per request is served")));
+        }
+        use v1::generate_request::Prompt as Wire;
+        let prompt = match self.prompt {
+            Prompt::Text(text) => Wire::Text(v1::TextPrompt { text, parse_special: true }),
+            Prompt::Tokens(ids) => Wire::TokenIds(v1::TokenIds { ids }),
+        };
+        let sampling = v1::SamplingParameters {
+            // OpenAI's defaults, which are not ours.
+            temperature: Some(self.temperature.unwrap_or(1.0)),
+            max_tokens: Some(self.max_tokens.unwrap_or(16)),
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            ignore_eos: self.ignore_eos,
+            stop: match self.stop {
+                Stop::None => Vec::new(),
+                Stop::One(stop) => vec![stop],
+                Stop::Many(stops) => stops,
+            },
+            ..Default::default()
+        };
+        Ok(v1::GenerateRequest {
+            model: self.model,
+            prompt: Some(prompt),
+            sampling: Some(sampling),
+            ..Default::default()
+        })
+    }
+}
+
+/// An error in the form of OpenAI's API.
+struct HttpError(GenerateError);
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let code = baton_proto::http_status(self.0.kind());
+        let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(error_body(&self.0))).into_response();
+        if let Some(after) = self.0.retry_after() {
+            let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+fn error_body(error: &GenerateError) -> Value {
+    let param = match error {
+        GenerateError::Invalid { field, .. } | GenerateError::NotFound { field, .. } => Some(*field),
+        _ => None,
+    };
+    json!({ "error": { "message": error.to_string(), "type": error.kind().as_str(), "param": param } })
+}
+
+async fn completions(
+    State(shared): State<Shared>,
+    body: Result<Json<CompletionRequest>, JsonRejection>,
+) -> Result<Response, HttpError> {
+    let Json(request) = body.map_err(|error| HttpError(GenerateError::invalid("body", error.body_text())))?;
+    let stream = request.stream;
+    let request = request.into_wire().map_err(HttpError)?;
+    let mut responses = shared.door.generate(request).await.map_err(HttpError)?;
+    let created = shared.door.clock.unix_ms() / 1000;
+    if stream {
+        let events = completion_events(responses, created).map(Ok::<_, Infallible>);
+        return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
+    }
+    let mut whole = Completion { created, ..Completion::default() };
+    while let Some(response) = responses.recv().await {
+        whole.take(response.map_err(HttpError)?);
+    }
+    Ok(Json(whole.body()).into_response())
+}
+
+/// A completion, put together from the stream.
+#[derive(Default)]
+struct Completion {
+    created: u64,
+    id: String,
+    model: String,
+    text: String,
+    finish_reason: Option<String>,
+    usage: Option<v1::Usage>,
+}
+
+impl Completion {
+    /// Takes a response in; the text of this one, where it has any.
+    fn take(&mut self, response: v1::GenerateResponse) -> Option<String> {
+        match response.event? {
+            Event::Accepted(accepted) => {
+                self.id = format!("cmpl-{}", accepted.request_id);
+                self.model = accepted.model;
+                None
+            }
+            Event::Delta(delta) => {
+                self.text.push_str(&delta.text);
+                (!delta.text.is_empty()).then_some(delta.text)
+            }
+            Event::PromptLogprobs(_) => None,
+            Event::Finished(finished) => {
+                self.finish_reason = Some(finished.finish_reason);
+                self.usage = finished.usage;
+                Some(String::new())
+            }
+        }
+    }
+
+    fn usage(&self) -> Value {
+        let usage = self.usage.unwrap_or_default();
+        json!({
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
+        })
+    }
+
+    fn chunk(&self, text: &str) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [{ "index": 0, "text": text, "logprobs": null, "finish_reason": self.finish_reason }],
+        })
+    }
+
+    fn body(&self) -> Value {
+        let mut body = self.chunk(&self.text);
+        body["usage"] = self.usage();
+        body
+    }
+}
+
+/// Server-sent events: chunks, then `[DONE]`; an error becomes a last event of its own.
+fn completion_events(responses: Responses, created: u64) -> impl Stream<Item = SseEvent> {
+    let mut whole = Completion { created, ..Completion::default() };
+    let chunks = ReceiverStream::new(responses).filter_map(move |response| match response {
+        Ok(response) => {
+            let text = whole.take(response)?;
+            let mut chunk = whole.chunk(&text);
+            if whole.finish_reason.is_some() {
+                chunk["usage"] = whole.usage();
+            }
+            Some(SseEvent::default().data(chunk.to_string()))
+        }
+        Err(error) => Some(SseEvent::default().data(error_body(&error).to_string())),
+    });
+    chunks.chain(tokio_stream::once(SseEvent::default().data("[DONE]")))
+}

@@ -1,0 +1,176 @@
+//! The requests that this conductor is serving: where events about them go.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use baton_types::{Attempt, DecodeEvent, NodeId, PrefillEvent, RequestId, RequestKey};
+use tokio::sync::mpsc;
+
+/// Something happened to a request.
+#[derive(Debug)]
+pub enum LiveEvent {
+    /// From its prefill node.
+    Prefill(PrefillEvent),
+    /// From its decode node.
+    Decode(DecodeEvent),
+    /// A node that it was placed on is gone.
+    NodeLost(NodeId),
+    /// Somebody called `Abort`.
+    Aborted,
+}
+
+struct Live {
+    attempt: Attempt,
+    nodes: Vec<NodeId>,
+    /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
+    events: mpsc::UnboundedSender<LiveEvent>,
+    idempotency_key: String,
+}
+
+#[derive(Default)]
+struct Inner {
+    requests: HashMap<RequestId, Live>,
+    /// Requests that run under an idempotency key.
+    keys: HashMap<String, RequestId>,
+}
+
+/// Why a request cannot be entered.
+#[derive(Debug, PartialEq, Eq)]
+pub enum EnterError {
+    /// The conductor serves as many as it may.
+    Full,
+    /// A request with this idempotency key is running.
+    Duplicate(RequestId),
+}
+
+/// The registry. Cheap to clone.
+#[derive(Clone)]
+pub struct LiveRequests {
+    inner: Arc<Mutex<Inner>>,
+    limit: usize,
+}
+
+/// A request's place in the registry, given up when dropped.
+pub struct Entry {
+    registry: LiveRequests,
+    request: RequestId,
+    /// What happens to the request.
+    pub events: mpsc::UnboundedReceiver<LiveEvent>,
+}
+
+impl LiveRequests {
+    /// A registry of at most `limit` requests.
+    pub fn new(limit: usize) -> Self {
+        Self { inner: Arc::default(), limit }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every critical section leaves the maps whole, so a panic elsewhere does not spoil them.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a request; an empty idempotency key is none.
+    pub fn enter(&self, request: RequestId, idempotency_key: &str) -> Result<Entry, EnterError> {
+        let mut inner = self.lock();
+        if inner.requests.len() >= self.limit {
+            return Err(EnterError::Full);
+        }
+        if !idempotency_key.is_empty() {
+            if let Some(running) = inner.keys.get(idempotency_key) {
+                return Err(EnterError::Duplicate(*running));
+            }
+            inner.keys.insert(idempotency_key.to_owned(), request);
+        }
+        let (events, receiver) = mpsc::unbounded_channel();
+        let idempotency_key = idempotency_key.to_owned();
+        inner.requests.insert(request, Live { attempt: Attempt(0), nodes: Vec::new(), events, idempotency_key });
+        Ok(Entry { registry: self.clone(), request, events: receiver })
+    }
+
+    /// Delivers an event of the current attempt. `false`: the request is over, or the event is of an older attempt.
+    pub fn deliver(&self, key: RequestKey, event: LiveEvent) -> bool {
+        let inner = self.lock();
+        let live = inner.requests.get(&key.request).filter(|live| live.attempt == key.attempt);
+        live.is_some_and(|live| live.events.send(event).is_ok())
+    }
+
+    /// Tells every request placed on a node that it is gone.
+    pub fn node_lost(&self, node: &NodeId) {
+        for live in self.lock().requests.values().filter(|live| live.nodes.contains(node)) {
+            // A request that ended in this moment does not need to know.
+            let _ = live.events.send(LiveEvent::NodeLost(node.clone()));
+        }
+    }
+
+    /// Aborts a request. `false` where it is not running here.
+    pub fn abort(&self, request: RequestId) -> bool {
+        let inner = self.lock();
+        inner.requests.get(&request).is_some_and(|live| live.events.send(LiveEvent::Aborted).is_ok())
+    }
+
+    /// Requests being served.
+    pub fn len(&self) -> usize {
+        self.lock().requests.len()
+    }
+
+    /// Whether none is being served.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Entry {
+    /// Says where the request runs now; events of earlier attempts are dropped from here on.
+    pub fn placed(&self, attempt: Attempt, nodes: Vec<NodeId>) {
+        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
+            live.attempt = attempt;
+            live.nodes = nodes;
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut inner = self.registry.lock();
+        if let Some(live) = inner.requests.remove(&self.request) {
+            inner.keys.remove(&live.idempotency_key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(attempt: u32) -> RequestKey {
+        RequestKey { request: RequestId(1), attempt: Attempt(attempt) }
+    }
+
+    #[test]
+    fn events_of_an_older_attempt_are_dropped() {
+        let live = LiveRequests::new(4);
+        let mut entry = live.enter(RequestId(1), "").unwrap();
+        entry.placed(Attempt(1), vec![NodeId::new("p").unwrap()]);
+        assert!(!live.deliver(key(0), LiveEvent::Aborted));
+        assert!(live.deliver(key(1), LiveEvent::Aborted));
+        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::Aborted)));
+        live.node_lost(&NodeId::new("other").unwrap());
+        assert!(entry.events.try_recv().is_err());
+        live.node_lost(&NodeId::new("p").unwrap());
+        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::NodeLost(_))));
+        drop(entry);
+        assert!(live.is_empty() && !live.abort(RequestId(1)));
+    }
+
+    #[test]
+    fn the_number_of_requests_and_the_keys_are_bounded() {
+        let live = LiveRequests::new(2);
+        let first = live.enter(RequestId(1), "k").unwrap();
+        assert_eq!(live.enter(RequestId(2), "k").err(), Some(EnterError::Duplicate(RequestId(1))));
+        let _second = live.enter(RequestId(3), "").unwrap();
+        assert_eq!(live.enter(RequestId(4), "").err(), Some(EnterError::Full));
+        drop(first);
+        assert!(live.enter(RequestId(5), "k").is_ok());
+        assert_eq!(live.lock().keys.len(), 0);
+    }
+}

@@ -1,0 +1,103 @@
+//! Embedded membership: nodes register with this conductor, and it opens a session to each.
+
+use std::sync::Arc;
+
+use baton_proto::v1::{self, node_command::Command, node_event::Event};
+use baton_scheduler::Applied;
+use baton_types::{DecodeEvent, ErrorKind, NodeInfo, PrefillEvent, Refused, RequestKey};
+
+use crate::front_door::FrontDoor;
+use crate::live::LiveEvent;
+use crate::nodes::{SessionError, SessionEvents, run_session};
+
+/// Takes a node in, and dials it where it is new.
+pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
+    check_model(door, &info)?;
+    let Some(dial) = door.nodes.register(info) else { return Ok(()) };
+    let node = dial.info.node.clone();
+    let door = Arc::clone(door);
+    door.clone().tasks.spawn_request("node session", async move {
+        let error = run_session(&door.nodes, dial, door.id, &*door).await;
+        tracing::warn!(%node, %error, "session with a node ended");
+    });
+    Ok(())
+}
+
+/// A node of another model, or with another layout than the nodes that are here, cannot serve with them.
+fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
+    let refuse = |message: String| Err(Refused { kind: ErrorKind::Invalid, message });
+    if info.model != door.model.name {
+        return refuse(format!(
+            "model: node {} serves '{}', this cluster '{}'",
+            info.node, info.model, door.model.name
+        ));
+    }
+    let cluster = door.cluster();
+    let other = cluster.nodes().find(|node| node.is_ready() && node.info().node != info.node);
+    let Some(other) = other.map(|node| node.info()) else { return Ok(()) };
+    match other.layout.check_compatible(&info.layout) {
+        Ok(()) => Ok(()),
+        Err(error) => refuse(format!("layout of node {} beside node {}: {error}", info.node, other.node)),
+    }
+}
+
+impl SessionEvents for FrontDoor {
+    fn on_welcome(&self, info: &NodeInfo) -> Result<(), SessionError> {
+        check_model(self, info).map_err(|refused| SessionError::WrongNode(refused.message))?;
+        tracing::info!(node = %info.node, role = %info.role, generation = %info.generation, address = info.address, "node joined");
+        self.cluster().on_node_joined(self.clock.now(), info.clone());
+        Ok(())
+    }
+
+    fn on_event(&self, info: &NodeInfo, event: Event) {
+        let result = match event {
+            Event::Welcome(_) => Ok(()),
+            Event::Load(load) => {
+                self.cluster().on_load(self.clock.now(), &info.node, load.into());
+                Ok(())
+            }
+            Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(key, event)),
+            Event::Decode(events) => events
+                .events
+                .into_iter()
+                .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(key, event))),
+            Event::Kv(events) => self.on_kv(info, events),
+            Event::Step(step) => {
+                self.cluster().on_step(&info.node, step.rows, step.attended_tokens, step.seconds);
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            tracing::error!(node = %info.node, %error, "a node sent what this conductor does not understand");
+        }
+    }
+
+    fn on_lost(&self, info: &NodeInfo, error: &SessionError) {
+        tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
+        self.cluster().on_node_left(self.clock.now(), &info.node, info.generation);
+        self.live.node_lost(&info.node);
+        self.metrics.on_node_lost(info.role);
+    }
+}
+
+impl FrontDoor {
+    fn on_prefill(&self, key: RequestKey, event: PrefillEvent) {
+        self.live.deliver(key, LiveEvent::Prefill(event));
+    }
+
+    fn on_decode(&self, key: RequestKey, event: DecodeEvent) {
+        self.live.deliver(key, LiveEvent::Decode(event));
+    }
+
+    fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {
+        let changes = events.events.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>()?;
+        let mut cluster = self.cluster();
+        let applied = cluster.on_kv_events(&info.node, info.generation, events.sequence, events.snapshot, &changes);
+        drop(cluster);
+        if applied == Applied::Gap {
+            tracing::info!(node = %info.node, "prefix events were missed: asking for a snapshot");
+            self.nodes.send(&info.node, Command::KvSnapshot(v1::KvSnapshotRequest {}));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! From a client's request to tokens and checked parameters.
+
+use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt as WirePrompt;
+use baton_text::{ChatMessage, ChatTemplate, EncodeOptions, StopStrings, TextError, Tokenizer};
+use baton_types::{SamplingParams, Slo, Tbt, TokenId, Ttft};
+
+use crate::error::GenerateError;
+
+/// Longest idempotency key, bytes.
+const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// Output length where the request does not say.
+const DEFAULT_MAX_TOKENS: u32 = 256;
+
+/// What the conductor knows of the model: enough to turn text into tokens and back.
+pub struct TextModel {
+    /// Its name, as clients see it.
+    pub name: String,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its chat template, where it has one.
+    pub template: Option<ChatTemplate>,
+    /// Largest prompt taken, bytes of text.
+    pub max_prompt_bytes: usize,
+}
+
+/// What the nodes that serve now can take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most tokens of prompt and output together.
+    pub context_length: u32,
+    /// Token ids are below it.
+    pub vocab_size: u32,
+}
+
+/// A request, checked.
+#[derive(Debug, Clone)]
+pub struct CheckedRequest {
+    /// The prompt; not empty.
+    pub tokens: Vec<TokenId>,
+    /// Every range is checked; `max_tokens` fits into the context.
+    pub sampling: SamplingParams,
+    /// Strings that end the output.
+    pub stop: Vec<String>,
+    /// Objectives of this request.
+    pub slo: Slo,
+    /// Larger goes first.
+    pub priority: i32,
+    /// Empty is none.
+    pub idempotency_key: String,
+}
+
+impl TextModel {
+    /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
+    pub fn check(
+        &self,
+        request: v1::GenerateRequest,
+        limits: Limits,
+        random_seed: u64,
+    ) -> Result<CheckedRequest, GenerateError> {
+        self.check_model(&request.model)?;
+        if request.idempotency_key.len() > MAX_IDEMPOTENCY_KEY_BYTES {
+            let problem =
+                format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", request.idempotency_key.len());
+            return Err(GenerateError::invalid("idempotency_key", problem));
+        }
+        let wire = request.sampling.unwrap_or_default();
+        // The cheap checks come first: a bad parameter must not cost tokenizing a long prompt.
+        StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
+        let mut sampling = self.sampling(&wire, limits, random_seed)?;
+        let slo = slo(request.slo.unwrap_or_default())?;
+        let tokens = self.tokens(request.prompt)?;
+        check_tokens(&tokens, limits)?;
+        sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
+        let (priority, idempotency_key) = (request.priority, request.idempotency_key);
+        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, slo, priority, idempotency_key })
+    }
+
+    fn check_model(&self, model: &str) -> Result<(), GenerateError> {
+        if model.is_empty() || model == self.name {
+            return Ok(());
+        }
+        let asked: String = model.chars().take(128).collect();
+        let problem = format!("there is no model '{asked}'; this cluster serves '{}'", self.name);
+        Err(GenerateError::NotFound { field: "model", problem })
+    }
+
+    fn tokens(&self, prompt: Option<WirePrompt>) -> Result<Vec<TokenId>, GenerateError> {
+        let encode = |field, text: &str, options| {
+            if text.len() > self.max_prompt_bytes {
+                let problem = format!("{} bytes of text, but at most {} are taken", text.len(), self.max_prompt_bytes);
+                return Err(GenerateError::invalid(field, problem));
+            }
+            self.tokenizer.encode(text, options).map_err(|error| text_error(field, &error))
+        };
+        match prompt {
+            None => Err(GenerateError::invalid("prompt", "missing: give text, messages or token ids")),
+            Some(WirePrompt::TokenIds(ids)) => Ok(ids.ids),
+            Some(WirePrompt::Text(prompt)) => {
+                let options = EncodeOptions { add_special: true, parse_special: prompt.parse_special };
+                encode("text", &prompt.text, options)
+            }
+            Some(WirePrompt::Messages(prompt)) => {
+                let text = self.render(prompt.messages)?;
+                encode("messages", &text, EncodeOptions { add_special: false, parse_special: true })
+            }
+        }
+    }
+
+    fn render(&self, messages: Vec<v1::ChatMessage>) -> Result<String, GenerateError> {
+        if messages.is_empty() {
+            return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
+        }
+        let bytes: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        if bytes > self.max_prompt_bytes {
+            let problem = format!("{bytes} bytes of text, but at most {} are taken", self.max_prompt_bytes);
+            return Err(GenerateError::invalid("messages", problem));
+        }
+        let template = self.template.as_ref().ok_or_else(|| {
+            let problem =
+                format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name);
+            GenerateError::invalid("messages", problem)
+        })?;
+        let messages: Vec<_> = messages.into_iter().map(|m| ChatMessage { role: m.role, content: m.content }).collect();
+        template.render(&messages, true).map_err(|error| text_error("messages", &error))
+    }
+
+    fn sampling(
+        &self,
+        wire: &v1::SamplingParameters,
+        limits: Limits,
+        random_seed: u64,
+    ) -> Result<SamplingParams, GenerateError> {
+        let default = SamplingParams::default();
+        let mut stop_token_ids = wire.stop_token_ids.clone();
+        if let Some(id) = stop_token_ids.iter().find(|&&id| id >= limits.vocab_size) {
+            let problem = format!("token {id}, but the vocabulary has {} tokens", limits.vocab_size);
+            return Err(GenerateError::invalid("stop_token_ids", problem));
+        }
+        if stop_token_ids.len() > 64 {
+            return Err(GenerateError::invalid(
+                "stop_token_ids",
+                format!("{} tokens, but at most 64 are taken", stop_token_ids.len()),
+            ));
+        }
+        if !wire.ignore_eos {
+            stop_token_ids.extend(self.tokenizer.eos_ids());
+        }
+        let params = SamplingParams {
+            temperature: wire.temperature.unwrap_or(default.temperature),
+            top_k: wire.top_k.unwrap_or(default.top_k),
+            top_p: wire.top_p.unwrap_or(default.top_p),
+            min_p: wire.min_p.unwrap_or(default.min_p),
+            repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: wire.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: wire.frequency_penalty.unwrap_or(default.frequency_penalty),
+            seed: wire.seed.unwrap_or(random_seed),
+            max_tokens: wire.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
+            stop_token_ids,
+            logprobs: wire.logprobs,
+            prompt_logprobs: wire.prompt_logprobs,
+        };
+        params.validate().map_err(|error| {
+            GenerateError::invalid(error.field, format!("{}, but must be {}", error.value, error.expected))
+        })?;
+        Ok(params)
+    }
+}
+
+fn text_error(field: &'static str, error: &TextError) -> GenerateError {
+    GenerateError::invalid(field, error.to_string())
+}
+
+fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError> {
+    if tokens.is_empty() {
+        return Err(GenerateError::invalid("prompt", "empty: at least one token is needed"));
+    }
+    if tokens.len() >= limits.context_length as usize {
+        let (n, most) = (tokens.len(), limits.context_length);
+        let problem = format!("{n} tokens, but the context holds {most}, the output included");
+        return Err(GenerateError::invalid("prompt", problem));
+    }
+    if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
+        let (id, size) = (tokens[position], limits.vocab_size);
+        let problem = format!("token {id} at position {position}, but the vocabulary has {size} tokens");
+        return Err(GenerateError::invalid("token_ids", problem));
+    }
+    Ok(())
+}
+
+fn slo(wire: v1::ServiceLevelObjectives) -> Result<Slo, GenerateError> {
+    let limit = |field, ms: Option<f64>| match ms {
+        None | Some(0.0) => Ok(None),
+        Some(ms) => std::time::Duration::try_from_secs_f64(ms / 1e3)
+            .map(Some)
+            .map_err(|_| GenerateError::invalid(field, format!("{ms}, but must be a positive number of milliseconds"))),
+    };
+    Ok(Slo { ttft: limit("slo.ttft_ms", wire.ttft_ms)?.map(Ttft), tbt: limit("slo.tbt_ms", wire.tbt_ms)?.map(Tbt) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { context_length: 64, vocab_size: 300 };
+
+    fn model() -> TextModel {
+        let template = Some(
+            ChatTemplate::from_source("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}").unwrap(),
+        );
+        TextModel { name: "mock".into(), tokenizer: Tokenizer::bytes(), template, max_prompt_bytes: 1000 }
+    }
+
+    fn text(text: &str) -> v1::GenerateRequest {
+        let prompt = WirePrompt::Text(v1::TextPrompt { text: text.into(), parse_special: false });
+        v1::GenerateRequest { prompt: Some(prompt), ..Default::default() }
+    }
+
+    fn field(request: v1::GenerateRequest) -> (&'static str, String) {
+        match model().check(request, LIMITS, 1).unwrap_err() {
+            GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => (field, problem),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_good_request_gets_its_defaults() {
+        let checked = model().check(text("hello"), LIMITS, 9).unwrap();
+        assert!(checked.tokens.len() >= 5);
+        assert_eq!(checked.sampling.seed, 9);
+        assert_eq!(checked.sampling.max_tokens, 64 - checked.tokens.len() as u32, "capped by the context");
+        assert!(!checked.sampling.stop_token_ids.is_empty());
+    }
+
+    #[test]
+    fn bad_input_names_its_field() {
+        let sampling = |change: fn(&mut v1::SamplingParameters)| {
+            let mut parameters = v1::SamplingParameters::default();
+            change(&mut parameters);
+            v1::GenerateRequest { sampling: Some(parameters), ..text("x") }
+        };
+        let ids = |ids: Vec<u32>| v1::GenerateRequest {
+            prompt: Some(WirePrompt::TokenIds(v1::TokenIds { ids })),
+            ..Default::default()
+        };
+        assert_eq!(field(v1::GenerateRequest { prompt: None, ..text("") }).0, "prompt");
+        assert_eq!(field(ids(vec![])).0, "prompt");
+        assert_eq!(field(ids(vec![1; 64])).0, "prompt");
+        assert_eq!(
+            field(ids(vec![1, 300])),
+            ("token_ids", "token 300 at position 1, but the vocabulary has 300 tokens".into())
+        );
+        assert_eq!(field(text(&"a".repeat(1001))).0, "text");
+        assert_eq!(field(v1::GenerateRequest { model: "gpt".into(), ..text("x") }).0, "model");
+        assert_eq!(field(sampling(|s| s.temperature = Some(-1.0))).0, "temperature");
+        assert_eq!(field(sampling(|s| s.temperature = Some(f32::NAN))).0, "temperature");
+        assert_eq!(field(sampling(|s| s.max_tokens = Some(0))).0, "max_tokens");
+        assert_eq!(field(sampling(|s| s.stop = vec![String::new()])).0, "stop");
+        assert_eq!(field(sampling(|s| s.stop_token_ids = vec![300])).0, "stop_token_ids");
+        let slo = Some(v1::ServiceLevelObjectives { ttft_ms: Some(-1.0), tbt_ms: None });
+        assert_eq!(field(v1::GenerateRequest { slo, ..text("x") }).0, "slo.ttft_ms");
+        let messages = Some(WirePrompt::Messages(v1::MessagesPrompt { messages: vec![] }));
+        assert_eq!(field(v1::GenerateRequest { prompt: messages, ..Default::default() }).0, "messages");
+    }
+}

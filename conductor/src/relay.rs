@@ -1,0 +1,275 @@
+//! Relays one request's events to its client, through as many attempts as it takes.
+//!
+//! An attempt that fails is started over on other nodes: sampling has no hidden state, so the same tokens come again, and [`Output`] drops those that the
+//! client has. A token that came out differently ends the request with an error instead: tokens already sent never change.
+
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_proto::v1::generate_response::Event;
+use baton_runtime::Phase;
+use baton_scheduler::Placement;
+use baton_types::{
+    Attempt, DecodeEvent, ErrorKind, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey, Timeline,
+    TokenLogprobs, Usage,
+};
+use tokio::sync::mpsc;
+
+use crate::error::GenerateError;
+use crate::front_door::{FrontDoor, Job, LiveEntry};
+use crate::live::LiveEvent;
+use crate::output::{Output, OutputToken, Piece};
+
+/// How long the report of the hand-over may come after the last token.
+const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+type Responses = mpsc::Sender<Result<v1::GenerateResponse, GenerateError>>;
+
+/// One request on its way.
+pub struct Relay {
+    job: Job,
+    placement: Placement,
+    attempt: Attempt,
+    failed_nodes: Vec<NodeId>,
+    entry: LiveEntry,
+    out: Responses,
+    output: Output,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    timeline: Timeline,
+    cached_tokens: u32,
+    prompt_logprobs_sent: bool,
+    finish: Option<FinishReason>,
+    /// Whether no report of a hand-over is to come.
+    transfer_settled: bool,
+}
+
+/// Where a request stands after an event.
+enum Progress {
+    Going,
+    Finished,
+}
+
+impl Relay {
+    /// A request that has just been placed for the first time.
+    pub fn new(
+        door: &FrontDoor,
+        job: Job,
+        placement: Placement,
+        entry: LiveEntry,
+        out: Responses,
+        arrived: Instant,
+    ) -> Result<Self, GenerateError> {
+        let output = job.output(&door.model)?;
+        let timeline = Timeline { placement: door.clock.now() - arrived, ..Timeline::default() };
+        Ok(Self {
+            job,
+            placement,
+            attempt: Attempt(0),
+            failed_nodes: Vec::new(),
+            entry,
+            out,
+            output,
+            arrived,
+            last_token: None,
+            timeline,
+            cached_tokens: 0,
+            prompt_logprobs_sent: false,
+            finish: None,
+            transfer_settled: false,
+        })
+    }
+
+    fn key(&self) -> RequestKey {
+        RequestKey { request: self.job.request, attempt: self.attempt }
+    }
+
+    /// Relays until the request ends, one way or the other.
+    pub async fn run(&mut self, door: &FrontDoor) {
+        let outcome = self.relay(door).await;
+        // A stop string ends the output while the decode node still runs; a clean end needs no abort, but the nodes do not mind one.
+        door.end(self.key(), &self.placement, true);
+        self.timeline.total = door.clock.now() - self.arrived;
+        door.metrics.on_end(&outcome, &self.timeline, &self.usage());
+        let last = match outcome {
+            Ok(()) => Ok(response(Event::Finished(self.finished()))),
+            Err(error) => {
+                tracing::info!(request = %self.job.request, attempt = self.attempt.0, kind = %error.kind(), %error, "request failed");
+                Err(error)
+            }
+        };
+        // The client may be gone; then nobody misses it.
+        let _ = self.out.send(last).await;
+    }
+
+    async fn relay(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
+        let accepted = v1::Accepted {
+            request_id: self.job.request.to_string(),
+            model: door.model.name.clone(),
+            prompt_token_ids: self.job.tokens.to_vec(),
+            seed: self.job.sampling.seed,
+        };
+        self.send(Event::Accepted(accepted)).await?;
+        loop {
+            let Some(event) = self.next_event(door).await? else { return Ok(()) };
+            let progress = match self.on_event(door, event).await {
+                Ok(progress) => progress,
+                Err(error) => self.place_again(door, error)?,
+            };
+            if matches!(progress, Progress::Finished) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next event; `None` where the output is complete and the report of the hand-over did not come in time.
+    async fn next_event(&mut self, door: &FrontDoor) -> Result<Option<LiveEvent>, GenerateError> {
+        let stall = door.limits.stall_timeout;
+        let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
+        tokio::select! {
+            event = self.entry.events.recv() => event.map(Some).ok_or(GenerateError::Aborted),
+            () = self.out.closed() => Err(GenerateError::Aborted),
+            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
+            () = tokio::time::sleep(patience) => if self.finish.is_some() { Ok(None) } else { Err(GenerateError::Stalled(stall)) },
+        }
+    }
+
+    async fn on_event(&mut self, door: &FrontDoor, event: LiveEvent) -> Result<Progress, GenerateError> {
+        match event {
+            LiveEvent::Prefill(event) => self.on_prefill(door, event).await,
+            LiveEvent::Decode(event) => self.on_decode(door, event).await,
+            LiveEvent::NodeLost(node) => {
+                let refused = Refused { kind: ErrorKind::Unavailable, message: "the node was lost".to_owned() };
+                Err(GenerateError::Node { node, refused })
+            }
+            LiveEvent::Aborted => Err(GenerateError::Aborted),
+        }
+    }
+
+    async fn on_prefill(&mut self, door: &FrontDoor, event: PrefillEvent) -> Result<Progress, GenerateError> {
+        match event {
+            PrefillEvent::Started { queue, cached_tokens } => {
+                self.timeline.prefill_queue = queue;
+                self.cached_tokens = cached_tokens;
+                Ok(Progress::Going)
+            }
+            PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
+                door.cluster().on_first_token(door.clock.now(), self.key());
+                self.timeline.prefill_compute = compute;
+                if !prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
+                    let positions = prompt_logprobs.iter().map(Into::into).collect();
+                    self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions })).await?;
+                    self.prompt_logprobs_sent = true;
+                }
+                self.transfer_settled |= finish.is_some();
+                self.on_token(door, 0, OutputToken { token, logprobs, finish }).await
+            }
+            PrefillEvent::HandedOver(transfer) => {
+                self.on_handed_over(transfer);
+                Ok(self.progress())
+            }
+            PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
+        }
+    }
+
+    fn on_handed_over(&mut self, transfer: KvTransfer) {
+        self.timeline.kv_transfer = transfer;
+        self.transfer_settled = true;
+    }
+
+    async fn on_decode(&mut self, door: &FrontDoor, event: DecodeEvent) -> Result<Progress, GenerateError> {
+        match event {
+            DecodeEvent::Token { index, token, logprobs, finish, queue } => {
+                if let Some(queue) = queue {
+                    self.timeline.decode_queue = queue;
+                }
+                self.on_token(door, index, OutputToken { token, logprobs, finish }).await
+            }
+            DecodeEvent::Failed(refused) => {
+                let node = self.placement.decode.clone().unwrap_or_else(|| self.placement.prefill.clone());
+                Err(GenerateError::Node { node, refused })
+            }
+        }
+    }
+
+    async fn on_token(&mut self, door: &FrontDoor, index: u32, token: OutputToken) -> Result<Progress, GenerateError> {
+        let piece = self.output.push(index, token).map_err(|error| GenerateError::FrontDoor {
+            kind: ErrorKind::DataLoss,
+            message: error.to_string(),
+            retry_after: None,
+        })?;
+        if let Some(piece) = piece {
+            self.on_piece(door, piece).await?;
+        }
+        Ok(self.progress())
+    }
+
+    async fn on_piece(&mut self, door: &FrontDoor, piece: Piece) -> Result<(), GenerateError> {
+        let now = door.clock.now();
+        match self.last_token.replace(now) {
+            None => self.timeline.ttft = now - self.arrived,
+            Some(before) => door.metrics.on_token_gap(now - before),
+        }
+        self.finish = piece.finish;
+        let logprobs = |token: &OutputToken| token.logprobs.as_ref().map(|l: &TokenLogprobs| l.into());
+        let delta = v1::Delta {
+            index: piece.index,
+            token_ids: piece.tokens.iter().map(|token| token.token).collect(),
+            logprobs: piece.tokens.iter().filter_map(logprobs).collect(),
+            text: piece.text,
+        };
+        self.send(Event::Delta(delta)).await
+    }
+
+    fn progress(&self) -> Progress {
+        if self.finish.is_some() && self.transfer_settled { Progress::Finished } else { Progress::Going }
+    }
+
+    /// Starts over on other nodes after a failure that another node may not have; gives the error back where that cannot help.
+    fn place_again(&mut self, door: &FrontDoor, error: GenerateError) -> Result<Progress, GenerateError> {
+        if self.finish.is_some() {
+            // The client has everything: only the report of the hand-over is missing.
+            return Ok(Progress::Finished);
+        }
+        let GenerateError::Node { node, refused } = &error else { return Err(error) };
+        let helps = matches!(refused.kind, ErrorKind::Unavailable | ErrorKind::Overloaded);
+        if !helps || self.attempt.0 + 1 >= door.limits.max_attempts {
+            return Err(error);
+        }
+        tracing::warn!(request = %self.job.request, attempt = self.attempt.0, %node, reason = %refused, "placing the request again");
+        door.metrics.on_retry();
+        door.end(self.key(), &self.placement, true);
+        self.failed_nodes.push(node.clone());
+        let attempt = Attempt(self.attempt.0 + 1);
+        let excluded = door.place(&self.job, attempt, &self.failed_nodes, &self.entry);
+        // With no other node left, the one that failed may have recovered; its refusal says more than "none left".
+        let placement = excluded.or_else(|_| door.place(&self.job, attempt, &[], &self.entry)).map_err(|_| error)?;
+        self.attempt = attempt;
+        self.placement = placement;
+        self.transfer_settled = false;
+        Ok(Progress::Going)
+    }
+
+    async fn send(&self, event: Event) -> Result<(), GenerateError> {
+        self.out.send(Ok(response(event))).await.map_err(|_| GenerateError::Aborted)
+    }
+
+    fn usage(&self) -> Usage {
+        let prompt_tokens = self.job.tokens.len() as u32;
+        Usage { prompt_tokens, completion_tokens: self.output.len(), cached_tokens: self.cached_tokens }
+    }
+
+    fn finished(&self) -> v1::Finished {
+        v1::Finished {
+            finish_reason: self.finish.unwrap_or(FinishReason::Length).as_str().into(),
+            usage: Some((&self.usage()).into()),
+            timeline: Some((&self.timeline).into()),
+            prefill_node: self.placement.prefill.to_string(),
+            decode_node: self.placement.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+}
+
+fn response(event: Event) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(event) }
+}

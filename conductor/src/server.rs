@@ -1,0 +1,208 @@
+//! From settings to a serving process, and down again.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use baton_formats::{ModelFile, model_name};
+use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
+use baton_runtime::settings::SettingsError;
+use baton_runtime::telemetry::init_logs;
+use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, random_u64};
+use baton_scheduler::{Cluster, ClusterConfig, PolicyKind};
+use baton_text::{ChatTemplate, Tokenizer};
+use baton_types::{ConductorId, TokenId};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use crate::config::Settings;
+use crate::front_door::{FrontDoor, FrontDoorLimits};
+use crate::grpc::{ClusterService, InferenceService};
+use crate::http;
+use crate::metrics::{METRICS, Metrics};
+use crate::nodes::NodeSessions;
+use crate::prompt::TextModel;
+
+/// How long tasks may take to end once they are asked to.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the drain looks whether requests are left.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// Serves until a signal, then drains.
+pub fn run(settings: Settings) -> anyhow::Result<()> {
+    init_logs(settings.log_format, &settings.log).map_err(anyhow::Error::msg)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("conductor").build()?;
+    runtime.block_on(serve(settings))
+}
+
+async fn serve(settings: Settings) -> anyhow::Result<()> {
+    let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
+    let (grpc, http) = (listen("grpc", &settings.grpc).await?, listen("http", &settings.http).await?);
+    let (grpc_addr, http_addr) = (grpc.local_addr()?, http.local_addr()?);
+    let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
+    let door = Arc::new(front_door(&settings, tasks.clone(), shutdown.clone())?);
+
+    start_grpc(&door, grpc, &tasks, &shutdown).await?;
+    start_http(&door, http, telemetry.clone(), &tasks);
+    start_upkeep(Arc::clone(&door), telemetry, &tasks);
+    announce(grpc_addr, http_addr);
+
+    let signal = tokio::select! {
+        signal = Shutdown::signal() => signal?,
+        () = tasks.cancelled() => "a failed task",
+    };
+    let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);
+    tracing::info!(signal, requests = door.live.len(), ?grace, "draining");
+    let drained = async {
+        while !door.live.is_empty() {
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    };
+    if !shutdown.drain(grace, drained).await {
+        tracing::warn!(requests = door.live.len(), "the grace period is over: ending what is left");
+        // Each gets its terminal status before the server goes.
+        let ended = async {
+            while !door.live.is_empty() {
+                tokio::time::sleep(DRAIN_POLL).await;
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
+    }
+    let joined = tasks.join(CLOSE_TIMEOUT).await;
+    shutdown.advance(Phase::Flushed);
+    tracing::info!("down");
+    joined.map_err(Into::into)
+}
+
+async fn listen(key: &str, address: &str) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("{key}: cannot listen on '{address}' (expected host:port that is free)"))
+}
+
+fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
+    let model = text_model(settings)?;
+    let stall_timeout = Duration::try_from_secs_f64(settings.stall_timeout_s)
+        .with_context(|| format!("stall_timeout_s: {} is not a time in seconds", settings.stall_timeout_s))?;
+    let limits = FrontDoorLimits {
+        max_requests: settings.max_requests,
+        stall_timeout,
+        max_attempts: settings.max_attempts.max(1),
+    };
+    let policy: PolicyKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
+    let cluster = Cluster::new(ClusterConfig { policy, ..ClusterConfig::default() });
+    let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
+    tracing::info!(%id, model = model.name, "conductor starting");
+    Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))
+}
+
+fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
+    let max_prompt_bytes = settings.max_prompt_bytes;
+    let named = |name: String| settings.model_name.clone().unwrap_or(name);
+    if settings.engine == "mock" {
+        let template = Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE)?);
+        return Ok(TextModel {
+            name: named("mock".into()),
+            tokenizer: Tokenizer::bytes().with_max_bytes(max_prompt_bytes),
+            template,
+            max_prompt_bytes,
+        });
+    }
+    if settings.engine != "cpu" {
+        let (key, value) = ("engine".to_owned(), settings.engine.clone());
+        let expected = "expected cpu or mock".to_owned();
+        bail!(SettingsError::Invalid { key, value, origin: "settings".to_owned(), expected });
+    }
+    let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
+    let file = ModelFile::open(path).with_context(|| format!("model: {}", path.display()))?;
+    let tokenizer = Tokenizer::from_model(&file).with_context(|| format!("model: tokenizer of {}", path.display()))?;
+    let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
+    let template = chat_template(&tokenizer).with_context(|| format!("model: chat template of {}", path.display()))?;
+    Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
+}
+
+/// The model's own template, where it has one.
+fn chat_template(tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
+    let Some(source) = tokenizer.chat_template() else { return Ok(None) };
+    let text = |id: Option<TokenId>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_ids().first().copied()));
+    Ok(Some(ChatTemplate::from_source(source)?.with_special_tokens(&bos, &eos)))
+}
+
+async fn start_grpc(
+    door: &Arc<FrontDoor>,
+    listener: TcpListener,
+    tasks: &TaskSet,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<v1::inference_server::InferenceServer<InferenceService>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    let inference = v1::inference_server::InferenceServer::new(InferenceService(Arc::clone(door)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let cluster = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(door)));
+    let server = Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(inference)
+        .add_service(cluster);
+    let end = tasks.clone();
+    tasks.spawn("grpc server", async move {
+        let stop = async move { end.cancelled().await };
+        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop).await
+    });
+    let draining = shutdown.clone();
+    tasks.spawn_request("health", async move {
+        draining.wait_for(Phase::NotReady).await;
+        health.set_not_serving::<v1::inference_server::InferenceServer<InferenceService>>().await;
+    });
+    Ok(())
+}
+
+fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry, tasks: &TaskSet) {
+    let (router, end) = (http::router(Arc::clone(door), telemetry), tasks.clone());
+    tasks.spawn("http server", async move {
+        let stop = async move { end.cancelled().await };
+        axum::serve(listener, router).with_graceful_shutdown(stop).await
+    });
+}
+
+/// Folds histograms and lets the cluster notice what did not happen.
+fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
+    let end = tasks.clone();
+    tasks.spawn("upkeep", async move {
+        let mut ticks = tokio::time::interval(Duration::from_millis(500));
+        let mut last_upkeep = door.clock.now();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+            let now = door.clock.now();
+            door.cluster().on_tick(now);
+            if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
+                telemetry.upkeep();
+                last_upkeep = now;
+            }
+        }
+    });
+}
+
+/// One line on stdout: who started this process reads where it listens.
+fn announce(grpc: SocketAddr, http: SocketAddr) {
+    let ready = serde_json::json!({
+        "role": "conductor", "node": null, "grpc": grpc.to_string(), "http": http.to_string(), "transfer": null,
+    });
+    println!("READY {ready}");
+    tracing::info!(%grpc, %http, "serving");
+}

@@ -1,0 +1,169 @@
+//! The settings of a node, of either role.
+
+use std::path::PathBuf;
+
+use baton_runtime::LogFormat;
+use baton_types::KvDtype;
+use serde::{Deserialize, Serialize};
+
+/// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Name of the node; by default the role and the process id.
+    pub name: Option<String>,
+    /// The conductor to register with, `http://host:port`.
+    pub conductor: String,
+    /// Address of the gRPC service.
+    pub listen: String,
+    /// Address where other nodes' KV arrives or leaves from.
+    pub transfer_listen: String,
+    /// Host that others reach this node at, where it is not the one it listens on.
+    pub advertise_host: Option<String>,
+    /// Model file or folder.
+    pub model: Option<PathBuf>,
+    /// Name of the model for clients; by default that of the file.
+    pub model_name: Option<String>,
+    /// `cpu` with a model file, or `mock` without.
+    pub engine: String,
+    /// Threads of the engine; 0 takes every core that this process may use.
+    pub threads: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Prefill: most tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Blocks of the KV arena; 0 takes what `cache_bytes` holds.
+    pub cache_blocks: u32,
+    /// Bytes of the KV arena, where `cache_blocks` is 0.
+    pub cache_bytes: u64,
+    /// Element type of stored K and V.
+    pub kv_dtype: KvDtype,
+    /// Most requests that wait.
+    pub max_waiting: u32,
+    /// Most sequences of one step.
+    pub max_running: u32,
+    /// How long room is kept for a sequence that does not come, seconds.
+    pub grant_ttl_s: f64,
+    /// Mock engine: microseconds of a step.
+    pub mock_base_us: u64,
+    /// Mock engine: microseconds of each row of a step.
+    pub mock_row_us: u64,
+    /// How long a drain may take, seconds.
+    pub grace_s: f64,
+    /// Filter of log lines.
+    pub log: String,
+    /// text or json.
+    pub log_format: LogFormat,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            name: None,
+            conductor: "http://127.0.0.1:7070".into(),
+            listen: "127.0.0.1:0".into(),
+            transfer_listen: "127.0.0.1:0".into(),
+            advertise_host: None,
+            model: None,
+            model_name: None,
+            engine: "cpu".into(),
+            threads: 0,
+            block_tokens: 16,
+            chunk_tokens: 512,
+            cache_blocks: 0,
+            cache_bytes: 1 << 30,
+            kv_dtype: KvDtype::F16,
+            max_waiting: 256,
+            max_running: 64,
+            grant_ttl_s: 60.0,
+            mock_base_us: 500,
+            mock_row_us: 20,
+            grace_s: 30.0,
+            log: "info".into(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// What can be given on the command line; everything else through `--config` or the environment.
+#[derive(Debug, Default, clap::Args, Serialize)]
+pub struct Flags {
+    /// Name of the node [default: the role and the process id]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The conductor to register with [default: http://127.0.0.1:7070]
+    #[arg(long, value_name = "URL")]
+    pub conductor: Option<String>,
+    /// Address of the gRPC service [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Address of the transfer engine [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDR")]
+    pub transfer_listen: Option<String>,
+    /// Host that others reach this node at, where it is not the one it listens on
+    #[arg(long, value_name = "HOST")]
+    pub advertise_host: Option<String>,
+    /// Model file (GGUF) or folder (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Name of the model for clients [default: that of the file]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// cpu with a model file, or mock without [default: cpu]
+    #[arg(long)]
+    pub engine: Option<String>,
+    /// Threads of the engine [default: every core that this process may use]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Tokens of a KV block [default: 16]
+    #[arg(long, value_name = "N")]
+    pub block_tokens: Option<u32>,
+    /// Prefill: most tokens of one chunk [default: 512]
+    #[arg(long, value_name = "N")]
+    pub chunk_tokens: Option<u32>,
+    /// Blocks of the KV arena [default: what cache_bytes, 1 GiB, holds]
+    #[arg(long, value_name = "N")]
+    pub cache_blocks: Option<u32>,
+    /// Bytes of the KV arena, where --cache-blocks is not given
+    #[arg(long, value_name = "BYTES")]
+    pub cache_bytes: Option<u64>,
+    /// Element type of stored K and V: f16, bf16 or f32 [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<String>,
+    /// Most requests that wait [default: 256]
+    #[arg(long, value_name = "N")]
+    pub max_waiting: Option<u32>,
+    /// Most sequences of one step [default: 64]
+    #[arg(long, value_name = "N")]
+    pub max_running: Option<u32>,
+    /// Mock engine: microseconds of a step [default: 500]
+    #[arg(long, value_name = "N")]
+    pub mock_base_us: Option<u64>,
+    /// Mock engine: microseconds of each row of a step [default: 20]
+    #[arg(long, value_name = "N")]
+    pub mock_row_us: Option<u64>,
+    /// How long a drain may take, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_s: Option<f64>,
+    /// Filter of log lines, as in debug or baton_worker=debug,info [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// The command line.
+#[derive(Debug, clap::Parser)]
+#[command(version)]
+pub struct Cli {
+    /// Settings file (TOML); the environment (BATON_...) and flags go before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the settings and where each came from, and exit
+    #[arg(long)]
+    pub print_config: bool,
+    /// Settings.
+    #[command(flatten)]
+    pub flags: Flags,
+}

@@ -1,0 +1,54 @@
+//! What a node's loop takes in, from wherever it comes.
+
+use baton_proto::v1;
+use baton_types::{ConductorId, GrantId, GrantRequest, Handover, Load, PrefillJob, Refused, RequestKey};
+use tokio::sync::oneshot;
+
+use crate::engine_thread::EngineEvent;
+
+/// The answer to a grant request, once the transfer engine has the grant too.
+pub type GrantAnswer = Result<v1::GrantReply, Refused>;
+
+/// One input. `E` is what only this role knows (a push's report, an arrival).
+#[derive(Debug)]
+pub enum Input<E> {
+    /// A conductor's session is open.
+    SessionOpened(ConductorId),
+    /// It closed: the requests of that conductor are aborted.
+    SessionClosed(ConductorId),
+    /// A conductor wants a snapshot of the prefix cache.
+    KvSnapshot(ConductorId),
+    /// Compute a prompt.
+    Prefill(PrefillJob),
+    /// End a request.
+    Abort(RequestKey),
+    /// Another node wants to write here.
+    Grant(GrantRequest, oneshot::Sender<GrantAnswer>),
+    /// It does not any more.
+    ReleaseGrant(RequestKey, GrantId),
+    /// Another node hands a sequence over.
+    HandOver(Handover, oneshot::Sender<Result<(), Refused>>),
+    /// Prove that each block is accounted for.
+    CheckIntegrity(oneshot::Sender<IntegrityReport>),
+    /// From the engine's thread.
+    Engine(EngineEvent),
+    /// Finish what is here, take nothing new.
+    Drain,
+    /// Of this role alone.
+    Role(E),
+}
+
+impl<E> From<EngineEvent> for Input<E> {
+    fn from(event: EngineEvent) -> Self {
+        Self::Engine(event)
+    }
+}
+
+/// Whether each block is accounted for.
+#[derive(Debug, Clone)]
+pub struct IntegrityReport {
+    /// What is wrong; `None` where nothing is.
+    pub problem: Option<String>,
+    /// The load at that moment.
+    pub load: Load,
+}

@@ -1,0 +1,31 @@
+//! The `main` of both binaries.
+
+use std::process::ExitCode;
+
+use baton_runtime::settings::{self, EXIT_BAD_SETTINGS};
+use clap::Parser;
+
+use crate::config::{Cli, Settings};
+
+/// Parses, loads the settings, runs, and turns the outcome into an exit status.
+pub fn main_of(binary: &str, run: impl FnOnce(Settings) -> anyhow::Result<()>) -> ExitCode {
+    let cli = Cli::parse();
+    let loaded = match settings::load::<Settings>(cli.config.as_deref(), settings::environment(), &cli.flags) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            eprintln!("{binary}: {error}");
+            return ExitCode::from(EXIT_BAD_SETTINGS);
+        }
+    };
+    if cli.print_config {
+        print!("{}", loaded.print());
+        return ExitCode::SUCCESS;
+    }
+    match run(loaded.settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{binary}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! From settings to a serving node, and down again: what both roles do alike.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use baton_engine::{CpuEngine, CpuOptions, Engine, MockEngine, MockOptions};
+use baton_formats::{ModelFile, model_name};
+use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
+use baton_runtime::telemetry::init_logs;
+use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation};
+use baton_scheduler::ModelConfig;
+use baton_transfer_engine::{ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine};
+use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use crate::config::Settings;
+use crate::engine_thread::EngineThread;
+use crate::input::Input;
+use crate::node_loop::{NodeLoop, Role};
+use crate::profile::profile;
+use crate::register::keep_registered;
+use crate::service::NodeService;
+use crate::sessions::Sessions;
+
+/// Inputs that may wait for the loop; senders wait in front of it.
+const QUEUED_INPUTS: usize = 4096;
+/// How long tasks may take to end once they are asked to.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a role is built from.
+pub struct NodeParts<E> {
+    /// Who this is.
+    pub info: Arc<NodeInfo>,
+    /// Model and arena, as the core wants them.
+    pub model: ModelConfig,
+    /// The engine's thread.
+    pub engine: EngineThread,
+    /// Moves KV.
+    pub transfer: TransferEngine,
+    /// The arena, registered.
+    pub segment: SegmentId,
+    /// The arena, as peers need it.
+    pub descriptor: SegmentDescriptor,
+    /// What arrived.
+    pub arrivals: ArrivalReceiver,
+    /// The conductors.
+    pub sessions: Sessions,
+    /// The way back into the loop.
+    pub inputs: mpsc::Sender<Input<E>>,
+    /// Where tasks live.
+    pub tasks: TaskSet,
+}
+
+/// Serves a node of one role until a signal, then drains.
+pub fn run<R: Role>(
+    role: NodeRole,
+    metrics: &'static [MetricDoc],
+    settings: Settings,
+    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
+) -> anyhow::Result<()> {
+    init_logs(settings.log_format, &settings.log).map_err(anyhow::Error::msg)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
+    runtime.block_on(serve(role, metrics, settings, build))
+}
+
+async fn serve<R: Role>(
+    role: NodeRole,
+    metrics: &'static [MetricDoc],
+    settings: Settings,
+    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
+) -> anyhow::Result<()> {
+    let telemetry = Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
+    let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
+    let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
+    let generation = new_generation();
+    let node = node_name(&settings, role)?;
+
+    let listener = TcpListener::bind(&settings.listen).await;
+    let listener = listener.with_context(|| format!("listen: cannot listen on '{}' (expected host:port that is free)", settings.listen))?;
+    let grpc = advertised(listener.local_addr()?, &settings);
+    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
+    let engine_settings = settings.clone();
+    let mut engine = tokio::task::spawn_blocking(move || load_engine(&engine_settings)).await.context("loading the model")??;
+    let began = Instant::now();
+    let profile = profile(&mut *engine, &settings).context("start-up profile")?;
+    tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
+    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &*engine, profile));
+    let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
+    let model = ModelConfig {
+        layout: engine.arena().layout().clone(),
+        context_length: info.context_length,
+        vocab_size: info.vocab_size,
+    };
+    let engine = EngineThread::start(engine, role == NodeRole::Prefill, inputs.clone()).context("engine thread")?;
+
+    let parts = NodeParts {
+        info: Arc::clone(&info),
+        model,
+        engine,
+        transfer: transfer.clone(),
+        segment,
+        descriptor,
+        arrivals,
+        sessions: sessions.clone(),
+        inputs: inputs.clone(),
+        tasks: tasks.clone(),
+    };
+    let role = build(&settings, parts)?;
+    start_grpc(&info, listener, inputs, sessions.clone(), &tasks, &shutdown).await?;
+    start_loop(role, receiver, sessions, &tasks, &shutdown);
+    start_registration(&settings, &info, &tasks);
+    start_upkeep(telemetry, &tasks);
+    announce(&info, transfer.local_addr());
+
+    wait_and_drain(&settings, &tasks, &shutdown).await
+}
+
+async fn wait_and_drain(settings: &Settings, tasks: &TaskSet, shutdown: &Shutdown) -> anyhow::Result<()> {
+    let signal = tokio::select! {
+        signal = Shutdown::signal() => signal?,
+        () = tasks.cancelled() => "a failed task",
+    };
+    let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);
+    tracing::info!(signal, ?grace, "draining");
+    // The loop says when it is done by moving on to Closing.
+    let drained = shutdown.clone();
+    if !shutdown.drain(grace, async move { drained.wait_for(Phase::Closing).await }).await {
+        tracing::warn!("the grace period is over: ending what is left");
+    }
+    let joined = tasks.join(CLOSE_TIMEOUT).await;
+    shutdown.advance(Phase::Flushed);
+    tracing::info!("down");
+    joined.map_err(Into::into)
+}
+
+fn node_name(settings: &Settings, role: NodeRole) -> anyhow::Result<NodeId> {
+    let name = settings.name.clone().unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+    NodeId::new(&name).map_err(|error| anyhow::anyhow!("name: {error}"))
+}
+
+/// Where others reach an address that was bound.
+fn advertised(bound: SocketAddr, settings: &Settings) -> String {
+    match &settings.advertise_host {
+        Some(host) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
+}
+
+async fn bind_transfer(
+    settings: &Settings,
+    node: &NodeId,
+    generation: baton_types::Generation,
+    tasks: &TaskSet,
+) -> anyhow::Result<(TransferEngine, ArrivalReceiver)> {
+    let listen: SocketAddr = settings.transfer_listen.parse().map_err(|_| {
+        anyhow::anyhow!("transfer_listen: '{}' is not an address of the form ip:port", settings.transfer_listen)
+    })?;
+    let mut config = TransferConfig::new(node.clone(), generation, listen);
+    config.advertise_host = settings.advertise_host.clone();
+    let bound = TransferEngine::bind(config, tasks).await;
+    bound.with_context(|| format!("transfer_listen: cannot listen on '{listen}'"))
+}
+
+/// Loads what the settings name. Prints how far it is: who started this process shows it.
+fn load_engine(settings: &Settings) -> anyhow::Result<Box<dyn Engine>> {
+    match settings.engine.as_str() {
+        "mock" => {
+            let options = MockOptions {
+                block_tokens: settings.block_tokens,
+                num_blocks: if settings.cache_blocks > 0 { settings.cache_blocks } else { MockOptions::default().num_blocks },
+                base: Duration::from_micros(settings.mock_base_us),
+                per_row: Duration::from_micros(settings.mock_row_us),
+                ..MockOptions::default()
+            };
+            Ok(Box::new(MockEngine::new(options)?))
+        }
+        "cpu" => {
+            let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
+            Ok(Box::new(load_cpu(path, settings).with_context(|| format!("model: {}", path.display()))?))
+        }
+        other => bail!("engine: '{other}', but must be cpu or mock"),
+    }
+}
+
+fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
+    let file = ModelFile::open(path)?;
+    let threads = match settings.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let options = CpuOptions {
+        threads,
+        kv_dtype: settings.kv_dtype,
+        block_tokens: settings.block_tokens,
+        num_blocks: settings.cache_blocks,
+        kv_bytes: settings.cache_bytes,
+    };
+    let mut shown = -1;
+    let mut progress = |done: f32| {
+        let percent = (done * 100.0) as i32;
+        if percent != shown {
+            shown = percent;
+            println!("PROGRESS {done:.2} loading weights");
+        }
+    };
+    Ok(CpuEngine::load(&file, options, &mut progress)?)
+}
+
+fn node_info(
+    settings: &Settings,
+    node: NodeId,
+    role: NodeRole,
+    generation: baton_types::Generation,
+    grpc: &str,
+    engine: &dyn Engine,
+    profile: NodeProfile,
+) -> NodeInfo {
+    let model = engine.model();
+    NodeInfo {
+        node,
+        role,
+        generation,
+        address: format!("http://{grpc}"),
+        model: settings.model_name.clone().unwrap_or_else(|| served_name(settings, &model.name)),
+        vocab_size: model.vocab_size,
+        context_length: model.context_length,
+        numerics: model.numerics.clone(),
+        layout: engine.arena().layout().clone(),
+        profile,
+    }
+}
+
+/// As the conductor makes it from the same settings.
+fn served_name(settings: &Settings, engine: &str) -> String {
+    let path = settings.model.as_deref().filter(|_| settings.engine != "mock");
+    path.map_or_else(|| engine.to_owned(), model_name)
+}
+
+async fn start_grpc<E: Send + 'static>(
+    info: &Arc<NodeInfo>,
+    listener: TcpListener,
+    inputs: mpsc::Sender<Input<E>>,
+    sessions: Sessions,
+    tasks: &TaskSet,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<v1::node_server::NodeServer<NodeService<E>>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    let service = NodeService { info: Arc::clone(info), inputs, sessions, tasks: tasks.clone() };
+    let service = v1::node_server::NodeServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let server = Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(service);
+    let end = tasks.clone();
+    tasks.spawn("grpc server", async move {
+        let stop = async move { end.cancelled().await };
+        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop).await
+    });
+    let draining = shutdown.clone();
+    tasks.spawn_request("health", async move {
+        draining.wait_for(Phase::NotReady).await;
+        health.set_not_serving::<v1::node_server::NodeServer<NodeService<E>>>().await;
+    });
+    Ok(())
+}
+
+fn start_loop<R: Role>(role: R, inputs: mpsc::Receiver<Input<R::Event>>, sessions: Sessions, tasks: &TaskSet, shutdown: &Shutdown) {
+    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+    let node_loop = NodeLoop { role, inputs, sessions: sessions.clone(), clock, shutdown: shutdown.clone() };
+    let (shutdown, end) = (shutdown.clone(), tasks.clone());
+    tasks.spawn("loop", async move {
+        node_loop.run().await?;
+        // Conductors learn of the end by their sessions' end, after everything that was sent.
+        sessions.close_all();
+        shutdown.advance(Phase::Closing);
+        end.cancelled().await;
+        Ok::<(), anyhow::Error>(())
+    });
+}
+
+fn start_registration(settings: &Settings, info: &Arc<NodeInfo>, tasks: &TaskSet) {
+    let (conductor, info, end) = (settings.conductor.clone(), Arc::clone(info), tasks.clone());
+    tasks.spawn("registration", async move {
+        tokio::select! {
+            result = keep_registered(conductor, &info) => result,
+            () = end.cancelled() => Ok(()),
+        }
+    });
+}
+
+/// Folds histograms: without it they grow until somebody asks for them.
+fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
+    let end = tasks.clone();
+    tasks.spawn("upkeep", async move {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(Telemetry::UPKEEP_INTERVAL) => telemetry.upkeep(),
+                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+}
+
+/// One line on stdout: who started this process reads where it listens.
+fn announce(info: &NodeInfo, transfer: SocketAddr) {
+    let grpc = info.address.trim_start_matches("http://");
+    let ready = serde_json::json!({
+        "role": info.role.as_str(), "node": info.node.as_str(), "grpc": grpc, "http": null, "transfer": transfer.to_string(),
+    });
+    println!("READY {ready}");
+    tracing::info!(node = %info.node, grpc, %transfer, "serving");
+}

@@ -1,0 +1,62 @@
+//! Registration: the node tells its conductor where it is, again and again.
+
+use std::time::Duration;
+
+use baton_proto::{PROTOCOL_VERSION, check_protocol_version, v1};
+use baton_types::{ErrorKind, NodeInfo};
+use tonic::transport::Endpoint;
+
+/// Waits between attempts while the conductor cannot be reached.
+const RETRY: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// How long the conductor may take to answer.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The conductor will never take this node.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// It said no.
+    #[error("the conductor at {conductor} refuses this node: {reason}")]
+    Refused {
+        /// Its address.
+        conductor: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// Not an address.
+    #[error("conductor: '{0}' is not an address of the form http://host:port")]
+    Address(String),
+}
+
+/// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
+pub async fn keep_registered(conductor: String, info: &NodeInfo) -> Result<(), RegisterError> {
+    let endpoint = Endpoint::from_shared(conductor.clone()).map_err(|_| RegisterError::Address(conductor.clone()))?;
+    let channel = endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
+    let mut client = v1::cluster_client::ClusterClient::new(channel);
+    let (mut wait, mut known) = (RETRY, None);
+    loop {
+        let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
+        match client.register(request).await {
+            Ok(response) => {
+                let response = response.into_inner();
+                if let Err(error) = check_protocol_version(response.protocol_version) {
+                    return Err(RegisterError::Refused { conductor, reason: error.to_string() });
+                }
+                if known.as_ref() != Some(&response.conductor_id) {
+                    tracing::info!(conductor, id = response.conductor_id, "registered");
+                    known = Some(response.conductor_id);
+                }
+                wait = RETRY;
+                tokio::time::sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
+            }
+            Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
+                return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
+            }
+            Err(status) => {
+                tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(RETRY_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `baton.v1.Node`: checks and translates; the node's loop decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
+use baton_runtime::TaskSet;
+use baton_types::{ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, NodeInfo, NodeRole, Refused};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::input::Input;
+use crate::sessions::Sessions;
+
+/// The loop answers at once or is stuck.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a conductor may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The service of a node of either role.
+pub struct NodeService<E> {
+    /// Who this is.
+    pub info: Arc<NodeInfo>,
+    /// The node's loop.
+    pub inputs: mpsc::Sender<Input<E>>,
+    /// The conductors' sessions.
+    pub sessions: Sessions,
+    /// Where session readers live.
+    pub tasks: TaskSet,
+}
+
+fn refused_status(refused: Refused) -> Status {
+    baton_proto::status(refused.kind, refused.message, None)
+}
+
+fn unavailable(message: impl Into<String>) -> Status {
+    baton_proto::status(ErrorKind::Unavailable, message, None)
+}
+
+impl<E: Send + 'static> NodeService<E> {
+    async fn input(&self, input: Input<E>) -> Result<(), Status> {
+        self.inputs.send(input).await.map_err(|_| unavailable("this node is going down"))
+    }
+
+    /// Sends an input that is answered, and waits for the answer.
+    async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Input<E>) -> Result<T, Status> {
+        let (answer, answered) = oneshot::channel();
+        self.input(make(answer)).await?;
+        match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(unavailable("this node dropped the call: it is going down, or the request was aborted")),
+            Err(_) => Err(unavailable(format!("this node's loop did not answer within {ANSWER_TIMEOUT:?}"))),
+        }
+    }
+
+    fn check_decodes(&self) -> Result<(), Status> {
+        if self.info.role == NodeRole::Decode {
+            return Ok(());
+        }
+        Err(baton_proto::status(ErrorKind::Invalid, format!("{} is a {} node", self.info.node, self.info.role), None))
+    }
+
+    fn check_generation(&self, target: Generation) -> Result<(), Status> {
+        if target == self.info.generation {
+            return Ok(());
+        }
+        let ours = self.info.generation;
+        Err(unavailable(format!("{} is generation {ours}, and generation {target} was meant", self.info.node)))
+    }
+}
+
+/// Takes commands in until the conductor ends the session or it breaks.
+async fn read_commands<E>(
+    mut commands: Streaming<v1::NodeCommand>,
+    conductor: ConductorId,
+    inputs: &mpsc::Sender<Input<E>>,
+) -> Result<(), Status> {
+    use v1::node_command::Command;
+    while let Some(command) = commands.message().await? {
+        let input = match required("command", command.command)? {
+            Command::Hello(_) => return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None)),
+            Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
+            Command::Abort(key) => Input::Abort(key.try_into()?),
+            Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
+        };
+        if inputs.send(input).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId, Status> {
+    let first = tokio::time::timeout(HELLO_TIMEOUT, commands.message()).await;
+    let first = first.map_err(|_| unavailable(format!("no hello within {HELLO_TIMEOUT:?}")))??;
+    let Some(v1::node_command::Command::Hello(hello)) = first.and_then(|first| first.command) else {
+        return Err(baton_proto::status(ErrorKind::Invalid, "the first command of a session must be hello", None));
+    };
+    check_protocol_version(hello.protocol_version)?;
+    let invalid = |error: baton_types::ParseIdError| baton_proto::status(ErrorKind::Invalid, format!("conductor_id: {error}"), None);
+    hello.conductor_id.parse().map_err(invalid)
+}
+
+#[tonic::async_trait]
+impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
+    type SessionStream = ReceiverStream<Result<v1::NodeEvent, Status>>;
+
+    async fn session(&self, request: Request<Streaming<v1::NodeCommand>>) -> Result<Response<Self::SessionStream>, Status> {
+        let mut commands = request.into_inner();
+        let conductor = hello(&mut commands).await?;
+        // An earlier session of this conductor ends here, and its requests with it.
+        self.input(Input::SessionClosed(conductor)).await?;
+        let (epoch, events) = self.sessions.open(conductor);
+        let welcome = v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some((&*self.info).into()) };
+        self.sessions.send(conductor, v1::node_event::Event::Welcome(welcome));
+        self.input(Input::SessionOpened(conductor)).await?;
+        let (inputs, sessions) = (self.inputs.clone(), self.sessions.clone());
+        self.tasks.spawn_request("session reader", async move {
+            if let Err(status) = read_commands(commands, conductor, &inputs).await {
+                tracing::warn!(%conductor, reason = status.message(), "session broke");
+            }
+            if sessions.close(conductor, epoch) {
+                // The loop is gone only when the process ends.
+                let _ = inputs.send(Input::SessionClosed(conductor)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(events)))
+    }
+
+    async fn grant(&self, request: Request<v1::GrantRequest>) -> Result<Response<v1::GrantReply>, Status> {
+        self.check_decodes()?;
+        let request = request.into_inner();
+        check_protocol_version(request.protocol_version)?;
+        self.check_generation(generation("target_generation", &request.target_generation)?)?;
+        let layout: KvLayout = required("layout", request.layout.clone())?.try_into()?;
+        let mismatch = |error: baton_types::LayoutMismatch| baton_proto::status(ErrorKind::Invalid, error.to_string(), None);
+        self.info.layout.check_compatible(&layout).map_err(mismatch)?;
+        let request = baton_types::GrantRequest::try_from(request)?;
+        let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
+        answer.map(Response::new).map_err(refused_status)
+    }
+
+    async fn release_grant(
+        &self,
+        request: Request<v1::ReleaseGrantRequest>,
+    ) -> Result<Response<v1::ReleaseGrantReply>, Status> {
+        self.check_decodes()?;
+        let request = request.into_inner();
+        self.input(Input::ReleaseGrant(baton_proto::key(request.key)?, GrantId(request.grant))).await?;
+        Ok(Response::new(v1::ReleaseGrantReply {}))
+    }
+
+    async fn hand_over(&self, request: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {
+        self.check_decodes()?;
+        let handover = Handover::try_from(request.into_inner())?;
+        let answer = self.ask(|answer| Input::HandOver(handover, answer)).await?;
+        answer.map(|()| Response::new(v1::HandoverReply {})).map_err(refused_status)
+    }
+
+    async fn check_integrity(
+        &self,
+        _: Request<v1::CheckIntegrityRequest>,
+    ) -> Result<Response<v1::CheckIntegrityResponse>, Status> {
+        let report = self.ask(Input::CheckIntegrity).await?;
+        let load = Some((&report.load).into());
+        Ok(Response::new(v1::CheckIntegrityResponse { problem: report.problem.unwrap_or_default(), load }))
+    }
+}

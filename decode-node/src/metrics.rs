@@ -1,0 +1,73 @@
+//! The decode node's metrics.
+
+use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_types::DecodeEvent;
+use metrics::{Counter, Histogram, counter, histogram};
+
+const TOKENS: &str = "baton_decode_tokens_total";
+const QUEUE: &str = "baton_decode_queue_seconds";
+const ENDED: &str = "baton_decode_requests_total";
+const GRANTS: &str = "baton_decode_grants_total";
+const RECEIVED: &str = "baton_decode_received_bytes_total";
+
+/// What the decode node registers.
+pub const METRICS: &[MetricDoc] = &[
+    MetricDoc { name: TOKENS, kind: MetricKind::Counter, labels: &[], help: "Tokens generated." },
+    MetricDoc { name: QUEUE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "From the hand-over to the sequence's first step." },
+    MetricDoc { name: ENDED, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests that ended here: stop, length, failed." },
+    MetricDoc { name: GRANTS, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests for room: granted, refused, expired." },
+    MetricDoc { name: RECEIVED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV that arrived." },
+];
+
+/// Handles, made once.
+pub struct Metrics {
+    tokens: Counter,
+    queue: Histogram,
+    stop: Counter,
+    length: Counter,
+    failed: Counter,
+    /// Room was given.
+    pub granted: Counter,
+    /// Room was refused.
+    pub refused: Counter,
+    /// A grant's time ran out.
+    pub expired: Counter,
+    /// Bytes that arrived.
+    pub received: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            tokens: counter!(TOKENS),
+            queue: histogram!(QUEUE),
+            stop: counter!(ENDED, "outcome" => "stop"),
+            length: counter!(ENDED, "outcome" => "length"),
+            failed: counter!(ENDED, "outcome" => "failed"),
+            granted: counter!(GRANTS, "outcome" => "granted"),
+            refused: counter!(GRANTS, "outcome" => "refused"),
+            expired: counter!(GRANTS, "outcome" => "expired"),
+            received: counter!(RECEIVED),
+        }
+    }
+}
+
+impl Metrics {
+    /// What a conductor is told, counted.
+    pub fn on_event(&self, event: &DecodeEvent) {
+        match event {
+            DecodeEvent::Token { finish, queue, .. } => {
+                self.tokens.increment(1);
+                if let Some(queue) = queue {
+                    self.queue.record(*queue);
+                }
+                match finish {
+                    Some(baton_types::FinishReason::Stop) => self.stop.increment(1),
+                    Some(baton_types::FinishReason::Length) => self.length.increment(1),
+                    None => {}
+                }
+            }
+            DecodeEvent::Failed(_) => self.failed.increment(1),
+        }
+    }
+}

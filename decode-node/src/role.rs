@@ -1,0 +1,261 @@
+//! Core and shell of a decode node in one.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, RequestKey, StepId, StepPlan};
+use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
+use baton_types::{BlockId, DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
+use baton_worker::config::Settings;
+use baton_worker::{EngineEvent, GrantAnswer, Input, NodeParts, Role, StepMetrics};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::metrics::Metrics;
+
+/// A grant in the transfer engine outlives the core's own time limit: the core decides, and this is the net below it.
+const GRANT_LIFETIME: Duration = Duration::from_secs(600);
+
+/// What only a decode node takes in.
+#[derive(Debug)]
+pub enum DecodeInput {
+    /// The transfer engine says that something arrived.
+    Arrival(Arrival),
+    /// Nothing can land under this grant any more.
+    Fenced(GrantId),
+}
+
+/// See the module's text.
+pub struct DecodeRole {
+    core: DecodeCore,
+    parts: NodeParts<DecodeInput>,
+    /// Prefill nodes that wait for a grant.
+    grant_answers: HashMap<RequestKey, oneshot::Sender<GrantAnswer>>,
+    /// Prefill nodes that wait for the answer to a hand-over.
+    handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
+    /// The step in flight: rows, tokens attended to.
+    step: Option<(StepId, u32, u64)>,
+    metrics: Metrics,
+    steps: StepMetrics,
+}
+
+impl DecodeRole {
+    /// A role from its parts.
+    pub fn new(settings: &Settings, mut parts: NodeParts<DecodeInput>) -> anyhow::Result<Self> {
+        let mut config = DecodeConfig::new(parts.model.clone());
+        config.max_running = settings.max_running as usize;
+        config.max_waiting = settings.max_waiting as usize;
+        config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s)
+            .map_err(|_| anyhow::anyhow!("grant_ttl_s: {} is not a time in seconds", settings.grant_ttl_s))?;
+        let core = DecodeCore::new(config)?;
+        forward_arrivals(&mut parts);
+        Ok(Self {
+            core,
+            parts,
+            grant_answers: HashMap::new(),
+            handover_answers: HashMap::new(),
+            step: None,
+            metrics: Metrics::default(),
+            steps: StepMetrics::default(),
+        })
+    }
+
+    fn on_engine(&mut self, now: Instant, event: EngineEvent) {
+        let EngineEvent::StepDone { step, result, elapsed } = event else { return };
+        if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
+            self.steps.on_step(rows, elapsed);
+            let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };
+            self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
+        }
+        self.core.on_step_done(now, step, result);
+    }
+
+    fn on_role(&mut self, now: Instant, input: DecodeInput) {
+        match input {
+            DecodeInput::Arrival(Arrival::Batch { grant, bytes, .. }) => {
+                self.metrics.received.increment(bytes);
+                self.core.on_arrival(now, grant, bytes);
+            }
+            DecodeInput::Arrival(Arrival::GrantExpired { grant }) => {
+                self.metrics.expired.increment(1);
+                self.core.on_grant_fenced(now, grant);
+            }
+            DecodeInput::Fenced(grant) => self.core.on_grant_fenced(now, grant),
+        }
+    }
+
+    fn on_effect(&mut self, effect: DecodeEffect) -> anyhow::Result<()> {
+        match effect {
+            DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply } => {
+                self.open_grant(key, prefill, prefill_generation, reply);
+            }
+            DecodeEffect::RefuseGrant { key, refused } => {
+                self.metrics.refused.increment(1);
+                self.answer_grant(key, Err(refused));
+            }
+            DecodeEffect::RevokeGrant { grant } => self.revoke(grant),
+            DecodeEffect::HandoverReply { key, result } => {
+                if let Some(answer) = self.handover_answers.remove(&key) {
+                    // The prefill node may have given up; its grant then ends by itself.
+                    let _ = answer.send(result);
+                }
+            }
+            DecodeEffect::RunStep(plan) => self.run_step(plan)?,
+            DecodeEffect::Emit { conductor, events } => {
+                let wire = events.iter().map(|(key, event)| self.event(*key, event)).collect();
+                let event = v1::node_event::Event::Decode(v1::DecodeEvents { events: wire });
+                self.parts.sessions.send(conductor, event);
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&self, key: RequestKey, event: &DecodeEvent) -> v1::DecodeEvent {
+        self.metrics.on_event(event);
+        v1::DecodeEvent::from_domain(key, event)
+    }
+
+    fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
+        self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
+        anyhow::ensure!(self.parts.engine.submit(plan), "the engine's thread is gone");
+        Ok(())
+    }
+
+    fn answer_grant(&mut self, key: RequestKey, answer: GrantAnswer) {
+        if let Some(waiting) = self.grant_answers.remove(&key) {
+            // The prefill node may have given up; the grant then expires.
+            let _ = waiting.send(answer);
+        }
+    }
+
+    fn open_grant(&mut self, key: RequestKey, prefill: NodeId, generation: Generation, reply: GrantReply) {
+        let spec = GrantSpec {
+            id: reply.grant,
+            segment: self.parts.segment,
+            ranges: self.ranges(&reply.blocks),
+            writer: Some((prefill, generation)),
+            expires: Instant::now() + GRANT_LIFETIME,
+        };
+        let answer = match self.parts.transfer.grant(spec) {
+            Ok(()) => Ok(v1::GrantReply {
+                grant: reply.grant.0,
+                held_blocks: reply.held_blocks,
+                blocks: reply.blocks.iter().map(|block| block.0).collect(),
+                segment: self.parts.descriptor.encode(),
+                num_blocks: self.parts.model.layout.num_blocks,
+            }),
+            Err(error) => {
+                self.core.on_release_grant(Instant::now(), key, reply.grant);
+                Err(Refused { kind: ErrorKind::Internal, message: format!("opening the grant: {error}") })
+            }
+        };
+        if answer.is_ok() {
+            self.metrics.granted.increment(1);
+        }
+        self.answer_grant(key, answer);
+    }
+
+    /// Byte ranges of blocks, in all layers.
+    fn ranges(&self, blocks: &[BlockId]) -> Vec<std::ops::Range<u64>> {
+        let layout = &self.parts.model.layout;
+        let range = |layer, block| {
+            let start = layout.offset(layer, block) as u64;
+            start..start + layout.block_bytes() as u64
+        };
+        (0..layout.num_layers).flat_map(|layer| blocks.iter().map(move |&block| range(layer, block))).collect()
+    }
+
+    fn revoke(&self, grant: GrantId) {
+        let (fenced, inputs) = (self.parts.transfer.revoke(grant), self.parts.inputs.clone());
+        self.parts.tasks.spawn_request("fence", async move {
+            fenced.await;
+            // The loop is gone only when the process ends.
+            let _ = inputs.send(Input::Role(DecodeInput::Fenced(grant))).await;
+        });
+    }
+}
+
+/// Carries arrivals into the loop.
+fn forward_arrivals(parts: &mut NodeParts<DecodeInput>) {
+    let (inputs, end) = (parts.inputs.clone(), parts.tasks.clone());
+    let arrivals = std::mem::replace(&mut parts.arrivals, ArrivalReceiver::empty());
+    parts.tasks.spawn("arrivals", async move {
+        tokio::select! {
+            () = forward(arrivals, inputs) => Ok::<(), anyhow::Error>(()),
+            () = end.cancelled() => Ok(()),
+        }
+    });
+}
+
+async fn forward(mut arrivals: ArrivalReceiver, inputs: mpsc::Sender<Input<DecodeInput>>) {
+    while let Some(arrival) = arrivals.recv().await {
+        if inputs.send(Input::Role(DecodeInput::Arrival(arrival))).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Role for DecodeRole {
+    type Event = DecodeInput;
+
+    fn on_input(&mut self, now: Instant, input: Input<DecodeInput>) {
+        match input {
+            Input::Grant(request, answer) => {
+                // A second request for the same key drops the first one's sender: its caller hears that.
+                self.grant_answers.insert(request.key, answer);
+                self.core.on_grant_request(now, request);
+            }
+            Input::ReleaseGrant(key, grant) => self.core.on_release_grant(now, key, grant),
+            Input::HandOver(handover, answer) => {
+                self.handover_answers.insert(handover.key, answer);
+                self.core.on_handover(now, handover);
+            }
+            Input::Abort(key) => self.core.on_abort(now, key),
+            Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
+            Input::Engine(event) => self.on_engine(now, event),
+            Input::Drain => self.core.on_drain(now),
+            Input::Role(input) => self.on_role(now, input),
+            Input::Prefill(job) => {
+                tracing::error!(request = %job.key.request, "a prompt was sent to a decode node");
+            }
+            // The loop answers these.
+            Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
+        }
+    }
+
+    fn on_wakeup(&mut self, now: Instant) {
+        self.core.on_wakeup(now);
+    }
+
+    fn next_wakeup(&self) -> Option<Instant> {
+        self.core.next_wakeup()
+    }
+
+    fn carry_out(&mut self) -> anyhow::Result<()> {
+        while let Some(effect) = self.core.poll_effect() {
+            self.on_effect(effect)?;
+        }
+        anyhow::ensure!(!self.parts.engine.is_dead(), "the engine's thread is gone");
+        Ok(())
+    }
+
+    fn load(&self) -> Load {
+        self.core.load()
+    }
+
+    fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
+        self.core.drain_kv_events(max)
+    }
+
+    fn kv_snapshot(&self) -> KvEventBatch {
+        self.core.kv_snapshot()
+    }
+
+    fn check_integrity(&self) -> Result<(), String> {
+        self.core.check_integrity().map_err(|error| error.to_string())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.core.is_idle()
+    }
+}

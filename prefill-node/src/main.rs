@@ -1,0 +1,7 @@
+//! `baton-prefill`: computes prompts and pushes their KV cache, layer by layer.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    baton_worker::main_of("baton-prefill", baton_prefill_node::run)
+}

@@ -1,0 +1,79 @@
+//! The prefill node's metrics.
+
+use std::time::Duration;
+
+use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_types::{KvTransfer, PrefillEvent};
+use metrics::{Counter, Histogram, counter, histogram};
+
+const QUEUE: &str = "baton_prefill_queue_seconds";
+const COMPUTE: &str = "baton_prefill_compute_seconds";
+const PUSHED: &str = "baton_prefill_pushed_bytes_total";
+const EXPOSED: &str = "baton_prefill_push_exposed_seconds";
+const CACHED: &str = "baton_prefill_prefix_cache_hits_total";
+const ENDED: &str = "baton_prefill_requests_total";
+
+/// What the prefill node registers.
+pub const METRICS: &[MetricDoc] = &[
+    MetricDoc { name: QUEUE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "Wait in the node's queue." },
+    MetricDoc { name: COMPUTE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "From the first chunk's start to the first token." },
+    MetricDoc { name: PUSHED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV pushed for requests that were handed over." },
+    MetricDoc { name: EXPOSED, kind: MetricKind::Histogram(GAP_BUCKETS), labels: &[], help: "The part of a push after the last layer's compute." },
+    MetricDoc { name: CACHED, kind: MetricKind::Counter, labels: &[], help: "Prompt tokens found in the prefix cache." },
+    MetricDoc { name: ENDED, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests that left the node: handed_over, finished (no decode needed), failed." },
+];
+
+/// Handles, made once.
+pub struct Metrics {
+    queue: Histogram,
+    compute: Histogram,
+    pushed: Counter,
+    exposed: Histogram,
+    cached: Counter,
+    handed_over: Counter,
+    finished: Counter,
+    failed: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            queue: histogram!(QUEUE),
+            compute: histogram!(COMPUTE),
+            pushed: counter!(PUSHED),
+            exposed: histogram!(EXPOSED),
+            cached: counter!(CACHED),
+            handed_over: counter!(ENDED, "outcome" => "handed_over"),
+            finished: counter!(ENDED, "outcome" => "finished"),
+            failed: counter!(ENDED, "outcome" => "failed"),
+        }
+    }
+}
+
+impl Metrics {
+    /// What the conductor is told, counted.
+    pub fn on_event(&self, event: &PrefillEvent) {
+        match event {
+            PrefillEvent::Started { queue, cached_tokens } => {
+                self.queue.record(*queue);
+                self.cached.increment(u64::from(*cached_tokens));
+            }
+            PrefillEvent::FirstToken { finish, compute, .. } => {
+                self.compute.record(*compute);
+                if finish.is_some() {
+                    self.finished.increment(1);
+                }
+            }
+            PrefillEvent::HandedOver(transfer) => self.on_handed_over(transfer),
+            PrefillEvent::Failed(_) => self.failed.increment(1),
+        }
+    }
+
+    fn on_handed_over(&self, transfer: &KvTransfer) {
+        self.handed_over.increment(1);
+        self.pushed.increment(transfer.bytes);
+        if transfer.exposed > Duration::ZERO {
+            self.exposed.record(transfer.exposed);
+        }
+    }
+}

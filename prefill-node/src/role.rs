@@ -1,0 +1,307 @@
+//! Core and shell of a prefill node in one.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use baton_proto::{PROTOCOL_VERSION, v1};
+use baton_scheduler::{
+    KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
+};
+use baton_transfer_engine::{CancelHandle, SegmentDescriptor, SpanPair, TransferError, WriteOptions};
+use baton_types::{BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused};
+use baton_worker::config::Settings;
+use baton_worker::{EngineEvent, Input, NodeParts, Peers, Role, StepMetrics, refused};
+
+use crate::metrics::Metrics;
+
+/// A push makes progress or is given up within this time.
+const PUSH_DEADLINE: Duration = Duration::from_secs(30);
+/// How often a grant that is not needed is given back; one that is forgotten expires by itself.
+const RELEASE_ATTEMPTS: u32 = 3;
+
+/// What only a prefill node takes in: answers to its effects.
+#[derive(Debug)]
+pub enum PrefillInput {
+    /// The decode node's answer to a grant request.
+    GrantReply(RequestKey, Result<(GrantReply, RemoteArena), Refused>),
+    /// A batch of writes is over.
+    PushDone(RequestKey, PushId, Result<PushReport, Refused>),
+    /// The decode node's answer to a hand-over.
+    HandoverReply(RequestKey, Result<(), Refused>),
+}
+
+/// Where granted blocks are.
+#[derive(Debug, Clone)]
+pub struct RemoteArena {
+    segment: SegmentDescriptor,
+    layout: KvLayout,
+}
+
+/// See the module's text.
+pub struct PrefillRole {
+    core: PrefillCore,
+    parts: NodeParts<PrefillInput>,
+    peers: Peers,
+    /// Arenas that requests push to.
+    remotes: HashMap<RequestKey, RemoteArena>,
+    /// Batches under way.
+    pushes: HashMap<RequestKey, Vec<(PushId, CancelHandle)>>,
+    /// The step in flight: rows, tokens attended to.
+    step: Option<(StepId, u32, u64)>,
+    metrics: Metrics,
+    steps: StepMetrics,
+}
+
+impl PrefillRole {
+    /// A role from its parts.
+    pub fn new(settings: &Settings, parts: NodeParts<PrefillInput>) -> anyhow::Result<Self> {
+        let block_tokens = parts.model.layout.block_tokens;
+        let mut config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
+        config.token_budget = settings.chunk_tokens.max(1).next_multiple_of(block_tokens) as usize;
+        config.max_waiting = settings.max_waiting as usize;
+        config.max_sequences_per_chunk = settings.max_running as usize;
+        let core = PrefillCore::new(config)?;
+        Ok(Self {
+            core,
+            parts,
+            peers: Peers::default(),
+            remotes: HashMap::new(),
+            pushes: HashMap::new(),
+            step: None,
+            metrics: Metrics::default(),
+            steps: StepMetrics::default(),
+        })
+    }
+
+    fn on_engine(&mut self, now: Instant, event: EngineEvent) {
+        match event {
+            EngineEvent::KvReady { step, layer } => self.core.on_kv_ready(now, step, layer),
+            EngineEvent::StepDone { step, result, elapsed } => {
+                if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
+                    self.steps.on_step(rows, elapsed);
+                    let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };
+                    self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
+                }
+                self.core.on_step_done(now, step, result);
+            }
+        }
+    }
+
+    fn on_role(&mut self, now: Instant, input: PrefillInput) {
+        match input {
+            PrefillInput::GrantReply(key, reply) => {
+                let reply = reply.map(|(reply, remote)| {
+                    self.remotes.insert(key, remote);
+                    reply
+                });
+                self.core.on_grant_reply(now, key, reply);
+            }
+            PrefillInput::PushDone(key, push, result) => {
+                if let Some(pushes) = self.pushes.get_mut(&key) {
+                    pushes.retain(|(id, _)| *id != push);
+                    if pushes.is_empty() {
+                        self.pushes.remove(&key);
+                    }
+                }
+                self.core.on_push_done(now, key, push, result);
+            }
+            PrefillInput::HandoverReply(key, result) => self.core.on_handover_reply(now, key, result),
+        }
+        // What the core has forgotten needs no arena any more.
+        self.remotes.retain(|key, _| self.core.knows(*key));
+    }
+
+    fn on_effect(&mut self, effect: PrefillEffect) -> anyhow::Result<()> {
+        match effect {
+            PrefillEffect::RequestGrant { target, request } => self.request_grant(target, request),
+            PrefillEffect::RunStep(plan) => self.run_step(plan)?,
+            PrefillEffect::Push { key, push, target: _, grant, spans } => self.push(key, push, grant, &spans),
+            PrefillEffect::CancelPushes { key } => {
+                for (_, cancel) in self.pushes.get(&key).into_iter().flatten() {
+                    cancel.cancel();
+                }
+            }
+            PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
+            PrefillEffect::ReleaseGrant { key, target, grant } => self.release_grant(key, target, grant),
+            PrefillEffect::Emit { conductor, key, event } => {
+                self.metrics.on_event(&event);
+                let event = v1::PrefillEvent::from_domain(key, &event);
+                self.parts.sessions.send(conductor, v1::node_event::Event::Prefill(event));
+            }
+        }
+        Ok(())
+    }
+
+    fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
+        self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
+        anyhow::ensure!(self.parts.engine.submit(plan), "the engine's thread is gone");
+        Ok(())
+    }
+
+    /// Runs a call and sends its answer back into the loop.
+    fn answer(&self, name: &'static str, call: impl Future<Output = PrefillInput> + Send + 'static) {
+        let inputs = self.parts.inputs.clone();
+        self.parts.tasks.spawn_request(name, async move {
+            let answer = call.await;
+            // The loop is gone only when the process ends.
+            let _ = inputs.send(Input::Role(answer)).await;
+        });
+    }
+
+    fn request_grant(&self, target: DecodeTarget, request: GrantRequest) {
+        let (peers, layout, key) = (self.peers.clone(), self.parts.model.layout.clone(), request.key);
+        self.answer("grant request", async move {
+            PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, layout).await)
+        });
+    }
+
+    fn push(&mut self, key: RequestKey, push: PushId, grant: GrantId, spans: &[PushSpan]) {
+        let Some(remote) = self.remotes.get(&key) else {
+            let refused = Refused { kind: ErrorKind::Internal, message: format!("no arena is known for {key:?}") };
+            return self.answer("push", async move { PrefillInput::PushDone(key, push, Err(refused)) });
+        };
+        let (layout, bytes) = (&self.parts.model.layout, self.parts.model.layout.block_bytes() as u64);
+        let pair = |span: &PushSpan| SpanPair {
+            local_offset: layout.offset(span.layer, span.source) as u64,
+            remote_offset: remote.layout.offset(span.layer, span.destination) as u64,
+            len: bytes,
+        };
+        let pairs: Vec<_> = spans.iter().map(pair).collect();
+        let options = WriteOptions { deadline: Instant::now() + PUSH_DEADLINE, tag: push.0 };
+        let batch = self.parts.transfer.write(self.parts.segment, &remote.segment, grant, pairs, options);
+        self.pushes.entry(key).or_default().push((push, batch.cancel_handle()));
+        self.answer("push", async move {
+            let result = batch.await.map(|report| PushReport {
+                bytes: report.bytes,
+                transport: report.transport.as_str().to_owned(),
+                started: report.started,
+                completed: report.completed,
+            });
+            PrefillInput::PushDone(key, push, result.map_err(transfer_failed))
+        });
+    }
+
+    fn hand_over(&self, target: DecodeTarget, handover: Handover) {
+        let peers = self.peers.clone();
+        self.answer("hand-over", async move {
+            let key = handover.key;
+            let result = match peers.client(&target.address) {
+                Ok(mut client) => {
+                    client.hand_over(v1::Handover::from(&handover)).await.map(|_| ()).map_err(|s| refused(&target.address, &s))
+                }
+                Err(error) => Err(error),
+            };
+            PrefillInput::HandoverReply(key, result)
+        });
+    }
+
+    fn release_grant(&self, key: RequestKey, target: DecodeTarget, grant: GrantId) {
+        let peers = self.peers.clone();
+        self.parts.tasks.spawn_request("grant release", async move {
+            for attempt in 1..=RELEASE_ATTEMPTS {
+                let Ok(mut client) = peers.client(&target.address) else { return };
+                let request = v1::ReleaseGrantRequest { key: Some(key.into()), grant: grant.0 };
+                match client.release_grant(request).await {
+                    Ok(_) => return,
+                    Err(status) => {
+                        tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
+                        tokio::time::sleep(Duration::from_millis(200) * attempt).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn ask_for_grant(
+    peers: &Peers,
+    target: &DecodeTarget,
+    request: GrantRequest,
+    layout: KvLayout,
+) -> Result<(GrantReply, RemoteArena), Refused> {
+    let wire = v1::GrantRequest {
+        protocol_version: PROTOCOL_VERSION,
+        key: Some(request.key.into()),
+        prefill_node: request.prefill.to_string(),
+        prefill_generation: request.prefill_generation.to_string(),
+        target_generation: target.generation.to_string(),
+        layout: Some((&layout).into()),
+        prompt_tokens: request.prompt_tokens,
+        block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
+        max_tokens: request.max_tokens,
+    };
+    let reply = peers.client(&target.address)?.grant(wire).await;
+    let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
+    let invalid = |message: String| Refused { kind: ErrorKind::Internal, message };
+    let segment = SegmentDescriptor::decode(&reply.segment).map_err(|error| invalid(error.to_string()))?;
+    let layout = KvLayout { num_blocks: reply.num_blocks, ..layout };
+    if let Some(block) = reply.blocks.iter().find(|&&block| block >= layout.num_blocks) {
+        return Err(invalid(format!("{} granted block {block} of {}", target.node, layout.num_blocks)));
+    }
+    let blocks = reply.blocks.into_iter().map(BlockId).collect();
+    let grant = GrantReply { grant: GrantId(reply.grant), held_blocks: reply.held_blocks, blocks };
+    Ok((grant, RemoteArena { segment, layout }))
+}
+
+/// A push that failed is the decode node's or the network's fault: another placement may work.
+fn transfer_failed(error: TransferError) -> Refused {
+    let kind = match error.kind() {
+        ErrorKind::DeadlineExceeded | ErrorKind::DataLoss => ErrorKind::Unavailable,
+        kind => kind,
+    };
+    Refused { kind, message: format!("KV transfer: {error}") }
+}
+
+impl Role for PrefillRole {
+    type Event = PrefillInput;
+
+    fn on_input(&mut self, now: Instant, input: Input<PrefillInput>) {
+        match input {
+            Input::Prefill(job) => self.core.on_submit(now, job),
+            Input::Abort(key) => self.core.on_abort(now, key),
+            Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
+            Input::Engine(event) => self.on_engine(now, event),
+            Input::Drain => self.core.on_drain(now),
+            Input::Role(input) => self.on_role(now, input),
+            // The service of a prefill node refuses what only decode nodes do, and the loop answers the rest.
+            Input::Grant(..) | Input::ReleaseGrant(..) | Input::HandOver(..) => {}
+            Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
+        }
+    }
+
+    fn on_wakeup(&mut self, now: Instant) {
+        self.core.on_wakeup(now);
+    }
+
+    fn next_wakeup(&self) -> Option<Instant> {
+        self.core.next_wakeup()
+    }
+
+    fn carry_out(&mut self) -> anyhow::Result<()> {
+        while let Some(effect) = self.core.poll_effect() {
+            self.on_effect(effect)?;
+        }
+        anyhow::ensure!(!self.parts.engine.is_dead(), "the engine's thread is gone");
+        Ok(())
+    }
+
+    fn load(&self) -> Load {
+        self.core.load()
+    }
+
+    fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
+        self.core.drain_kv_events(max)
+    }
+
+    fn kv_snapshot(&self) -> KvEventBatch {
+        self.core.kv_snapshot()
+    }
+
+    fn check_integrity(&self) -> Result<(), String> {
+        self.core.check_integrity().map_err(|error| error.to_string())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.core.is_idle()
+    }
+}
