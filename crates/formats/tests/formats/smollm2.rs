@@ -1,0 +1,58 @@
+//! A real model, if `BATON_MODEL` names SmolLM2-135M-Instruct as GGUF.
+
+use std::path::Path;
+
+use baton_formats::{Dtype, Gguf, ModelFile};
+
+use crate::allocations::peak_of;
+
+/// The model's path, or `None` with a line that says so.
+fn model(test: &str) -> Option<String> {
+    let model = std::env::var("BATON_MODEL").ok();
+    if model.is_none() {
+        println!("SKIPPED {test}: BATON_MODEL is not set");
+    }
+    model
+}
+
+#[test]
+fn metadata_is_read() {
+    let Some(model) = model("metadata_is_read") else { return };
+    let file = Gguf::open(Path::new(&model)).unwrap();
+    let metadata = file.metadata();
+    assert_eq!(metadata.str("general.architecture").unwrap(), Some("llama"));
+    assert_eq!(metadata.u32("llama.block_count").unwrap(), Some(30));
+    assert_eq!(metadata.u32("llama.context_length").unwrap(), Some(8192));
+    assert_eq!(metadata.f32("llama.rope.freq_base").unwrap(), Some(100_000.0));
+    assert_eq!(metadata.bool("tokenizer.ggml.add_bos_token").unwrap(), Some(false));
+    let tokens = metadata.require::<&[String]>("tokenizer.ggml.tokens").unwrap();
+    assert_eq!((tokens.len(), tokens[2].as_str()), (49_152, "<|im_end|>"));
+    assert_eq!(metadata.i32_array("tokenizer.ggml.token_type").unwrap().unwrap().len(), 49_152);
+    assert_eq!(metadata.str_array("tokenizer.ggml.merges").unwrap().unwrap()[0], "Ġ t");
+}
+
+#[test]
+fn tensors_are_read() {
+    let Some(model) = model("tensors_are_read") else { return };
+    let file = ModelFile::open(Path::new(&model)).unwrap();
+    assert_eq!(file.tensors().count(), 272);
+    let embedding = file.tensor("token_embd.weight").unwrap();
+    assert_eq!((embedding.dtype, embedding.shape.as_slice()), (Dtype::Q8_0, [49_152, 576].as_slice()));
+    let down = file.tensor("blk.0.ffn_down.weight").unwrap();
+    assert_eq!((down.dtype, down.shape.as_slice()), (Dtype::Q4_1, [576, 1536].as_slice()));
+    let mut elements = 0;
+    for tensor in file.tensors() {
+        let mut values = vec![0.0; tensor.elements()];
+        tensor.dequantize(&mut values).unwrap();
+        assert!(values.iter().all(|x| x.abs() < 100.0), "{}", tensor.name);
+        elements += values.len();
+    }
+    assert_eq!(elements, 134_515_008);
+}
+
+#[test]
+fn reading_the_header_costs_a_fraction_of_the_file() {
+    let Some(model) = model("reading_the_header_costs_a_fraction_of_the_file") else { return };
+    let (file, peak) = peak_of(|| Gguf::open(Path::new(&model)).unwrap());
+    assert!((peak as u64) < file.total_bytes() / 8, "{peak} bytes");
+}
