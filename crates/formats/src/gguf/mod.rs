@@ -67,6 +67,7 @@ impl Gguf {
         let mut cursor = Cursor::new(path, bytes.as_ref().as_ref());
         let counts = Counts::read(&mut cursor)?;
         let metadata = Metadata::read(&mut cursor, counts.metadata)?;
+        refuse_split(path, &metadata)?;
         let alignment = alignment(path, &metadata)?;
         let tensors = tensors::read(&mut cursor, counts.tensors, alignment)?;
         Ok(Self { path: path.to_owned(), bytes, metadata, tensors })
@@ -156,6 +157,17 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), FormatError> {
     let swapped = version.swap_bytes();
     let found = if swapped < version { format!("{swapped} in big-endian order") } else { version.to_string() };
     Err(FormatError::invalid(cursor.file(), "version", found, "2 or 3, little endian"))
+}
+
+/// One of several files of a model (`split.count` of llama.cpp's gguf-split) would only show later, as a missing tensor.
+fn refuse_split(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
+    let key = "split.count";
+    let files = metadata.u32(key)?.unwrap_or(1);
+    if files > 1 {
+        let allowed = "one file with the whole model (gguf-split --merge makes it)";
+        return Err(FormatError::invalid(path, format_args!("metadata {}", Quoted(key)), files, allowed));
+    }
+    Ok(())
 }
 
 fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, FormatError> {

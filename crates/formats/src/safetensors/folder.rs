@@ -7,10 +7,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::header::MAX_TENSORS;
 use crate::FormatError;
 use crate::error::Quoted;
 
@@ -146,6 +147,9 @@ impl<'de> Deserialize<'de> for WeightMap {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
+                    if pairs.len() == MAX_TENSORS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+                    }
                     pairs.push(pair);
                 }
                 Ok(WeightMap(pairs))

@@ -18,8 +18,8 @@ use crate::{Dtype, FormatError};
 const LENGTH_BYTES: usize = 8;
 /// Longest header, as in the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Tensors a file may have.
-const MAX_TENSORS: usize = 1 << 18;
+/// Tensors a file or an index may have.
+pub(super) const MAX_TENSORS: usize = 1 << 18;
 /// Dimensions a tensor may have; weights have one or two.
 const MAX_DIMS: usize = 8;
 

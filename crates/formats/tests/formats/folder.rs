@@ -72,6 +72,8 @@ fn an_index_may_not_lie() {
     assert_refused(with(r#"{"weight_map": {"a": "/etc/passwd"}}"#), &["shard in weight_map", "same folder"]);
     assert_refused(with(r#"{"weight_map": 3}"#), &["index.json", "weight_map"]);
     assert_refused(with(r#"{}"#), &["index.json", "weight_map"]);
+    let many = format!(r#"{{"weight_map": {{{}"a": ""}}}}"#, r#""":"","#.repeat(1 << 18));
+    assert_refused(with(&many), &["index.json", "more than 262144 tensors"]);
     let both = r#"{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}"#;
     assert_refused(with(both), &["x-2.safetensors: tensor names", "\"a\" also in", "x-1.safetensors"]);
 }

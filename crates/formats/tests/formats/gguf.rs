@@ -173,6 +173,13 @@ fn alignment_is_checked() {
 }
 
 #[test]
+fn a_part_of_a_model_is_refused() {
+    let part = |count: u16| Gguf::parse(GgufWriter::new().with("split.count", Value::U16(count)).bytes());
+    assert!(part(0).is_ok() && part(1).is_ok());
+    assert_refused(part(3), &["\"split.count\"", "found 3", "gguf-split --merge"]);
+}
+
+#[test]
 fn shapes_are_checked() {
     let refused = |dims: &[u64], dtype: u32, parts: &[&str]| {
         let file = GgufWriter::new().raw_tensor("w", dims, dtype, vec![0; 256]);
