@@ -3,16 +3,19 @@
 //! **Invariant**: a row's logits are bitwise the same whatever the batch, the chunk boundaries, the threads, and whether prefill or decode computes it.
 
 mod arena;
+mod cpu;
 mod engine;
 mod error;
 mod kernels;
 mod mock;
+mod model;
 mod philox;
 mod sampler;
 
 pub use arena::KvArena;
+pub use cpu::{CpuEngine, CpuOptions, KvCapacity};
 pub use engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
 pub use error::EngineError;
 pub use kernels::Isa;
 pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};
-pub use sampler::{Sampled, sample, top_logprobs};
+pub use sampler::{Sampled, logprobs, sample};

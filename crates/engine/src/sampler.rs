@@ -49,9 +49,16 @@ pub fn sample(
     Ok(Sampled { token, logprobs })
 }
 
-/// The `n` most probable tokens of a position, best first, ties by smaller id; no token is taken. The logits are finite.
-pub fn top_logprobs(logits: &[f32], n: u32) -> TokenLogprobs {
-    TokenLogprobs { logprob: None, top: top(logits, n, log_sum_exp(Isa::detect(), logits)) }
+/// Log-probabilities at a position of the prompt: of the `token` that follows there (`None` at the end of the prompt), and the `n` most probable ones, best
+/// first, ties by smaller id.
+///
+/// # Errors
+/// As [`sample`].
+pub fn logprobs(logits: &[f32], token: Option<TokenId>, n: u32) -> Result<TokenLogprobs, EngineError> {
+    check_finite(logits)?;
+    let total = log_sum_exp(Isa::detect(), logits);
+    let logprob = token.and_then(|token| logits.get(token as usize)).map(|logit| logit - total);
+    Ok(TokenLogprobs { logprob, top: top(logits, n, total) })
 }
 
 fn top(logits: &[f32], n: u32, total: f32) -> Vec<TopLogprob> {
@@ -242,7 +249,7 @@ mod tests {
             let mut ranked: Vec<_> = (0..logits.len() as TokenId).collect();
             ranked.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
             ranked.truncate(n as usize);
-            let found = top_logprobs(&logits, n);
+            let found = logprobs(&logits, None, n).unwrap();
             prop_assert_eq!(found.logprob, None);
             prop_assert_eq!(found.top.iter().map(|t| t.token).collect::<Vec<_>>(), ranked);
             let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
