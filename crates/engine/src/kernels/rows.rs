@@ -3,7 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use super::Threads;
 use super::lanes::LANES;
+
+/// Rows that a thread takes at once in operations that go row by row.
+const ROW_GRAIN: usize = 16;
 
 /// One cache line.
 #[derive(Clone, Copy)]
@@ -90,6 +94,17 @@ impl Rows {
         &mut self.data[row * self.stride..][..self.columns]
     }
 
+    /// Runs `work(row, values)` for each row, on several threads.
+    pub fn for_each(&mut self, threads: &Threads, work: impl Fn(usize, &mut [f32]) + Sync) {
+        let (rows, columns, shared) = (self.rows, self.columns, self.share());
+        threads.for_ranges(rows, ROW_GRAIN, |range| {
+            for row in range {
+                // SAFETY: the ranges are disjoint, so this thread alone has the row.
+                work(row, unsafe { shared.part(row, 0, columns) });
+            }
+        });
+    }
+
     /// A handle through which several threads write different parts.
     pub fn share(&mut self) -> SharedRows<'_> {
         let data = self.data.as_mut_ptr();
@@ -132,15 +147,6 @@ impl<'a> SharedRows<'a> {
         assert!(column + width <= self.columns, "columns {column}+{width} of {}", self.columns);
         // SAFETY: inside the row (checked here and in `at`), exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at(row, column, width), width) }
-    }
-
-    /// A whole row.
-    ///
-    /// # Safety
-    /// Nobody else reads or writes the row while the slice lives.
-    pub unsafe fn row(&self, row: usize) -> &'a mut [f32] {
-        // SAFETY: the caller's promise.
-        unsafe { self.part(row, 0, self.columns) }
     }
 }
 

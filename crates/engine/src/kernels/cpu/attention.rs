@@ -194,9 +194,10 @@ fn begin(shape: &AttentionShape, tile: &QueryTile<'_>, kv_head: usize, q: &Rows,
         let heads = &q.row(tile.row + token)[kv_head * group * dim..][..group * dim];
         queries.iter_mut().zip(heads).for_each(|(to, q)| *to = q * scale);
     }
-    scratch.maxima.fill(f32::MIN);
-    scratch.sums.fill(0.0);
-    scratch.out.fill(0.0);
+    let rows = tile.tokens * group;
+    scratch.maxima[..rows].fill(f32::MIN);
+    scratch.sums[..rows * LANES].fill(0.0);
+    scratch.out[..rows * shape.padded_dim()].fill(0.0);
 }
 
 /// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left.

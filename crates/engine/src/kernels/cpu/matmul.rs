@@ -58,16 +58,6 @@ impl PackedMatrix {
         }
     }
 
-    /// Rows of the weight matrix: columns of the result.
-    pub fn outputs(&self) -> usize {
-        self.outputs
-    }
-
-    /// Columns of the weight matrix.
-    pub fn inputs(&self) -> usize {
-        self.inputs
-    }
-
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
@@ -199,7 +189,6 @@ mod tests {
         let mut row = [0.0; 9];
         packed.copy_row(69, &mut row);
         assert_eq!(row, w[69 * 9..]);
-        assert_eq!((packed.outputs(), packed.inputs()), (70, 9));
     }
 
     #[test]

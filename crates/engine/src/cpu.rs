@@ -1,0 +1,142 @@
+//! The engine that computes on the CPU.
+
+use baton_formats::ModelFile;
+use baton_types::{KvDtype, KvLayout};
+
+use crate::arena::KvArena;
+use crate::engine::{Engine, ModelInfo, SequenceStep, StepObserver, check_batch};
+use crate::error::EngineError;
+use crate::kernels::{Isa, Threads};
+use crate::model::{Compute, Llama, ModelConfig, Workspace};
+
+/// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show; the number changes with the order of any sum.
+const NUMERICS: &str = "cpu-f32-1";
+/// More threads than any machine has: a bound for a mistyped setting.
+const MAX_THREADS: usize = 1024;
+/// Most tokens of a block.
+const MAX_BLOCK_TOKENS: u32 = 1024;
+
+/// How much KV an engine keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvCapacity {
+    /// Blocks.
+    Blocks(u32),
+    /// Bytes, of which the last that fill no block stay unused.
+    Bytes(u64),
+}
+
+/// How the CPU engine runs.
+#[derive(Debug, Clone)]
+pub struct CpuOptions {
+    /// Threads, from 1.
+    pub threads: usize,
+    /// Type of stored keys and values.
+    pub kv_dtype: KvDtype,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Size of the arena.
+    pub kv_capacity: KvCapacity,
+    /// Instruction set; all give the same results.
+    pub isa: Isa,
+}
+
+impl Default for CpuOptions {
+    /// All cores, half-precision KV in 1 GiB, blocks of 16 tokens.
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            kv_dtype: KvDtype::F16,
+            block_tokens: 16,
+            kv_capacity: KvCapacity::Bytes(1 << 30),
+            isa: Isa::detect(),
+        }
+    }
+}
+
+/// A model, its weights as f32, and its arena.
+pub struct CpuEngine {
+    model: ModelInfo,
+    arena: KvArena,
+    llama: Llama,
+    compute: Compute,
+    workspace: Workspace,
+}
+
+impl CpuEngine {
+    /// Loads a model. `progress` hears the share that is done, from 0 to 1.
+    ///
+    /// # Errors
+    /// An option is out of range, the file is damaged, of a model that this engine does not run, or there is no memory.
+    pub fn load(file: &ModelFile, options: &CpuOptions, progress: &mut dyn FnMut(f32)) -> Result<Self, EngineError> {
+        let range = |field, problem| EngineError::Options { field, problem };
+        if !(1..=MAX_THREADS).contains(&options.threads) {
+            return Err(range("threads", format!("{}, but must be from 1 to {MAX_THREADS}", options.threads)));
+        }
+        if !(1..=MAX_BLOCK_TOKENS).contains(&options.block_tokens) {
+            let problem = format!("{}, but must be from 1 to {MAX_BLOCK_TOKENS}", options.block_tokens);
+            return Err(range("block_tokens", problem));
+        }
+        let threads = Threads::new(options.threads).map_err(|error| range("threads", error.to_string()))?;
+        let config = ModelConfig::read(file)?;
+        let mut layout = layout(&config, options)?;
+        let llama = Llama::load(file, config, &threads, progress)?;
+        layout.model = llama.weights().fingerprint.0;
+        let arena = KvArena::allocate(layout)?;
+        let compute = Compute { isa: options.isa, threads };
+        let workspace = llama.workspace(&compute, &arena);
+        Ok(Self { model: info(&llama), arena, llama, compute, workspace })
+    }
+}
+
+fn info(llama: &Llama) -> ModelInfo {
+    let config = llama.config();
+    ModelInfo {
+        name: config.name.clone(),
+        architecture: config.architecture.clone(),
+        vocab_size: config.vocab_size as u32,
+        context_length: config.context_length,
+        num_layers: config.num_layers as u32,
+        fingerprint: llama.weights().fingerprint,
+        numerics: NUMERICS.to_owned(),
+    }
+}
+
+/// The arena's layout; the model's fingerprint is not known yet.
+fn layout(config: &ModelConfig, options: &CpuOptions) -> Result<KvLayout, EngineError> {
+    let mut layout = KvLayout {
+        model: 0,
+        num_layers: config.num_layers as u32,
+        num_kv_heads: config.kv_heads as u32,
+        head_dim: config.head_dim as u32,
+        block_tokens: options.block_tokens,
+        dtype: options.kv_dtype,
+        num_blocks: 1,
+    };
+    let block_bytes = layout.block_bytes_all_layers() as u64;
+    let blocks = match options.kv_capacity {
+        KvCapacity::Blocks(blocks) => u64::from(blocks),
+        KvCapacity::Bytes(bytes) => bytes / block_bytes,
+    };
+    let most = (isize::MAX as u64 / block_bytes).min(u64::from(u32::MAX));
+    if !(1..=most).contains(&blocks) {
+        let problem = format!("{blocks} blocks of {block_bytes} bytes, but must be from 1 to {most}");
+        return Err(EngineError::Options { field: "kv_capacity", problem });
+    }
+    layout.num_blocks = blocks as u32;
+    Ok(layout)
+}
+
+impl Engine for CpuEngine {
+    fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    fn arena(&self) -> &KvArena {
+        &self.arena
+    }
+
+    fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
+        check_batch(batch, &self.model, self.arena.layout())?;
+        self.llama.forward(&self.compute, &self.arena, &mut self.workspace, batch, observer)
+    }
+}

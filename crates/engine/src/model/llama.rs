@@ -1,0 +1,280 @@
+//! The graph of a Llama-like model.
+//!
+//! ```text
+//! x = embedding[tokens]
+//! each layer:  q, k, v = Wqkv norm(x) (+ bias);  rotate q, k;  K, V to the arena      -> kv_ready
+//!              x += Wo attention(q)
+//!              x += Wdown (silu(gate) * up),  gate, up = Wgate_up norm(x)
+//! logits = Whead norm(x), of the rows that are wanted
+//! ```
+
+use std::sync::Mutex;
+
+use baton_formats::ModelFile;
+
+use super::config::ModelConfig;
+use super::weights::{Layer, Progress, Weights};
+use crate::arena::KvArena;
+use crate::engine::{LogitsWanted, SequenceStep, StepObserver};
+use crate::error::EngineError;
+use crate::kernels::cpu::{
+    AttentionScratch, AttentionShape, KvStore, QueryTile, RopeTable, attention, matmul, rms_norm, rope, swiglu,
+};
+use crate::kernels::{Isa, Rows, Threads};
+use crate::sampler::check_finite;
+
+/// Rows of logits computed at once: a prompt's logits are never all in memory.
+const LOGIT_ROWS: usize = 32;
+
+/// What computes.
+pub(crate) struct Compute {
+    pub isa: Isa,
+    pub threads: Threads,
+}
+
+/// A model in memory.
+pub(crate) struct Llama {
+    config: ModelConfig,
+    weights: Weights,
+}
+
+/// Buffers of a step, kept from one to the next; they grow to the most rows seen.
+pub(crate) struct Workspace {
+    hidden: Rows,
+    normed: Rows,
+    qkv: Rows,
+    attended: Rows,
+    gate_up: Rows,
+    gated: Rows,
+    projected: Rows,
+    wanted: Rows,
+    logits: Rows,
+    rope: RopeTable,
+    attention: Vec<Mutex<AttentionScratch>>,
+}
+
+/// One step over a batch.
+struct Step<'a> {
+    compute: &'a Compute,
+    batch: &'a [SequenceStep<'a>],
+    arena: &'a KvArena,
+    config: &'a ModelConfig,
+}
+
+impl Llama {
+    /// Loads the weights.
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn load(
+        file: &ModelFile,
+        config: ModelConfig,
+        threads: &Threads,
+        progress: &mut Progress<'_>,
+    ) -> Result<Self, EngineError> {
+        let weights = Weights::load(file, &config, threads, progress)?;
+        Ok(Self { config, weights })
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Empty buffers for this model's steps.
+    pub fn workspace(&self, compute: &Compute, arena: &KvArena) -> Workspace {
+        let config = &self.config;
+        let shape = shape(config, arena, 0);
+        let scratch = || Mutex::new(AttentionScratch::new(&shape));
+        Workspace {
+            hidden: Rows::new(config.hidden),
+            normed: Rows::new(config.hidden),
+            qkv: Rows::new(config.q_width() + 2 * config.kv_width()),
+            attended: Rows::new(config.q_width()),
+            gate_up: Rows::new(2 * config.feed_forward),
+            gated: Rows::new(config.feed_forward),
+            projected: Rows::new(config.hidden),
+            wanted: Rows::new(config.hidden),
+            logits: Rows::new(config.vocab_size),
+            rope: RopeTable::new(config.rope_frequencies.clone()),
+            attention: (0..compute.threads.count()).map(|_| scratch()).collect(),
+        }
+    }
+
+    /// One forward pass. The batch has been checked.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFinite`] where a wanted row's logits are no numbers.
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        arena: &KvArena,
+        workspace: &mut Workspace,
+        batch: &[SequenceStep<'_>],
+        observer: &mut dyn StepObserver,
+    ) -> Result<(), EngineError> {
+        let step = Step { compute, batch, arena, config: &self.config };
+        self.embed(batch, workspace);
+        for (index, layer) in (0u32..).zip(&self.weights.layers) {
+            step.keys_and_values(index, layer, workspace);
+            observer.kv_ready(index);
+            step.attend(index, layer, workspace);
+            step.feed_forward(layer, workspace);
+        }
+        self.logits(&step, workspace, observer)
+    }
+
+    /// Rows of the step: tokens of the first sequence, then of the next.
+    fn embed(&self, batch: &[SequenceStep<'_>], workspace: &mut Workspace) {
+        let rows: Vec<_> = batch.iter().flat_map(|sequence| sequence.tokens.iter().zip(sequence.start..)).collect();
+        workspace.hidden.resize(rows.len());
+        workspace.rope.set_positions(rows.iter().map(|&(_, position)| position));
+        for (row, (&token, _)) in rows.into_iter().enumerate() {
+            self.weights.embedding().copy_row(token as usize, workspace.hidden.row_mut(row));
+        }
+    }
+
+    fn logits(
+        &self,
+        step: &Step<'_>,
+        workspace: &mut Workspace,
+        observer: &mut dyn StepObserver,
+    ) -> Result<(), EngineError> {
+        let Workspace { hidden, wanted, logits, .. } = workspace;
+        for tile in wanted_rows(step.batch).chunks(LOGIT_ROWS) {
+            wanted.resize(tile.len());
+            for (to, wanted_row) in tile.iter().enumerate() {
+                let norm = &self.weights.output_norm;
+                rms_norm(step.compute.isa, hidden.row(wanted_row.row), norm, self.config.norm_eps, wanted.row_mut(to));
+            }
+            matmul(step.compute.isa, &step.compute.threads, wanted, &self.weights.head, logits);
+            for (row, wanted_row) in tile.iter().enumerate() {
+                check_finite(logits.row(row))?;
+                observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A row whose logits are wanted.
+struct WantedRow {
+    sequence: usize,
+    row: usize,
+    position: u32,
+}
+
+fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
+    let mut wanted = Vec::new();
+    let mut first_row = 0;
+    for (index, sequence) in batch.iter().enumerate() {
+        let len = sequence.tokens.len();
+        let skipped = match sequence.logits {
+            LogitsWanted::None => len,
+            LogitsWanted::Last => len - 1,
+            LogitsWanted::All => 0,
+        };
+        let row = |at: usize| WantedRow { sequence: index, row: first_row + at, position: sequence.start + at as u32 };
+        wanted.extend((skipped..len).map(row));
+        first_row += len;
+    }
+    wanted
+}
+
+fn shape(config: &ModelConfig, arena: &KvArena, layer: usize) -> AttentionShape {
+    AttentionShape {
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        dtype: arena.layout().dtype,
+        window: config.windows[layer],
+    }
+}
+
+impl Step<'_> {
+    /// Queries into the workspace, keys and values into the arena.
+    fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
+        let Workspace { hidden, normed, qkv, rope: table, .. } = workspace;
+        self.norm(hidden, &layer.attention_norm, normed);
+        matmul(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv);
+        let rotated = self.config.q_width() + self.config.kv_width();
+        self.each_row(qkv, |row, values| {
+            if let Some(bias) = &layer.qkv_bias {
+                add(values, bias);
+            }
+            rope(self.compute.isa, &mut values[..rotated], table.row(row));
+        });
+        let store = KvStore::new(self.arena, index);
+        let mut row = 0;
+        for sequence in self.batch {
+            for position in (sequence.start as usize..).take(sequence.tokens.len()) {
+                let (k, v) = qkv.row(row)[self.config.q_width()..].split_at(self.config.kv_width());
+                store.write(sequence.block_table, position, k, v);
+                row += 1;
+            }
+        }
+    }
+
+    fn attend(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
+        let Workspace { hidden, qkv, attended, projected, attention: scratch, .. } = workspace;
+        let Compute { isa, threads } = self.compute;
+        let shape = shape(self.config, self.arena, index as usize);
+        let store = KvStore::new(self.arena, index);
+        attention(*isa, threads, &shape, store, &self.query_tiles(shape.tile_tokens()), qkv, attended, scratch);
+        matmul(*isa, threads, attended, &layer.output, projected);
+        self.each_row(hidden, |row, values| {
+            add(values, projected.row(row));
+            if let Some(bias) = &layer.output_bias {
+                add(values, bias);
+            }
+        });
+    }
+
+    fn query_tiles(&self, tokens: usize) -> Vec<QueryTile<'_>> {
+        let mut tiles = Vec::new();
+        let mut row = 0;
+        for sequence in self.batch {
+            for first in (0..sequence.tokens.len()).step_by(tokens) {
+                tiles.push(QueryTile {
+                    row: row + first,
+                    position: sequence.start as usize + first,
+                    tokens: tokens.min(sequence.tokens.len() - first),
+                    block_table: sequence.block_table,
+                });
+            }
+            row += sequence.tokens.len();
+        }
+        tiles
+    }
+
+    fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
+        let Workspace { hidden, normed, gate_up, gated, projected, .. } = workspace;
+        let Compute { isa, threads } = self.compute;
+        self.norm(hidden, &layer.feed_forward_norm, normed);
+        matmul(*isa, threads, normed, &layer.gate_up, gate_up);
+        gated.resize(gate_up.rows());
+        self.each_row(gated, |row, values| {
+            let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
+            swiglu(*isa, gate, up, values);
+        });
+        matmul(*isa, threads, gated, &layer.down, projected);
+        self.each_row(hidden, |row, values| add(values, projected.row(row)));
+    }
+
+    fn norm(&self, x: &Rows, weight: &[f32], y: &mut Rows) {
+        y.resize(x.rows());
+        let eps = self.config.norm_eps;
+        self.each_row(y, |row, values| rms_norm(self.compute.isa, x.row(row), weight, eps, values));
+    }
+
+    fn each_row(&self, rows: &mut Rows, work: impl Fn(usize, &mut [f32]) + Sync) {
+        rows.for_each(&self.compute.threads, work);
+    }
+}
+
+fn add(to: &mut [f32], x: &[f32]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
+}

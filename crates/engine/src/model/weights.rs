@@ -1,0 +1,231 @@
+//! Reads a model's tensors into the form that the kernels take.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use baton_formats::{FormatError, ModelFile, TensorView};
+use baton_types::ModelFingerprint;
+
+use super::config::ModelConfig;
+use super::names::{Names, Part};
+use crate::error::EngineError;
+use crate::kernels::Threads;
+use crate::kernels::cpu::PackedMatrix;
+
+/// Hears which share of a model is loaded, from 0 to 1.
+pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
+
+/// Weights of one layer. Matrices are `outputs x inputs`.
+pub(crate) struct Layer {
+    pub attention_norm: Vec<f32>,
+    /// Q, K and V, one below the other: `(heads + 2 kv_heads) head_dim x hidden`. Rows of Q and K are in halves order.
+    pub qkv: PackedMatrix,
+    pub qkv_bias: Option<Vec<f32>>,
+    pub output: PackedMatrix,
+    pub output_bias: Option<Vec<f32>>,
+    pub feed_forward_norm: Vec<f32>,
+    /// Gate, then up: `2 feed_forward x hidden`.
+    pub gate_up: PackedMatrix,
+    pub down: PackedMatrix,
+}
+
+/// All weights, as f32.
+pub(crate) struct Weights {
+    /// `None` where the head is the embedding, too.
+    pub embedding: Option<PackedMatrix>,
+    pub layers: Vec<Layer>,
+    pub output_norm: Vec<f32>,
+    pub head: PackedMatrix,
+    pub fingerprint: ModelFingerprint,
+}
+
+impl Weights {
+    /// Reads and checks every tensor of the model.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another shape than the hyperparameters say, or belongs to no part of the model.
+    pub fn load(
+        file: &ModelFile,
+        config: &ModelConfig,
+        threads: &Threads,
+        progress: &mut Progress<'_>,
+    ) -> Result<Self, EngineError> {
+        let mut loader = Loader::new(file, config, threads, progress);
+        let layers = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
+        let head_name = loader.names.weight(Part::Head, 0);
+        let tied = config.tied_head.unwrap_or_else(|| !file.contains(&head_name));
+        let vocabulary = config.vocab_size;
+        let first = loader.matrix(&[plain(Part::Embedding, vocabulary)], 0, config.hidden)?;
+        let (embedding, head) = match tied {
+            true => (None, first),
+            false => (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?),
+        };
+        let fingerprint = loader.finish()?;
+        Ok(Self { embedding, layers, output_norm, head, fingerprint })
+    }
+
+    /// The matrix whose rows are the tokens' embeddings.
+    pub fn embedding(&self) -> &PackedMatrix {
+        self.embedding.as_ref().unwrap_or(&self.head)
+    }
+}
+
+/// Some rows of a fused matrix: one tensor of the file.
+#[derive(Clone, Copy)]
+struct Rows {
+    part: Part,
+    rows: usize,
+    /// Size of the heads whose rows the file keeps in interleaved order.
+    interleaved: Option<usize>,
+}
+
+fn plain(part: Part, rows: usize) -> Rows {
+    Rows { part, rows, interleaved: None }
+}
+
+impl Rows {
+    /// Row of the tensor that is to be row `row` of this part. GGUF's `llama` has pair i of a head in rows 2 i and 2 i + 1; the kernels want it in i and i + half.
+    fn source(&self, row: usize) -> usize {
+        let Some(dim) = self.interleaved else { return row };
+        let (head, at) = (row / dim, row % dim);
+        head * dim + 2 * (at % (dim / 2)) + at / (dim / 2)
+    }
+}
+
+struct Loader<'a, 'p> {
+    file: &'a ModelFile,
+    config: &'a ModelConfig,
+    names: Names,
+    threads: &'a Threads,
+    progress: &'a mut Progress<'p>,
+    loaded_bytes: u64,
+    used: BTreeSet<String>,
+    hasher: blake3::Hasher,
+}
+
+impl<'a, 'p> Loader<'a, 'p> {
+    fn new(file: &'a ModelFile, config: &'a ModelConfig, threads: &'a Threads, progress: &'a mut Progress<'p>) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        // Everything that changes what a KV block means, but not the model's name.
+        let nameless = ModelConfig { name: String::new(), ..config.clone() };
+        hasher.update(format!("{nameless:?}").as_bytes());
+        let names = Names::of(file);
+        Self { file, config, names, threads, progress, loaded_bytes: 0, used: BTreeSet::new(), hasher }
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<Layer, EngineError> {
+        let config = self.config;
+        let (hidden, feed_forward) = (config.hidden, config.feed_forward);
+        let interleaved = config.interleaved_rope.then_some(config.head_dim);
+        let qkv = [
+            Rows { part: Part::Query, rows: config.q_width(), interleaved },
+            Rows { part: Part::Key, rows: config.kv_width(), interleaved },
+            plain(Part::Value, config.kv_width()),
+        ];
+        let norm = |part| self.names.weight(part, layer);
+        let (attention_norm, feed_forward_norm) = (norm(Part::AttentionNorm), norm(Part::FeedForwardNorm));
+        Ok(Layer {
+            attention_norm: self.vector(&attention_norm, hidden)?,
+            qkv: self.matrix(&qkv, layer, hidden)?,
+            qkv_bias: self.bias(&qkv, layer)?,
+            output: self.matrix(&[plain(Part::Output, hidden)], layer, config.q_width())?,
+            output_bias: self.bias(&[plain(Part::Output, hidden)], layer)?,
+            feed_forward_norm: self.vector(&feed_forward_norm, hidden)?,
+            gate_up: self.matrix(&[plain(Part::Gate, feed_forward), plain(Part::Up, feed_forward)], layer, hidden)?,
+            down: self.matrix(&[plain(Part::Down, hidden)], layer, feed_forward)?,
+        })
+    }
+
+    fn matrix(&mut self, parts: &[Rows], layer: usize, columns: usize) -> Result<PackedMatrix, EngineError> {
+        let mut tensors = Vec::new();
+        for part in parts {
+            let name = self.names.weight(part.part, layer);
+            tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
+        }
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let read = |range: Range<usize>, to: &mut [f32]| {
+            range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| read_row(&tensors, row, to))
+        };
+        Ok(PackedMatrix::pack(self.threads, rows, columns, read)?)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+        let tensor = self.tensor(name, &[len])?;
+        let mut values = vec![0.0; len];
+        tensor.dequantize(&mut values)?;
+        Ok(values)
+    }
+
+    /// The biases of fused rows: `None` where no part has one, zeros for a part that has none.
+    fn bias(&mut self, parts: &[Rows], layer: usize) -> Result<Option<Vec<f32>>, EngineError> {
+        let mut bias = Vec::new();
+        let mut any = false;
+        for part in parts {
+            let name = self.names.bias(part.part, layer);
+            if self.file.contains(&name) {
+                let values = self.vector(&name, part.rows)?;
+                bias.extend((0..part.rows).map(|row| values[part.source(row)]));
+                any = true;
+            } else {
+                bias.resize(bias.len() + part.rows, 0.0);
+            }
+        }
+        Ok(any.then_some(bias))
+    }
+
+    /// A tensor of this shape; counted, hashed and marked as used.
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<TensorView<'a>, EngineError> {
+        let tensor = self.file.tensor(name)?;
+        if tensor.shape != shape {
+            let found = &tensor.shape;
+            return Err(EngineError::Model(format!("tensor {name} has shape {found:?}, but must have {shape:?}")));
+        }
+        self.hasher.update(format!("{name} {:?} {shape:?}", tensor.dtype).as_bytes()).update(tensor.data);
+        self.used.insert(name.to_owned());
+        self.loaded_bytes += tensor.data.len() as u64;
+        (self.progress)((self.loaded_bytes as f32 / self.file.total_bytes() as f32).min(1.0));
+        Ok(tensor)
+    }
+
+    /// Nothing may be left over: a tensor that no part asked for means another graph than this one.
+    fn finish(self) -> Result<ModelFingerprint, EngineError> {
+        let all: Vec<String> = match self.file {
+            ModelFile::Gguf(file) => file.tensors().map(|tensor| tensor.name.to_owned()).collect(),
+            ModelFile::Safetensors(file) => file.names().map(str::to_owned).collect(),
+        };
+        if let Some(name) = all.iter().find(|name| !self.used.contains(*name) && !self.names.is_spare(name)) {
+            let architecture = &self.config.architecture;
+            return Err(EngineError::Model(format!("tensor {name:?} is no part of a {architecture} model")));
+        }
+        (self.progress)(1.0);
+        let mut fingerprint = [0; 8];
+        self.hasher.finalize_xof().fill(&mut fingerprint);
+        Ok(ModelFingerprint(u64::from_le_bytes(fingerprint)))
+    }
+}
+
+/// Row `row` of the fused matrix.
+fn read_row(tensors: &[(Rows, TensorView<'_>)], mut row: usize, to: &mut [f32]) -> Result<(), FormatError> {
+    for (part, tensor) in tensors {
+        if row < part.rows {
+            let source = part.source(row);
+            return tensor.dequantize_rows(source..source + 1, to);
+        }
+        row -= part.rows;
+    }
+    unreachable!("a row beyond the matrix")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_rows_become_halves() {
+        let part = Rows { part: Part::Query, rows: 8, interleaved: Some(4) };
+        // A head's rows in the file: pair 0 (a, b), pair 1 (a, b).
+        assert_eq!((0..8).map(|row| part.source(row)).collect::<Vec<_>>(), [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(plain(Part::Value, 8).source(5), 5);
+    }
+}

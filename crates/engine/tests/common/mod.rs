@@ -1,0 +1,81 @@
+//! What the engine's integration tests share.
+
+#![allow(dead_code)] // each test binary uses its part
+
+use std::path::{Path, PathBuf};
+
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, LogitsWanted, SequenceStep, StepObserver};
+use baton_formats::ModelFile;
+use baton_types::{BlockId, KvDtype, TokenId};
+
+/// Logits by (sequence of the step, position), and the layers in the order in which they were ready.
+#[derive(Default)]
+pub struct Recorder {
+    pub layers: Vec<u32>,
+    pub rows: Vec<(usize, u32, Vec<f32>)>,
+}
+
+impl StepObserver for Recorder {
+    fn kv_ready(&mut self, layer: u32) {
+        self.layers.push(layer);
+    }
+
+    fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
+        self.rows.push((sequence, position, logits.to_vec()));
+    }
+}
+
+/// The model of `BATON_MODEL`, or a visible line that says why the test is skipped.
+pub fn real_model(test: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("BATON_MODEL").map(PathBuf::from);
+    if path.is_none() {
+        println!("SKIPPED {test}: BATON_MODEL is not set");
+    }
+    path
+}
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+pub fn options(threads: usize, kv_dtype: KvDtype, tokens: u32) -> CpuOptions {
+    let kv_capacity = KvCapacity::Blocks(tokens.div_ceil(16));
+    CpuOptions { threads, kv_dtype, kv_capacity, ..Default::default() }
+}
+
+pub fn load(path: &Path, options: &CpuOptions) -> CpuEngine {
+    CpuEngine::load(&ModelFile::open(path).unwrap(), options, &mut |_| ()).unwrap()
+}
+
+/// Enough blocks from `first` on for `tokens` tokens, last one first.
+pub fn table(engine: &CpuEngine, first: u32, tokens: usize) -> Vec<BlockId> {
+    let blocks = engine.arena().layout().blocks_for(tokens) as u32;
+    (first..first + blocks).rev().map(BlockId).collect()
+}
+
+/// Logits of all positions of one sequence, computed in chunks.
+pub fn run(engine: &mut CpuEngine, tokens: &[TokenId], block_table: &[BlockId], chunk: usize) -> Vec<Vec<f32>> {
+    let mut recorder = Recorder::default();
+    let mut start = 0;
+    for tokens in tokens.chunks(chunk) {
+        let step = SequenceStep { tokens, start, block_table, logits: LogitsWanted::All };
+        engine.step(&[step], &mut recorder).unwrap();
+        start += tokens.len() as u32;
+    }
+    assert_eq!(recorder.rows.len(), tokens.len());
+    recorder.rows.into_iter().map(|row| row.2).collect()
+}
+
+/// Tokens below `below`, the same on every run.
+pub fn tokens(seed: u32, below: u32, count: usize) -> Vec<TokenId> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) % below
+    };
+    (0..count).map(next).collect()
+}
+
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}

@@ -1,0 +1,110 @@
+//! The engine on a real model: SmolLM2-135M-Instruct, Q4_1, the file that `BATON_MODEL` names.
+
+mod common;
+
+use std::time::Instant;
+
+use baton_engine::{Engine, LogitsWanted, SequenceStep, logprobs};
+use baton_types::{KvDtype, TokenId};
+use common::{Recorder, load, options, real_model, run, same_bits, table, tokens};
+use serde::Deserialize;
+
+/// An entry of the reference: what `transformers` computes in f32, greedy.
+#[derive(Deserialize)]
+struct Entry {
+    prompt_ids: Vec<TokenId>,
+    greedy: Vec<Position>,
+}
+
+#[derive(Deserialize)]
+struct Position {
+    id: TokenId,
+    /// (token, log-probability), best first.
+    top: Vec<(TokenId, f32)>,
+}
+
+fn reference() -> Vec<Entry> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../text/tests/fixtures/smollm2-135m-greedy.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn teacher_forced_log_probabilities_are_those_of_the_reference() {
+    let Some(path) = real_model("teacher_forced_log_probabilities_are_those_of_the_reference") else { return };
+    let mut engine = load(&path, &options(2, KvDtype::F16, 4096));
+    let mut differences = Vec::new();
+    for (index, entry) in reference().iter().enumerate() {
+        let mut tokens = entry.prompt_ids.clone();
+        tokens.extend(entry.greedy.iter().map(|position| position.id));
+        let table = table(&engine, 3, tokens.len());
+        let rows = run(&mut engine, &tokens, &table, 256);
+        for (at, position) in entry.greedy.iter().enumerate() {
+            let found = logprobs(&rows[entry.prompt_ids.len() + at - 1], None, 5).unwrap().top;
+            let margin = position.top[0].1 - position.top[1].1;
+            assert!(margin < 0.15 || found[0].token == position.id, "entry {index}, position {at}: {found:?}");
+            let expected = position.top.iter().find(|(token, _)| *token == found[0].token).unwrap().1;
+            differences.push((found[0].logprob - expected).abs());
+        }
+    }
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    let worst = differences.iter().copied().fold(0.0, f32::max);
+    println!("{} positions: mean difference {mean:.5}, worst {worst:.5}", differences.len());
+    assert!(differences.len() > 100 && mean < 0.03 && worst < 0.25, "mean {mean}, worst {worst}");
+}
+
+#[test]
+fn a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads() {
+    let Some(path) = real_model("a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads") else { return };
+    let prompt = tokens(1, 49_152, 150);
+    let mut engine = load(&path, &options(1, KvDtype::F16, 16 * 160));
+    let table_a = table(&engine, 0, prompt.len());
+    let expected = run(&mut engine, &prompt, &table_a, 512);
+    assert!(run(&mut engine, &prompt, &table_a, 64).iter().zip(&expected).all(|(a, b)| same_bits(a, b)));
+
+    // 16 sequences in one decode step; ours is the tenth.
+    let mut engine = load(&path, &options(2, KvDtype::F16, 16 * 160));
+    let other = |i: usize| tokens(i as u32 + 2, 49_152, 10 + 9 * i);
+    let prompts: Vec<_> = (0..16).map(|i| if i == 9 { prompt.clone() } else { other(i) }).collect();
+    let tables: Vec<_> = (0..16).map(|i| table(&engine, i * 10, 160)).collect();
+    for logits in [LogitsWanted::None, LogitsWanted::Last] {
+        let steps: Vec<_> = prompts
+            .iter()
+            .zip(&tables)
+            .map(|(tokens, block_table)| {
+                let last = tokens.len() - 1;
+                let (range, start) =
+                    if logits == LogitsWanted::None { (0..last, 0) } else { (last..last + 1, last as u32) };
+                SequenceStep { tokens: &tokens[range], start, block_table, logits }
+            })
+            .collect();
+        let mut recorder = Recorder::default();
+        engine.step(&steps, &mut recorder).unwrap();
+        if logits == LogitsWanted::Last {
+            assert!(same_bits(&recorder.rows[9].2, &expected[149]));
+        }
+    }
+}
+
+#[test]
+fn a_long_prompt_takes_seconds() {
+    let Some(path) = real_model("a_long_prompt_takes_seconds") else { return };
+    let began = Instant::now();
+    let mut engine = load(&path, &options(2, KvDtype::F16, 2048));
+    println!("loaded in {:?}", began.elapsed());
+    let prompt = tokens(5, 49_152, 1500);
+    let table = table(&engine, 0, 1600);
+    let began = Instant::now();
+    for (index, tokens) in prompt.chunks(512).enumerate() {
+        let start = 512 * index as u32;
+        let step = SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
+        engine.step(&[step], &mut Recorder::default()).unwrap();
+    }
+    let prefill = began.elapsed();
+    let began = Instant::now();
+    for start in 1500..1510 {
+        let step = SequenceStep { tokens: &[7], start, block_table: &table, logits: LogitsWanted::Last };
+        engine.step(&[step], &mut Recorder::default()).unwrap();
+    }
+    println!("1500 tokens in {prefill:?}, then {:?} per token", began.elapsed() / 10);
+    assert!(prefill.as_secs() < 60, "{prefill:?}");
+}
