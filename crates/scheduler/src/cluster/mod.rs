@@ -105,10 +105,7 @@ impl Cluster {
         if known.is_some_and(|node| node.info().generation >= info.generation) {
             return;
         }
-        // The index keeps what an equal generation told before it was lost; its session begins with a gap or a snapshot.
-        if self.nodes.get(&info.node).is_some_and(|node| node.info().generation != info.generation) {
-            self.index.remove_node(&info.node);
-        }
+        self.index.remove_node(&info.node);
         let class = cost_class(&info);
         let cost = self.costs.entry(class).or_insert_with(|| ClassCost::new(&info.profile));
         let own = ClassCost::new(&info.profile);

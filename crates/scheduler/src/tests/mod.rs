@@ -1,5 +1,7 @@
-//! A prefill and a decode core wired together by a fake shell, on virtual time, with seeds and faults.
+//! Each core by itself, and both wired together by a fake shell, on virtual time, with seeds and faults.
 
+mod decode;
 mod engine;
+mod prefill;
 mod random;
 mod world;

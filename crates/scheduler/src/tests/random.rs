@@ -25,6 +25,7 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.batched_steps += counts.batched_steps;
         sum.quarantined += counts.quarantined;
         sum.refused_at_once += counts.refused_at_once;
+        sum.snapshots += counts.snapshots;
     }
     sum
 }
@@ -36,7 +37,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.finished > 60 * 15 && counts.refused_grants > 0);
     assert!(counts.failed <= counts.refused_grants + counts.refused_at_once);
     assert!(counts.cached_tokens > 0 && counts.held_blocks > 0);
-    assert!(counts.shared_chunks > 0 && counts.batched_steps > 0);
+    assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
 }
 
 #[test]

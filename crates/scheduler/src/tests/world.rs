@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
     Attempt, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply,
-    GrantRequest, Handover, KvDtype, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, Refused, RequestId,
-    RequestKey, SamplingParams, TokenId,
+    GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, Refused,
+    RequestId, RequestKey, SamplingParams, TokenId,
 };
 
 use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
@@ -76,6 +77,8 @@ struct Write {
     push: PushId,
     grant: GrantId,
     spans: Vec<PushSpan>,
+    /// What the source blocks hold when the batch starts, and until it is over.
+    values: Vec<u64>,
     started: Instant,
 }
 
@@ -108,6 +111,7 @@ pub struct Counts {
     pub quarantined: u32,
     /// By the prefill node's queue.
     pub refused_at_once: u32,
+    pub snapshots: u32,
 }
 
 pub struct World {
@@ -129,6 +133,8 @@ pub struct World {
     open_grants: BTreeSet<GrantId>,
     cancelled: BTreeSet<RequestKey>,
     lost: BTreeSet<ConductorId>,
+    /// As a conductor keeps it, from the events of both nodes.
+    index: PrefixIndex,
 }
 
 pub fn model(num_blocks: u32) -> ModelConfig {
@@ -190,6 +196,7 @@ impl World {
             open_grants: BTreeSet::new(),
             cancelled: BTreeSet::new(),
             lost: BTreeSet::new(),
+            index: PrefixIndex::new(1000),
         }
     }
 
@@ -266,6 +273,10 @@ impl World {
                 (Some(_), None) => unreachable!("taken above"),
             }
             self.carry_out();
+            // Seldom enough for the logs to run over now and then.
+            if self.rng.chance(5) {
+                self.index_events(10);
+            }
             self.prefill.check_integrity().unwrap();
             self.decode.check_integrity().unwrap();
         }
@@ -350,9 +361,12 @@ impl World {
             (true, true) => self.rng.below(write.spans.len() as u64 + 1) as usize,
             (true, false) => write.spans.len(),
         };
-        for span in &write.spans[..landed] {
-            let value = self.prefill_arena.read(span.layer, span.source);
-            self.decode_arena.write(span.layer, span.destination, value);
+        for (index, (span, value)) in write.spans.iter().zip(&write.values).enumerate() {
+            let found = self.prefill_arena.read(span.layer, span.source);
+            assert_eq!(found, *value, "a source block was reused while {:?} was under way", write.push);
+            if index < landed {
+                self.decode_arena.write(span.layer, span.destination, *value);
+            }
         }
         if !open || fault || cancelled {
             self.counts.failed_pushes += 1;
@@ -391,7 +405,8 @@ impl World {
             },
             PrefillEffect::RunStep(plan) => self.run_prefill(plan),
             PrefillEffect::Push { key, push, grant, spans, .. } => {
-                let write = Write { key, push, grant, spans, started: self.now };
+                let values = spans.iter().map(|span| self.prefill_arena.read(span.layer, span.source)).collect();
+                let write = Write { key, push, grant, spans, values, started: self.now };
                 self.send(Event::Land(write));
             }
             PrefillEffect::CancelPushes { key } => {
@@ -506,8 +521,38 @@ impl World {
         }
     }
 
+    fn index_events(&mut self, max: usize) {
+        let batches = [("p0", self.prefill.drain_kv_events(max)), ("d0", self.decode.drain_kv_events(max))];
+        for (node, batch) in batches {
+            let Some(KvEventBatch { sequence, snapshot, events }) = batch else { continue };
+            self.counts.snapshots += u32::from(snapshot);
+            let node = NodeId::new(node).unwrap();
+            let applied = match snapshot {
+                true => self.index.snapshot(&node, Generation(1), sequence, &events),
+                false => self.index.apply(&node, Generation(1), sequence, &events),
+            };
+            assert_eq!(applied, Applied::Applied);
+        }
+    }
+
+    /// The conductor's index says exactly what the nodes hold.
+    fn check_index(&mut self) {
+        for _ in 0..100 {
+            self.index_events(10);
+        }
+        for (node, batch) in [("p0", self.prefill.kv_snapshot()), ("d0", self.decode.kv_snapshot())] {
+            let node = NodeId::new(node).unwrap();
+            assert_eq!(self.index.entries(&node), batch.events.len());
+            for event in batch.events {
+                let KvEvent::Stored { hash, .. } = event else { panic!("{event:?} in a snapshot") };
+                assert!(self.index.longest_prefix(&[hash]).contains(&(node.clone(), 1)));
+            }
+        }
+    }
+
     /// Everything that must hold once the world is at rest.
     pub fn check(&mut self) {
+        self.check_index();
         for (key, story) in &self.stories {
             check_story(story, self.lost.contains(&story.job.conductor), key);
             match (story.finish, story.aborted) {

@@ -1,0 +1,437 @@
+//! The decode core by itself, one event at a time. Blocks have 4 tokens, the model has 3 layers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_kv_cache::BlockHasher;
+use baton_types::{
+    ConductorId, DecodeEvent, ErrorKind, FinishReason, Generation, GrantId, GrantReply, GrantRequest, Handover,
+    ModelFingerprint, NodeId, Refused, RequestKey, SamplingParams, TokenId,
+};
+
+use super::world::{key, model};
+use crate::{DecodeConfig, DecodeCore, DecodeEffect, PushId, StepOutput, StepPlan};
+
+const MS: Duration = Duration::from_millis(1);
+/// Bytes of all layers of one block.
+const BLOCK_BYTES: u64 = 96;
+
+struct Node {
+    core: DecodeCore,
+    now: Instant,
+    effects: Vec<DecodeEffect>,
+}
+
+fn config(num_blocks: u32) -> DecodeConfig {
+    DecodeConfig::new(model(num_blocks))
+}
+
+fn tokens(len: u32) -> Vec<TokenId> {
+    (0..len).collect()
+}
+
+fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantRequest {
+    GrantRequest {
+        key: key(n),
+        prefill: NodeId::new("p0").unwrap(),
+        prefill_generation: Generation(1),
+        prompt_tokens: prompt.len() as u32,
+        block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
+        max_tokens,
+    }
+}
+
+fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks: u64) -> Handover {
+    Handover {
+        key: key(n),
+        conductor: ConductorId(n % 2),
+        grant,
+        prompt: prompt.into(),
+        first_token: 40,
+        sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
+        expected_bytes: blocks * BLOCK_BYTES,
+        salt: Arc::from([]),
+    }
+}
+
+impl Node {
+    fn new(config: DecodeConfig) -> Self {
+        Self { core: DecodeCore::new(config).unwrap(), now: Instant::now(), effects: Vec::new() }
+    }
+
+    fn after(&mut self, time: Duration, event: impl FnOnce(&mut DecodeCore, Instant)) {
+        self.now += time;
+        event(&mut self.core, self.now);
+        self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
+        self.core.check_integrity().unwrap();
+    }
+
+    fn take<T>(&mut self, pick: impl Fn(&DecodeEffect) -> Option<T>) -> T {
+        let index = self.effects.iter().position(|effect| pick(effect).is_some());
+        let index = index.unwrap_or_else(|| panic!("not among {:?}", self.effects));
+        pick(&self.effects.remove(index)).unwrap()
+    }
+
+    fn ask(&mut self, request: GrantRequest) -> Result<GrantReply, Refused> {
+        self.after(MS, |core, now| core.on_grant_request(now, request));
+        self.take(|effect| match effect {
+            DecodeEffect::OpenGrant { reply, .. } => Some(Ok(reply.clone())),
+            DecodeEffect::RefuseGrant { refused, .. } => Some(Err(refused.clone())),
+            _ => None,
+        })
+    }
+
+    fn hand_over(&mut self, handover: Handover) -> Result<(), Refused> {
+        self.after(MS, |core, now| core.on_handover(now, handover));
+        self.take(|effect| match effect {
+            DecodeEffect::HandoverReply { result, .. } => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    fn arrive(&mut self, grant: GrantId, push: u64, blocks: u64) {
+        self.after(MS, |core, now| core.on_arrival(now, grant, PushId(push), blocks * BLOCK_BYTES));
+    }
+
+    /// Fences every grant that is to be revoked; how many there were.
+    fn fence(&mut self) -> usize {
+        let revoked = |effect: &DecodeEffect| match effect {
+            DecodeEffect::RevokeGrant { grant } => Some(*grant),
+            _ => None,
+        };
+        let grants: Vec<_> = self.effects.iter().filter_map(revoked).collect();
+        self.effects.retain(|effect| revoked(effect).is_none());
+        for grant in &grants {
+            self.after(MS, |core, now| core.on_grant_fenced(now, *grant));
+        }
+        grants.len()
+    }
+
+    /// A request in the running batch, from grant to fence.
+    fn admit(&mut self, n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantReply {
+        let reply = self.ask(grant_request(n, prompt, max_tokens)).unwrap();
+        let blocks = reply.blocks.len() as u64;
+        self.hand_over(handover(n, prompt, max_tokens, reply.grant, blocks)).unwrap();
+        if blocks > 0 {
+            self.arrive(reply.grant, n, blocks);
+        }
+        assert_eq!(self.fence(), 1);
+        reply
+    }
+
+    fn take_step(&mut self) -> StepPlan {
+        self.take(|effect| match effect {
+            DecodeEffect::RunStep(plan) => Some(plan.clone()),
+            _ => None,
+        })
+    }
+
+    fn finish_step(&mut self, plan: &StepPlan, token: TokenId) {
+        let output = |key: RequestKey| StepOutput { key, sampled: Some((token, None)), prompt_logprobs: Vec::new() };
+        let outputs = plan.sequences.iter().map(|sequence| output(sequence.key)).collect();
+        self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
+    }
+
+    /// Steps until nothing runs, drawing 41; every event.
+    fn run(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
+        while self.core.load().running > 0 {
+            let plan = self.take_step();
+            self.finish_step(&plan, 41);
+        }
+        self.take_events()
+    }
+
+    fn take_events(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
+        let (emits, rest) = self.effects.drain(..).partition(|effect| matches!(effect, DecodeEffect::Emit { .. }));
+        self.effects = rest;
+        let events = |effect| match effect {
+            DecodeEffect::Emit { events, .. } => events,
+            _ => Vec::new(),
+        };
+        Vec::into_iter(emits).flat_map(events).collect()
+    }
+}
+
+fn failure(event: &DecodeEvent) -> (ErrorKind, &str) {
+    match event {
+        DecodeEvent::Failed(Refused { kind, message }) => (*kind, message),
+        event => panic!("{event:?} is no failure"),
+    }
+}
+
+#[test]
+fn a_sequence_runs_once_its_bytes_and_its_hand_over_are_in_whatever_comes_first() {
+    for bytes_first in [false, true] {
+        let mut node = Node::new(config(20));
+        let prompt = tokens(10);
+        let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
+        assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3));
+        if bytes_first {
+            node.arrive(reply.grant, 0, 3);
+            node.hand_over(handover(0, &prompt, 4, reply.grant, 3)).unwrap();
+        } else {
+            node.hand_over(handover(0, &prompt, 4, reply.grant, 3)).unwrap();
+            node.arrive(reply.grant, 0, 2);
+            // The same batch told twice counts once.
+            node.arrive(reply.grant, 0, 2);
+            assert_eq!(node.core.load().running, 0);
+            node.arrive(reply.grant, 1, 1);
+        }
+        let plan = node.take_step();
+        let sequence = &plan.sequences[0];
+        assert_eq!((sequence.range.clone(), sequence.prompt_tokens, sequence.tokens.len()), (10..11, 10, 11));
+        assert_eq!((plan.rows(), plan.attended_tokens(), sequence.is_last_chunk), (1, 11, true));
+        node.finish_step(&plan, 41);
+        let DecodeEvent::Token { index: 1, token: 41, finish: None, queue: Some(queue), .. } = node.take_events()[0].1
+        else {
+            panic!()
+        };
+        assert_eq!(queue, if bytes_first { Duration::ZERO } else { 3 * MS });
+        let last = node.run().pop().unwrap().1;
+        assert!(matches!(last, DecodeEvent::Token { index: 3, finish: Some(FinishReason::Length), queue: None, .. }));
+        assert_eq!(node.fence(), 1);
+        assert!(node.core.is_idle());
+        let load = node.core.load();
+        assert_eq!((load.blocks_used, load.blocks_reserved, load.blocks_cached), (0, 0, 3));
+    }
+}
+
+#[test]
+fn the_next_turn_finds_prompt_and_answer_in_the_cache() {
+    let mut node = Node::new(config(20));
+    node.admit(0, &tokens(6), 8);
+    node.run();
+    // Tokens 0 to 12 have their KV here; the last one drawn does not.
+    let mut next: Vec<_> = tokens(6);
+    next.extend([40, 41, 41, 41, 41, 41, 41, 41, 3, 3]);
+    let reply = node.ask(grant_request(1, &next, 4)).unwrap();
+    assert_eq!((reply.held_blocks, reply.blocks.len()), (3, 1));
+    assert_eq!((node.core.load().prefix_queries, node.core.load().prefix_hits), (22, 12));
+    let mut events = Vec::new();
+    while let Some(batch) = node.core.drain_kv_events(2) {
+        events.extend(batch.events);
+    }
+    assert_eq!(events.len(), 3);
+    assert_eq!(node.core.kv_snapshot().events.len(), 3);
+}
+
+#[test]
+fn a_grant_reserves_room_for_the_whole_answer_and_refuses_with_the_numbers() {
+    let mut node = Node::new(config(10));
+    // 8 + 13 tokens, of which the last needs no KV: 5 blocks.
+    node.ask(grant_request(0, &tokens(8), 13)).unwrap();
+    assert_eq!((node.core.load().blocks_used, node.core.load().blocks_reserved), (2, 3));
+    let refused = node.ask(grant_request(1, &tokens(8), 14)).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Overloaded);
+    let expected = "no room for 8 prompt and 14 output tokens: 6 blocks wanted, 5 of 10 available";
+    assert_eq!(refused.message, expected);
+    node.ask(grant_request(1, &tokens(8), 13)).unwrap();
+    let refused = node.ask(grant_request(2, &tokens(4), 38)).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Invalid);
+    assert_eq!(refused.message, "4 prompt and 38 output tokens take 11 blocks, the node has 10");
+    let mut odd = grant_request(2, &tokens(8), 4);
+    odd.prompt_tokens = 12;
+    assert_eq!(node.ask(odd).unwrap_err().message, "2 block hashes for 3 full blocks of the prompt");
+    assert_eq!(node.ask(grant_request(2, &tokens(4), 1)).unwrap_err().kind, ErrorKind::Invalid);
+    let again = node.ask(grant_request(0, &tokens(8), 13)).unwrap_err();
+    assert_eq!((again.kind, again.message.as_str()), (ErrorKind::Invalid, "the request has grant 0 already"));
+    node.after(MS, |core, now| core.on_drain(now));
+    assert_eq!(node.ask(grant_request(3, &tokens(4), 4)).unwrap_err().kind, ErrorKind::Unavailable);
+}
+
+#[test]
+fn sequences_join_and_leave_at_every_step_first_come_first_served() {
+    let mut node = Node::new(DecodeConfig { max_running: 2, ..config(40) });
+    for (n, max_tokens) in [(0, 3), (1, 5), (2, 4), (3, 2)] {
+        node.admit(n, &tokens(5 + n as u32), max_tokens);
+    }
+    assert_eq!((node.core.load().running, node.core.load().waiting), (1, 3));
+    let mut batches = Vec::new();
+    while node.core.load().running > 0 {
+        let plan = node.take_step();
+        batches.push(plan.sequences.iter().map(|sequence| sequence.key.request.0).collect::<Vec<_>>());
+        node.finish_step(&plan, 41);
+    }
+    assert_eq!(batches, [vec![0], vec![0, 1], vec![1, 2], vec![1, 2], vec![1, 2], vec![3]]);
+    let emits = node.effects.iter().filter(|effect| matches!(effect, DecodeEffect::Emit { .. })).count();
+    assert_eq!(emits, 10, "one per conductor and step");
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_stop_token_ends_the_output_and_is_its_last_token() {
+    let mut node = Node::new(config(20));
+    node.admit(0, &tokens(5), 20);
+    let plan = node.take_step();
+    node.finish_step(&plan, 49);
+    let events = node.take_events();
+    assert!(matches!(events[0].1, DecodeEvent::Token { token: 49, finish: Some(FinishReason::Stop), .. }));
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn the_context_ends_the_output_whatever_max_tokens_says() {
+    let mut node = Node::new(config(20));
+    node.admit(0, &tokens(40), u32::MAX);
+    let events = node.run();
+    assert_eq!(events.len(), 19, "60 less 40 of the prompt and the first token");
+    assert!(matches!(events[18].1, DecodeEvent::Token { index: 19, finish: Some(FinishReason::Length), .. }));
+}
+
+#[test]
+fn a_grant_under_which_nothing_moves_expires_and_its_blocks_wait_for_the_fence() {
+    let mut node = Node::new(config(10));
+    let prompt = tokens(8);
+    let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
+    node.after(50_000 * MS, |_, _| {});
+    node.arrive(reply.grant, 0, 1);
+    node.after(50_000 * MS, |core, now| core.on_wakeup(now));
+    assert_eq!(node.core.load().waiting, 1, "bytes came: the time begins anew");
+    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.after(60_001 * MS, |core, now| core.on_wakeup(now));
+    let events = node.take_events();
+    assert_eq!(failure(&events[0].1), (ErrorKind::Unavailable, "96 of 192 bytes came, and no more within 60s"));
+    assert_eq!((node.core.load().waiting, node.core.load().blocks_used), (0, 2), "in quarantine");
+    node.arrive(reply.grant, 1, 1);
+    assert_eq!(node.fence(), 1);
+    assert_eq!(node.core.load().blocks_used, 0);
+    let late = node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap_err();
+    assert_eq!((late.kind, late.message.as_str()), (ErrorKind::Unavailable, "grant 0 is not open"));
+}
+
+#[test]
+fn a_grant_that_the_transfer_engine_ended_fails_its_sequence() {
+    let mut node = Node::new(config(10));
+    let prompt = tokens(8);
+    let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
+    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.after(MS, |core, now| core.on_grant_fenced(now, reply.grant));
+    assert_eq!(failure(&node.take_events()[0].1).0, ErrorKind::Unavailable);
+    assert!(node.core.is_idle() && node.effects.is_empty());
+}
+
+#[test]
+fn blocks_of_a_finished_sequence_wait_for_the_fence_of_its_grant() {
+    let mut node = Node::new(config(10));
+    let prompt = tokens(4);
+    let reply = node.ask(grant_request(0, &prompt, 2)).unwrap();
+    node.hand_over(handover(0, &prompt, 2, reply.grant, 1)).unwrap();
+    node.arrive(reply.grant, 0, 1);
+    node.run();
+    assert_eq!((node.core.load().blocks_used, node.core.is_idle()), (2, false));
+    assert_eq!(node.fence(), 1);
+    assert_eq!((node.core.load().blocks_used, node.core.is_idle()), (0, true));
+}
+
+#[test]
+fn hand_overs_that_do_not_fit_their_grant_are_refused() {
+    let mut node = Node::new(config(20));
+    let prompt = tokens(8);
+    type Spoil = fn(&mut Handover);
+    let cases: [(Spoil, &str); 6] = [
+        (|h| h.prompt = tokens(7).into(), "prompt tokens: 8 granted, 7 handed over"),
+        (|h| h.expected_bytes = 5, "bytes: 192 granted, 5 handed over"),
+        (|h| Arc::make_mut(&mut h.sampling).max_tokens = 5, "max_tokens: 4 granted, 5 handed over"),
+        (|h| h.first_token = 50, "token 50 is not in the vocabulary of 50"),
+        (|h| h.salt = Arc::from(*b"x"), "the prompt does not have the block hashes that the grant was asked with"),
+        (|h| Arc::make_mut(&mut h.sampling).top_p = 0.0, "top_p is 0, but must be above 0 and at most 1"),
+    ];
+    for (n, (spoil, expected)) in (0..).zip(cases) {
+        let reply = node.ask(grant_request(n, &prompt, 4)).unwrap();
+        let mut handover = handover(n, &prompt, 4, reply.grant, 2);
+        spoil(&mut handover);
+        let refused = node.hand_over(handover).unwrap_err();
+        assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Invalid, expected));
+        node.fence();
+        assert!(node.core.is_idle());
+    }
+    let reply = node.ask(grant_request(9, &prompt, 4)).unwrap();
+    let other = node.hand_over(handover(9, &prompt, 4, GrantId(77), 2)).unwrap_err();
+    assert_eq!(other.message, format!("the hand-over names grant 77, the request has {}", reply.grant.0));
+    // Told twice: accepted twice, runs once. And after its end, too.
+    for _ in 0..2 {
+        node.hand_over(handover(9, &prompt, 4, reply.grant, 2)).unwrap();
+    }
+    node.arrive(reply.grant, 0, 2);
+    assert_eq!(node.run().len(), 3);
+    node.hand_over(handover(9, &prompt, 4, reply.grant, 2)).unwrap();
+    assert_eq!((node.core.load().running, node.core.load().waiting), (0, 0));
+}
+
+#[test]
+fn more_bytes_than_granted_end_the_sequence() {
+    let mut node = Node::new(config(20));
+    let prompt = tokens(8);
+    let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
+    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.arrive(reply.grant, 0, 1);
+    node.arrive(reply.grant, 1, 2);
+    assert_eq!(failure(&node.take_events()[0].1), (ErrorKind::DataLoss, "288 bytes arrived under a grant of 192"));
+    // While it runs and its grant is not fenced yet, the same.
+    let reply = node.ask(grant_request(1, &prompt, 4)).unwrap();
+    node.hand_over(handover(1, &prompt, 4, reply.grant, 2)).unwrap();
+    node.arrive(reply.grant, 2, 2);
+    let plan = node.take_step();
+    node.arrive(reply.grant, 3, 1);
+    assert_eq!(failure(&node.take_events()[0].1).0, ErrorKind::DataLoss);
+    node.finish_step(&plan, 41);
+    node.fence();
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn aborts_are_silent_and_late_messages_about_them_are_refused() {
+    let mut node = Node::new(config(20));
+    let prompt = tokens(8);
+    node.after(MS, |core, now| core.on_abort(now, key(0)));
+    assert_eq!(node.ask(grant_request(0, &prompt, 4)).unwrap_err().kind, ErrorKind::Cancelled);
+    let reply = node.ask(grant_request(1, &prompt, 4)).unwrap();
+    node.after(MS, |core, now| core.on_abort(now, key(1)));
+    let refused = node.hand_over(handover(1, &prompt, 4, reply.grant, 2)).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Cancelled);
+    assert_eq!(node.fence(), 1);
+    node.admit(2, &prompt, 4);
+    let plan = node.take_step();
+    node.after(MS, |core, now| core.on_conductor_lost(now, ConductorId(0)));
+    assert_eq!((node.core.load().running, node.core.load().blocks_used), (0, 3), "the engine still works on it");
+    node.finish_step(&plan, 41);
+    assert_eq!(node.effects, []);
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_release_ends_the_sequence_wherever_it_is() {
+    let mut node = Node::new(config(20));
+    let reply = node.ask(grant_request(0, &tokens(8), 4)).unwrap();
+    node.after(MS, |core, now| core.on_release_grant(now, key(0), GrantId(55)));
+    assert_eq!(node.core.load().waiting, 1, "another grant");
+    node.after(MS, |core, now| core.on_release_grant(now, key(0), reply.grant));
+    assert_eq!(node.fence(), 1);
+    let reply = node.admit(1, &tokens(8), 4);
+    node.after(MS, |core, now| core.on_release_grant(now, key(1), reply.grant));
+    assert_eq!(failure(&node.take_events()[0].1).0, ErrorKind::Unavailable);
+    let plan = node.take_step();
+    node.finish_step(&plan, 41);
+    assert!(node.core.is_idle() && node.effects.is_empty());
+}
+
+#[test]
+fn a_failed_step_fails_everybody_in_it() {
+    let mut node = Node::new(config(20));
+    node.admit(0, &tokens(8), 4);
+    let plan = node.take_step();
+    let error = Refused { kind: ErrorKind::Internal, message: "no".into() };
+    node.after(MS, |core, now| core.on_step_done(now, plan.id, Err(error)));
+    assert_eq!(failure(&node.take_events()[0].1), (ErrorKind::Internal, "the engine failed: no"));
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn the_number_of_grants_is_bounded() {
+    let mut node = Node::new(DecodeConfig { max_running: 1, max_waiting: 2, ..config(50) });
+    for n in 0..3 {
+        node.ask(grant_request(n, &tokens(4), 2)).unwrap();
+    }
+    let refused = node.ask(grant_request(3, &tokens(4), 2)).unwrap_err();
+    assert_eq!(refused.message, "3 sequences are granted or running, as many as may");
+}
