@@ -5,12 +5,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use baton_formats::ModelFile;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
 use crate::date::strftime;
 use crate::error::TextError;
+use crate::model_folder;
 use crate::tojson::tojson;
+use crate::tokenizer::Tokenizer;
 
 /// The template of the mock engine's model, in the manner of ChatML.
 pub const MOCK_CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
@@ -71,6 +74,18 @@ impl ChatTemplate {
             .add_template_owned(NAME, source.to_owned())
             .map_err(|error| TextError::Template(describe(&error)))?;
         Ok(Self { environment: Arc::new(environment), bos_token: String::new(), eos_token: String::new() })
+    }
+
+    /// The chat template of a model, where it has one: from GGUF metadata, or from `chat_template.jinja` or `tokenizer_config.json` next to safetensors.
+    pub fn from_model(model: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+        let source = match model {
+            ModelFile::Gguf(gguf) => gguf.metadata().str("tokenizer.chat_template")?.map(ToOwned::to_owned),
+            ModelFile::Safetensors(safetensors) => model_folder::chat_template(model_folder::of(safetensors.path()))?,
+        };
+        let Some(source) = source else { return Ok(None) };
+        let bos = tokenizer.token_text(tokenizer.bos());
+        let eos = tokenizer.token_text(tokenizer.eos_ids().first().copied());
+        Ok(Some(Self::from_source(&source)?.with_special_tokens(&bos, &eos)))
     }
 
     /// Sets the text of the special tokens that the template may name.

@@ -1,5 +1,6 @@
 //! What can go wrong between text and tokens.
 
+use baton_formats::FormatError;
 use baton_types::ErrorKind;
 
 /// Why text, tokens, a template or a tokenizer's file were refused.
@@ -41,6 +42,9 @@ pub enum TextError {
         /// What happened.
         problem: String,
     },
+    /// The model's file holds no such data as it should.
+    #[error(transparent)]
+    Format(#[from] FormatError),
     /// The tokenizer failed on text that it should take.
     #[error("tokenizer failed: {0}")]
     Internal(String),
@@ -51,6 +55,7 @@ impl TextError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Internal(_) => ErrorKind::Internal,
+            Self::Format(error) => error.kind(),
             _ => ErrorKind::Invalid,
         }
     }

@@ -10,15 +10,23 @@
 //!
 //! No clock, no network; files are read only while a tokenizer is loaded.
 
+mod byte_level;
 mod bytes;
 mod chat_template;
 mod date;
 mod detokenizer;
+mod end_tokens;
 mod error;
+mod gguf;
+mod hugging_face;
+mod model_folder;
+mod pre_tokenizer;
+mod sentencepiece;
 mod special;
 mod stop;
 mod tojson;
 mod tokenizer;
+mod tokenizer_json;
 mod utf8;
 mod vocabulary;
 

@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use baton_formats::ModelFile;
 use baton_types::TokenId;
 
 use crate::bytes::{self, ByteEncoder};
 use crate::detokenizer::{DecodeOptions, Detokenizer};
 use crate::error::TextError;
+use crate::gguf::GgufTokenizer;
+use crate::hugging_face::HuggingFaceEncoder;
+use crate::sentencepiece::SentencePieceEncoder;
 use crate::vocabulary::Vocabulary;
+use crate::{model_folder, tokenizer_json};
 
 /// Longest text that is tokenized unless [`Tokenizer::with_max_bytes`] says otherwise: about a million tokens of English.
 pub const DEFAULT_MAX_BYTES: usize = 4 << 20;
@@ -41,13 +46,14 @@ pub(crate) struct Parts {
     pub(crate) suffix: Vec<TokenId>,
     /// The encoder puts a space before a text.
     pub(crate) space_prefix: bool,
-    pub(crate) chat_template: Option<String>,
 }
 
 /// The part that differs between the kinds. None of them adds `prefix` and `suffix`.
 #[derive(Debug)]
 pub(crate) enum Encoder {
     Bytes(ByteEncoder),
+    HuggingFace(Box<HuggingFaceEncoder>),
+    SentencePiece(SentencePieceEncoder),
 }
 
 impl Tokenizer {
@@ -63,8 +69,22 @@ impl Tokenizer {
             prefix: vec![bytes::BOS],
             suffix: Vec::new(),
             space_prefix: false,
-            chat_template: Some(crate::MOCK_CHAT_TEMPLATE.to_owned()),
         })
+    }
+
+    /// The tokenizer of a model: from GGUF metadata, or from the files next to safetensors (`tokenizer.json`, and the end tokens that `generation_config.json`,
+    /// `config.json` and `tokenizer_config.json` name). Fails on a kind or pre-tokenizer that is not known, and names the field of data that contradict themselves.
+    pub fn from_model(model: &ModelFile) -> Result<Self, TextError> {
+        match model {
+            ModelFile::Gguf(gguf) => GgufTokenizer::read(gguf.metadata())?.build(),
+            ModelFile::Safetensors(safetensors) => model_folder::parts(model_folder::of(safetensors.path())),
+        }
+        .map(Self::from_parts)
+    }
+
+    /// From a `tokenizer.json` alone (BPE, byte-level or in SentencePiece's manner). Its end tokens are the special tokens known by name.
+    pub fn from_tokenizer_json(bytes: &[u8]) -> Result<Self, TextError> {
+        tokenizer_json::parts(bytes).map(Self::from_parts)
     }
 
     pub(crate) fn from_parts(parts: Parts) -> Self {
@@ -85,6 +105,8 @@ impl Tokenizer {
         let parts = &self.parts;
         let ids = match &parts.encoder {
             Encoder::Bytes(encoder) => encoder.encode(text, options.parse_special),
+            Encoder::HuggingFace(encoder) => encoder.encode(text, options.parse_special)?,
+            Encoder::SentencePiece(encoder) => encoder.encode(text, options.parse_special),
         };
         if !options.add_special {
             return Ok(ids);
@@ -111,6 +133,12 @@ impl Tokenizer {
     pub fn detokenizer_with(&self, options: DecodeOptions) -> Detokenizer {
         let drop_space = options.starts_text && self.parts.space_prefix;
         Detokenizer::new(Arc::clone(&self.parts.vocabulary), options.skip_special, drop_space)
+    }
+
+    /// The name of a special token, as chat templates write it; empty where there is none.
+    pub(crate) fn token_text(&self, id: Option<TokenId>) -> String {
+        let bytes = id.and_then(|id| self.token_bytes(id)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
     }
 
     /// Number of tokens. The model's embedding may have a few rows more.
@@ -141,11 +169,6 @@ impl Tokenizer {
     /// Whether a token is a mark and no text.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.parts.vocabulary.is_special(id)
-    }
-
-    /// The source of the chat template in the model's files.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.parts.chat_template.as_deref()
     }
 }
 

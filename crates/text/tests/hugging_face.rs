@@ -1,0 +1,194 @@
+//! Each tokenizer equals Hugging Face's, on the corpus and the expected ids that `fixtures/generate.py` made.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use baton_formats::{Gguf, ModelFile};
+use baton_text::{ChatMessage, ChatTemplate, DecodeOptions, EncodeOptions, Tokenizer};
+use serde_json::Value;
+
+const PLAIN: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
+const SPECIAL: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
+const BYTE_LEVEL: [&str; 5] = ["gpt2", "smollm", "llama3", "qwen2", "tekken"];
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn json(name: &str) -> Value {
+    serde_json::from_slice(&fixture(name)).expect("the generator writes JSON")
+}
+
+fn texts() -> Vec<String> {
+    serde_json::from_value(json("corpus.json")).expect("a list of texts")
+}
+
+fn ids(value: &Value) -> Vec<Vec<u32>> {
+    serde_json::from_value(value.clone()).expect("a list of lists of ids")
+}
+
+fn from_gguf(name: &str) -> Tokenizer {
+    let gguf = Gguf::parse(fixture(&format!("{name}.gguf"))).expect("a GGUF file");
+    Tokenizer::from_model(&ModelFile::Gguf(gguf)).expect(name)
+}
+
+fn from_json(name: &str) -> Tokenizer {
+    Tokenizer::from_tokenizer_json(&fixture(&format!("{name}.json"))).expect(name)
+}
+
+/// The SmolLM2 GGUF, where there is one.
+fn model(test: &str) -> Option<ModelFile> {
+    let Some(path) = std::env::var_os("BATON_MODEL") else {
+        println!("SKIPPED {test}: BATON_MODEL is not set");
+        return None;
+    };
+    Some(ModelFile::open(&PathBuf::from(path)).expect("BATON_MODEL is a model"))
+}
+
+fn assert_ids(name: &str, tokenizer: &Tokenizer, options: EncodeOptions, expected: &Value) {
+    let (texts, expected) = (texts(), ids(expected));
+    assert_eq!(texts.len(), expected.len());
+    assert!(texts.len() > 100, "the corpus is not empty");
+    for (text, expected) in texts.iter().zip(expected) {
+        let ids = tokenizer.encode(text, options).expect("the corpus can be tokenized");
+        assert_eq!(ids, expected, "{name}: {text:?}");
+    }
+}
+
+#[test]
+fn byte_level_bpe_from_gguf() {
+    for name in BYTE_LEVEL {
+        let (tokenizer, expected) = (from_gguf(name), json(&format!("{name}.ids.json")));
+        assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
+        assert_ids(name, &tokenizer, SPECIAL, &expected["special"]);
+    }
+}
+
+#[test]
+fn byte_level_bpe_from_tokenizer_json() {
+    for name in BYTE_LEVEL {
+        let (tokenizer, expected) = (from_json(name), json(&format!("{name}.ids.json")));
+        assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
+        assert_ids(name, &tokenizer, SPECIAL, &expected["special"]);
+    }
+}
+
+#[test]
+fn sentencepiece_from_gguf() {
+    let (tokenizer, expected) = (from_gguf("llama"), json("llama.ids.json"));
+    assert_ids("llama", &tokenizer, PLAIN, &expected["plain"]);
+    assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
+}
+
+#[test]
+fn sentencepiece_from_tokenizer_json() {
+    let (tokenizer, expected) = (from_json("llama"), json("llama.ids.json"));
+    assert_ids("llama", &tokenizer, PLAIN, &expected["fast"]);
+    assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
+}
+
+#[test]
+fn both_files_of_a_model_say_the_same() {
+    for name in BYTE_LEVEL.into_iter().chain(["llama"]) {
+        let (gguf, json) = (from_gguf(name), from_json(name));
+        assert_eq!(gguf.vocab_size(), json.vocab_size(), "{name}");
+        for id in 0..gguf.vocab_size() {
+            assert_eq!(gguf.token_bytes(id), json.token_bytes(id), "{name}: token {id}");
+            assert_eq!(gguf.is_special(id), json.is_special(id), "{name}: token {id}");
+        }
+        let around = |tokenizer: &Tokenizer| {
+            tokenizer.encode("a", EncodeOptions { add_special: true, ..PLAIN }).expect("a letter")
+        };
+        assert_eq!(around(&gguf), around(&json), "{name}");
+        assert_eq!((gguf.add_bos(), name), (["llama3", "tekken", "llama"].contains(&name), name));
+        assert_eq!(json.add_bos(), gguf.add_bos());
+    }
+    let names = |tokenizer: &Tokenizer| -> Vec<_> {
+        tokenizer.eos_ids().iter().map(|&id| tokenizer.token_bytes(id).map(<[u8]>::to_vec)).collect()
+    };
+    assert_eq!(names(&from_gguf("smollm")), [Some(b"<|im_end|>".to_vec()), Some(b"<|endoftext|>".to_vec())]);
+    assert_eq!(names(&from_gguf("llama")), [Some(b"</s>".to_vec())]);
+}
+
+#[test]
+fn tokens_become_the_text_they_came_from() {
+    for name in BYTE_LEVEL.into_iter().chain(["llama"]) {
+        let tokenizer = from_gguf(name);
+        for text in texts() {
+            let ids = tokenizer.encode(&text, PLAIN).expect("the corpus can be tokenized");
+            let decoded = tokenizer.decode(&ids, DecodeOptions { skip_special: true, starts_text: true });
+            let expected = match name {
+                // Qwen's normalizes: what it gives is a fixed point.
+                "qwen2" => decoded.clone(),
+                // To SentencePiece this character is a space.
+                "llama" => text.replace('▁', " "),
+                _ => text.clone(),
+            };
+            assert_eq!(decoded, expected, "{name}");
+            if name == "qwen2" {
+                assert_eq!(tokenizer.encode(&decoded, PLAIN).expect("text"), ids, "{name}: {text:?}");
+            }
+            let mut detokenizer = tokenizer.detokenizer();
+            let mut streamed: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
+            streamed += &detokenizer.finish();
+            let space = if name == "llama" && !text.is_empty() { " " } else { "" };
+            assert_eq!(streamed, format!("{space}{expected}"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn conversations_render_as_in_hugging_face() {
+    let entries = json("chat.json");
+    let entries = entries.as_array().expect("a list");
+    assert_eq!(entries.len(), 12);
+    for entry in entries {
+        let text = |field: &str| entry[field].as_str().expect("text").to_owned();
+        let template =
+            ChatTemplate::from_source(&text("template")).expect("a template").with_special_tokens("<s>", "</s>");
+        let rendered = template.render(&messages(&entry["messages"]), entry["add_generation_prompt"] == true);
+        assert_eq!(rendered.expect("a conversation"), text("text"), "{}", text("name"));
+    }
+}
+
+fn messages(list: &Value) -> Vec<ChatMessage> {
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let message = |message: &Value| ChatMessage { role: text(&message["role"]), content: text(&message["content"]) };
+    list.as_array().expect("a list").iter().map(message).collect()
+}
+
+#[test]
+fn smollm2_gives_the_ids_of_hugging_face() {
+    let Some(model) = model("smollm2_gives_the_ids_of_hugging_face") else { return };
+    let (tokenizer, expected) = (Tokenizer::from_model(&model).expect("a tokenizer"), json("smollm2.ids.json"));
+    assert_ids("smollm2", &tokenizer, PLAIN, &expected["plain"]);
+    assert_ids("smollm2", &tokenizer, SPECIAL, &expected["special"]);
+}
+
+#[test]
+fn smollm2_gives_the_prompts_of_the_reference() {
+    let Some(model) = model("smollm2_gives_the_prompts_of_the_reference") else { return };
+    let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
+    let template = ChatTemplate::from_model(&model, &tokenizer).expect("a template that compiles").expect("a template");
+    let entries = json("smollm2-135m-greedy.json");
+    for entry in entries.as_array().expect("a list") {
+        let text = entry["text"].as_str().expect("text");
+        if entry["messages"].is_array() {
+            let rendered = template.render(&messages(&entry["messages"]), true).expect("a conversation");
+            assert_eq!(rendered, text);
+        }
+        let expected: Vec<u32> = serde_json::from_value(entry["prompt_ids"].clone()).expect("ids");
+        assert_eq!(tokenizer.encode(text, SPECIAL).expect("text"), expected);
+        let generated: Vec<u32> = entry["greedy"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(|step| step["id"].as_u64())
+            .map(|id| id as u32)
+            .collect();
+        let options = DecodeOptions { skip_special: false, starts_text: false };
+        assert_eq!(tokenizer.decode(&generated, options), entry["greedy_text"].as_str().expect("text"));
+    }
+    assert_eq!((tokenizer.eos_ids(), tokenizer.add_bos(), tokenizer.vocab_size()), (&[2, 0][..], false, 49_152));
+}
