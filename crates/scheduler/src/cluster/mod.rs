@@ -46,7 +46,7 @@ impl Default for ClusterConfig {
     }
 }
 
-/// See the [module](self).
+/// The conductor's picture of the cluster: membership, prefix index, cost models and the ledger of charges. Placement is [`Cluster::place`].
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,

@@ -32,7 +32,7 @@ use grant::GrantRecord;
 use sequence::{HandedOver, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
-/// What decides on a decode node. See the [module](self).
+/// What decides on a decode node: grants with room for the whole answer, arrivals, hand-overs, the running batch, the prefix cache of its arena.
 #[derive(Debug)]
 pub struct DecodeCore {
     config: DecodeConfig,

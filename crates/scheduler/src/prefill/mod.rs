@@ -30,7 +30,7 @@ pub use effect::{PrefillEffect, PushId, PushReport, PushSpan};
 use chunk::RunningStep;
 use request::{Active, GrantState, HandoverState, QueueOrder, Queued, Transfer};
 
-/// What decides on a prefill node. See the [module](self).
+/// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
 #[derive(Debug)]
 pub struct PrefillCore {
     config: PrefillConfig,
