@@ -1,0 +1,286 @@
+//! The engine: a node's handle to everything it moves.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use baton_memory::MemoryRegion;
+use baton_runtime::TaskSet;
+use baton_types::GrantId;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::batch::{normalize, total};
+use crate::gate::Gate;
+use crate::grant::{GrantTable, Writer};
+use crate::metrics::Metrics;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{Transport, WriteJob, fake};
+use crate::{
+    ArrivalReceiver, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair, TransferConfig,
+    TransferError, TransportAddress, TransportKind, WriteBatch, WriteOptions,
+};
+
+/// Most segments of one engine: a node has a few arenas.
+const MAX_SEGMENTS: usize = 1024;
+
+/// What every transport of an engine shares: who this is, what is registered, what is granted.
+pub(crate) struct Host {
+    pub(crate) config: TransferConfig,
+    pub(crate) grants: Arc<GrantTable>,
+    pub(crate) metrics: Metrics,
+    pub(crate) tasks: TaskSet,
+    /// Cancelled when the engine, or its process, shuts down.
+    pub(crate) closed: CancellationToken,
+    segments: RwLock<HashMap<SegmentId, Arc<MemoryRegion>>>,
+}
+
+impl Host {
+    fn new(
+        config: TransferConfig,
+        transport: TransportKind,
+        tasks: &TaskSet,
+    ) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
+        config.validate()?;
+        let (grants, arrivals) = GrantTable::new(config.max_grants, config.arrival_queue);
+        let host = Arc::new(Self {
+            config,
+            grants: Arc::new(grants),
+            metrics: Metrics::new(transport),
+            tasks: tasks.clone(),
+            closed: tasks.token().child_token(),
+            segments: RwLock::default(),
+        });
+        let expiring = Arc::clone(&host);
+        tasks.spawn_request("transfer grant expiry", async move {
+            tokio::select! {
+                () = expiring.grants.expire() => {}
+                () = expiring.closed.cancelled() => {}
+            }
+        });
+        Ok((host, arrivals))
+    }
+
+    /// This engine as a writer.
+    pub(crate) fn writer(&self) -> Writer {
+        Writer { node: self.config.node.clone(), generation: self.config.generation }
+    }
+
+    fn region(&self, segment: SegmentId) -> Result<Arc<MemoryRegion>, TransferError> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let region = segments.get(&segment).cloned();
+        region.ok_or_else(|| TransferError::invalid("segment", format!("{segment} is not registered")))
+    }
+}
+
+struct Inner {
+    host: Arc<Host>,
+    transport: Arc<dyn Transport>,
+    local_addr: SocketAddr,
+    next_batch: AtomicU64,
+    load: Arc<WriteLoad>,
+}
+
+/// Moves bytes between this node's registered memory and other nodes'. Cheap to clone; works until [`TransferEngine::shutdown`] or the end of its tasks.
+#[derive(Clone)]
+pub struct TransferEngine(Arc<Inner>);
+
+impl TransferEngine {
+    /// Listens, and starts. Needs a tokio runtime, as all methods do.
+    pub async fn bind(config: TransferConfig, tasks: &TaskSet) -> Result<(Self, ArrivalReceiver), TransferError> {
+        let (host, arrivals) = Host::new(config, TransportKind::Tcp, tasks)?;
+        let (transport, local_addr) = TcpTransport::bind(Arc::clone(&host)).await?;
+        Ok((Self::new(host, transport, local_addr), arrivals))
+    }
+
+    /// An engine on a network within this process, with faults as wanted: for tests of what stands above.
+    pub fn fake(
+        network: &FakeNetwork,
+        config: TransferConfig,
+        tasks: &TaskSet,
+    ) -> Result<(Self, ArrivalReceiver), TransferError> {
+        let local_addr = config.listen;
+        let (host, arrivals) = Host::new(config, TransportKind::Fake, tasks)?;
+        let transport = fake::FakeTransport::join(network, &host);
+        Ok((Self::new(host, transport, local_addr), arrivals))
+    }
+
+    fn new(host: Arc<Host>, transport: Arc<dyn Transport>, local_addr: SocketAddr) -> Self {
+        Self(Arc::new(Inner { host, transport, local_addr, next_batch: AtomicU64::new(1), load: Arc::default() }))
+    }
+
+    /// Where the engine listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr
+    }
+
+    /// Registers memory: as a source of writes, and, with the descriptor, as a target of peers' writes under grants.
+    pub fn register(&self, region: Arc<MemoryRegion>) -> Result<(SegmentId, SegmentDescriptor), TransferError> {
+        let (host, transport) = (&self.0.host, &self.0.transport);
+        let mut segments = host.segments.write().unwrap_or_else(PoisonError::into_inner);
+        if segments.len() >= MAX_SEGMENTS {
+            return Err(TransferError::Overloaded { what: "segments", limit: MAX_SEGMENTS });
+        }
+        // Segments are never taken back, so their number is the next id.
+        let id = SegmentId(segments.len() as u32);
+        let length = region.len() as u64;
+        segments.insert(id, region);
+        let transports = vec![TransportAddress { kind: transport.kind(), address: transport.address() }];
+        let (node, generation) = (host.config.node.clone(), host.config.generation);
+        Ok((id, SegmentDescriptor { id, node, generation, length, transports }))
+    }
+
+    /// Gives a right to write. Until the grant ends, the caller keeps everybody else off its ranges.
+    pub fn grant(&self, spec: GrantSpec) -> Result<(), TransferError> {
+        let host = &self.0.host;
+        if host.closed.is_cancelled() {
+            return Err(TransferError::Closed);
+        }
+        let region = host.region(spec.segment)?;
+        host.grants.open(spec, region)?;
+        host.metrics.grants.set(host.grants.len() as f64);
+        Ok(())
+    }
+
+    /// Ends a grant. It takes effect with the call: nothing new is accepted. The future resolves once the grant is fenced: nothing can land under it any more.
+    /// A grant that is not known any more is fenced already.
+    pub fn revoke(&self, grant: GrantId) -> impl Future<Output = ()> + Send + use<> {
+        let (host, fenced) = (Arc::clone(&self.0.host), self.0.host.grants.revoke(grant));
+        async move {
+            fenced.await;
+            host.metrics.grants.set(host.grants.len() as f64);
+        }
+    }
+
+    /// Writes spans of a local segment into a remote one, under a grant of its owner. The batch starts at once and ends without being polled.
+    ///
+    /// Spans may come in any order and may touch, but not overlap. Without any span the batch is a mere notification. Until the batch resolves, the caller
+    /// leaves the local spans unchanged.
+    pub fn write(
+        &self,
+        local: SegmentId,
+        remote: &SegmentDescriptor,
+        grant: GrantId,
+        spans: Vec<SpanPair>,
+        options: WriteOptions,
+    ) -> WriteBatch {
+        match self.job(local, remote, grant, spans, options) {
+            Ok((job, slot)) => self.start(job, slot, options.deadline),
+            Err(error) => {
+                self.0.host.metrics.on_batch(std::time::Duration::ZERO, Err(&error));
+                WriteBatch::failed(error)
+            }
+        }
+    }
+
+    fn job(
+        &self,
+        local: SegmentId,
+        remote: &SegmentDescriptor,
+        grant: GrantId,
+        spans: Vec<SpanPair>,
+        options: WriteOptions,
+    ) -> Result<(WriteJob, Slot), TransferError> {
+        let (host, kind) = (&self.0.host, self.0.transport.kind());
+        if host.closed.is_cancelled() {
+            return Err(TransferError::Closed);
+        }
+        let slot = self.0.load.take(spans.len(), &host.config)?;
+        let source = host.region(local)?;
+        let spans = normalize(spans, source.len() as u64, remote.length)?;
+        let no_way = || {
+            TransferError::invalid("segment descriptor", format!("node {} cannot be reached by {kind}", remote.node))
+        };
+        let job = WriteJob {
+            target: Writer { node: remote.node.clone(), generation: remote.generation },
+            address: remote.address(kind).ok_or_else(no_way)?.to_owned(),
+            segment: remote.id,
+            grant,
+            batch: self.0.next_batch.fetch_add(1, Relaxed),
+            tag: options.tag,
+            source,
+            spans,
+            gate: Arc::new(Gate::default()),
+        };
+        Ok((job, slot))
+    }
+
+    fn start(&self, job: WriteJob, slot: Slot, deadline: Instant) -> WriteBatch {
+        let (sender, receiver) = oneshot::channel();
+        let batch = WriteBatch::new(receiver, Arc::clone(&job.gate));
+        let (host, transport, started) = (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), Instant::now());
+        let (bytes, spans, kind) = (total(&job.spans), job.spans.len(), transport.kind());
+        self.0.host.tasks.spawn_request("transfer write", async move {
+            let result = carry(&host, transport, job, deadline).await;
+            let completed = Instant::now();
+            drop(slot);
+            host.metrics.on_batch(completed - started, result.as_ref().map(|()| ()));
+            // The caller may have dropped the batch.
+            let _ = sender.send(result.map(|()| BatchReport { bytes, spans, transport: kind, started, completed }));
+        });
+        batch
+    }
+
+    /// Ends all grants, batches and connections. Batches under way resolve to [`TransferError::Closed`].
+    pub fn shutdown(&self) {
+        self.0.host.closed.cancel();
+        self.0.host.grants.close_all();
+    }
+}
+
+/// Runs a job until it is done, cancelled or late, and then until its source is not read any more.
+async fn carry(
+    host: &Host,
+    transport: Arc<dyn Transport>,
+    job: WriteJob,
+    deadline: Instant,
+) -> Result<(), TransferError> {
+    let gate = Arc::clone(&job.gate);
+    let result = tokio::select! {
+        biased;
+        result = transport.write(job) => result,
+        () = gate.closed() => Err(TransferError::Cancelled),
+        () = host.closed.cancelled() => Err(TransferError::Closed),
+        () = tokio::time::sleep_until(deadline.into()) => Err(TransferError::Deadline),
+    };
+    gate.close();
+    gate.drained().await;
+    result
+}
+
+/// Batches and spans under way.
+#[derive(Default)]
+struct WriteLoad {
+    batches: AtomicUsize,
+    spans: AtomicUsize,
+}
+
+impl WriteLoad {
+    fn take(self: &Arc<Self>, spans: usize, config: &TransferConfig) -> Result<Slot, TransferError> {
+        let batches = self.batches.fetch_add(1, Relaxed) + 1;
+        let all_spans = self.spans.fetch_add(spans, Relaxed) + spans;
+        let slot = Slot { load: Arc::clone(self), spans };
+        if batches > config.max_batches {
+            return Err(TransferError::Overloaded { what: "batches under way", limit: config.max_batches });
+        }
+        if all_spans > config.max_spans {
+            return Err(TransferError::Overloaded { what: "spans under way", limit: config.max_spans });
+        }
+        Ok(slot)
+    }
+}
+
+/// The place of one batch in the bounds.
+struct Slot {
+    load: Arc<WriteLoad>,
+    spans: usize,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.load.batches.fetch_sub(1, Relaxed);
+        self.load.spans.fetch_sub(self.spans, Relaxed);
+    }
+}

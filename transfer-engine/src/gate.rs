@@ -1,0 +1,116 @@
+//! A gate that closes once, and tells when the last one who passed has left.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+/// Guards memory that belongs to somebody else after a moment in time: a grant's ranges after the fence, a batch's source after its end.
+///
+/// Whoever touches the memory holds a [`Pass`]. After [`Gate::close`] no new pass is given, and [`Gate::drained`] resolves when the last one is back.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Passes out; the top bit is set once the gate is closed.
+    state: AtomicUsize,
+    left: Notify,
+    closed: CancellationToken,
+}
+
+/// The right to touch what the gate guards, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Pass<'a>(&'a Gate);
+
+impl Gate {
+    /// A pass, unless the gate is closed.
+    pub(crate) fn enter(&self) -> Option<Pass<'_>> {
+        let counted = |state: usize| (state & CLOSED == 0).then_some(state + 1);
+        self.state.fetch_update(SeqCst, SeqCst, counted).ok().map(|_| Pass(self))
+    }
+
+    /// Closes. True for the call that did it.
+    pub(crate) fn close(&self) -> bool {
+        let first = self.state.fetch_or(CLOSED, SeqCst) & CLOSED == 0;
+        self.closed.cancel();
+        // For those who wait for a gate that nobody is inside of.
+        self.left.notify_waiters();
+        first
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.load(SeqCst) & CLOSED != 0
+    }
+
+    /// Resolves when the gate is closed; passes may be out still.
+    pub(crate) async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Resolves when the gate is closed and no pass is out.
+    pub(crate) async fn drained(&self) {
+        loop {
+            let mut left = std::pin::pin!(self.left.notified());
+            // Registered before the state is read, so that a pass given back in between is not missed.
+            left.as_mut().enable();
+            if self.state.load(SeqCst) == CLOSED {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if self.0.state.fetch_sub(1, SeqCst) == CLOSED + 1 {
+            self.0.left.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_closed_gate_waits_for_those_inside() {
+        let gate = Gate::default();
+        let (first, second) = (gate.enter().unwrap(), gate.enter().unwrap());
+        assert!(gate.close() && !gate.close());
+        assert!(gate.is_closed() && gate.enter().is_none());
+        gate.closed().await;
+        drop(first);
+        assert!(tokio::time::timeout(Duration::from_millis(5), gate.drained()).await.is_err());
+        drop(second);
+        gate.drained().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nobody_is_inside_once_it_is_drained() {
+        for _ in 0..200 {
+            let gate = Arc::new(Gate::default());
+            let inside = Arc::new(AtomicUsize::new(0));
+            let users: Vec<_> = (0..2)
+                .map(|_| {
+                    let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+                    std::thread::spawn(move || {
+                        while let Some(pass) = gate.enter() {
+                            inside.fetch_add(1, SeqCst);
+                            std::hint::spin_loop();
+                            inside.fetch_sub(1, SeqCst);
+                            drop(pass);
+                        }
+                    })
+                })
+                .collect();
+            gate.close();
+            tokio::time::timeout(Duration::from_secs(5), gate.drained()).await.expect("drains");
+            assert_eq!(inside.load(SeqCst), 0);
+            users.into_iter().for_each(|user| user.join().unwrap());
+        }
+    }
+}

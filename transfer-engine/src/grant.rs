@@ -1,0 +1,532 @@
+//! Grants: who may write where, until when; and what has landed under them.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use baton_memory::MemoryRegion;
+use baton_types::{Generation, GrantId, NodeId};
+use tokio::sync::{Notify, mpsc};
+
+use crate::error::{Refusal, RefusalReason as Reason};
+use crate::gate::Gate;
+use crate::{SegmentId, TransferError};
+
+/// Most ranges of one grant, after neighbours are joined.
+const MAX_RANGES: usize = 1 << 20;
+/// Most batches under one grant: the owner remembers each, so that a part that is sent twice counts once.
+const MAX_BATCHES: usize = 1 << 16;
+/// Ended grants of which the reason is remembered, for the text of a refusal.
+const REMEMBERED_ENDS: usize = 256;
+
+/// A right to write, given by the owner of a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantSpec {
+    /// Its name, unique within the owner's generation.
+    pub id: GrantId,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Byte ranges of the segment that may be written.
+    pub ranges: Vec<Range<u64>>,
+    /// Who may write; `None`: whoever knows the id.
+    pub writer: Option<(NodeId, Generation)>,
+    /// When it ends by itself.
+    pub expires: Instant,
+}
+
+/// What an owner of memory hears.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Arrival {
+    /// Every byte of a batch is visible here. Exactly once per batch.
+    Batch {
+        /// The grant.
+        grant: GrantId,
+        /// As the writer gave it.
+        tag: u64,
+        /// Bytes of the batch.
+        bytes: u64,
+        /// The writer.
+        from: NodeId,
+    },
+    /// A grant's time was over: it has ended, and nothing lands under it any more.
+    GrantExpired {
+        /// The grant.
+        grant: GrantId,
+    },
+}
+
+/// Yields what arrives, in the order of completion.
+///
+/// While it is full, trailers of further batches wait on their connections: writers see slow completions, and nothing else waits. Revoking a grant never
+/// does, so whoever reads arrivals may wait for a fence in between. Dropping the receiver turns notifications off; writes still complete.
+#[derive(Debug)]
+pub struct ArrivalReceiver(mpsc::Receiver<Arrival>);
+
+impl ArrivalReceiver {
+    /// One that never yields anything.
+    pub fn empty() -> Self {
+        Self(mpsc::channel(1).1)
+    }
+
+    /// The next arrival; `None` when the engine is gone.
+    pub async fn recv(&mut self) -> Option<Arrival> {
+        self.0.recv().await
+    }
+
+    /// The next arrival, if there is one already.
+    pub fn try_recv(&mut self) -> Option<Arrival> {
+        self.0.try_recv().ok()
+    }
+}
+
+/// Who writes: a node, and the start of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Writer {
+    pub(crate) node: NodeId,
+    pub(crate) generation: Generation,
+}
+
+/// A batch of a writer; a retry has the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct BatchKey {
+    pub(crate) writer: Writer,
+    pub(crate) batch: u64,
+}
+
+/// Destination of some bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RemoteSpan {
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+}
+
+/// The trailer of one part of a batch: what must have arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    pub(crate) part: u32,
+    pub(crate) parts: u32,
+    pub(crate) bytes: u64,
+    pub(crate) tag: u64,
+}
+
+/// What to do with bytes that may land.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Put them where they belong.
+    Land,
+    /// They have landed before: drop them.
+    Duplicate,
+}
+
+enum Progress {
+    /// Parts that have landed, and their bytes.
+    Open(HashSet<u32>, u64),
+    Complete,
+    Cancelled,
+}
+
+/// A live grant.
+pub(crate) struct Grant {
+    pub(crate) id: GrantId,
+    pub(crate) region: Arc<MemoryRegion>,
+    /// Closed by the fence. Whoever writes into the ranges holds a pass.
+    pub(crate) gate: Gate,
+    segment: SegmentId,
+    /// Sorted, disjoint, not touching.
+    ranges: Vec<Range<u64>>,
+    writer: Option<Writer>,
+    expires: Instant,
+    batches: Mutex<HashMap<BatchKey, Progress>>,
+}
+
+impl Grant {
+    fn new(spec: GrantSpec, region: Arc<MemoryRegion>) -> Result<Self, TransferError> {
+        Ok(Self {
+            id: spec.id,
+            gate: Gate::default(),
+            segment: spec.segment,
+            ranges: join_ranges(spec.ranges, region.len() as u64)?,
+            region,
+            writer: spec.writer.map(|(node, generation)| Writer { node, generation }),
+            expires: spec.expires,
+            batches: Mutex::default(),
+        })
+    }
+
+    /// Whether these spans of this part may land.
+    pub(crate) fn admit(
+        &self,
+        key: &BatchKey,
+        part: u32,
+        segment: SegmentId,
+        spans: &[RemoteSpan],
+        now: Instant,
+    ) -> Result<Admission, Refusal> {
+        self.check(key, segment, now)?;
+        if let Some(span) = spans.iter().find(|span| !self.covers(span)) {
+            let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.offset, self.id.0);
+            return Err(Refusal::new(Reason::OutOfRange, message));
+        }
+        match self.batches().get(key) {
+            None => Ok(Admission::Land),
+            Some(Progress::Open(landed, _)) if !landed.contains(&part) => Ok(Admission::Land),
+            Some(Progress::Open(..) | Progress::Complete) => Ok(Admission::Duplicate),
+            Some(Progress::Cancelled) => Err(cancelled()),
+        }
+    }
+
+    /// Takes account of a part that has landed. Returns the bytes of the batch where it is complete by it.
+    pub(crate) fn commit(
+        &self,
+        key: &BatchKey,
+        segment: SegmentId,
+        trailer: &Trailer,
+        now: Instant,
+    ) -> Result<Option<u64>, Refusal> {
+        self.check(key, segment, now)?;
+        let mut batches = self.batches();
+        if !batches.contains_key(key) && batches.len() >= MAX_BATCHES {
+            return Err(Refusal::new(Reason::TooManyBatches, format!("grant {} has had {MAX_BATCHES}", self.id.0)));
+        }
+        let progress = batches.entry(key.clone()).or_insert_with(|| Progress::Open(HashSet::new(), 0));
+        let (landed, bytes) = match progress {
+            Progress::Open(landed, bytes) => (landed, bytes),
+            Progress::Complete => return Ok(None),
+            Progress::Cancelled => return Err(cancelled()),
+        };
+        if landed.insert(trailer.part) {
+            *bytes += trailer.bytes;
+        }
+        if landed.len() < trailer.parts as usize {
+            return Ok(None);
+        }
+        let bytes = *bytes;
+        *progress = Progress::Complete;
+        Ok(Some(bytes))
+    }
+
+    /// The writer gave the batch up.
+    pub(crate) fn cancel(&self, key: &BatchKey) {
+        let theirs = self.writer.as_ref().is_none_or(|granted| *granted == key.writer);
+        let mut batches = self.batches();
+        if theirs && (batches.contains_key(key) || batches.len() < MAX_BATCHES) {
+            batches.insert(key.clone(), Progress::Cancelled);
+        }
+    }
+
+    fn check(&self, key: &BatchKey, segment: SegmentId, now: Instant) -> Result<(), Refusal> {
+        let (id, writer) = (self.id.0, &key.writer);
+        if self.gate.is_closed() || now >= self.expires {
+            let reason = if now >= self.expires { Reason::Expired } else { Reason::Revoked };
+            return Err(ended(self.id, reason));
+        }
+        if self.writer.as_ref().is_some_and(|granted| granted != writer) {
+            let message = format!("grant {id} is not for node {} generation {}", writer.node, writer.generation);
+            return Err(Refusal::new(Reason::WrongWriter, message));
+        }
+        if segment != self.segment {
+            let message = format!("grant {id} is for segment {}, not {segment}", self.segment);
+            return Err(Refusal::new(Reason::WrongSegment, message));
+        }
+        Ok(())
+    }
+
+    fn covers(&self, span: &RemoteSpan) -> bool {
+        let Some(end) = span.offset.checked_add(u64::from(span.len)) else { return false };
+        let after = self.ranges.partition_point(|range| range.start <= span.offset);
+        after > 0 && end <= self.ranges[after - 1].end
+    }
+
+    fn batches(&self) -> MutexGuard<'_, HashMap<BatchKey, Progress>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn cancelled() -> Refusal {
+    Refusal::new(Reason::BatchCancelled, "its writer cancelled the batch")
+}
+
+fn ended(id: GrantId, reason: Reason) -> Refusal {
+    let message = match reason {
+        Reason::Revoked => format!("grant {} was revoked", id.0),
+        Reason::Expired => format!("the time of grant {} is over", id.0),
+        _ => format!("grant {} is not known here", id.0),
+    };
+    Refusal::new(reason, message)
+}
+
+fn join_ranges(mut ranges: Vec<Range<u64>>, segment_len: u64) -> Result<Vec<Range<u64>>, TransferError> {
+    let invalid = |problem| TransferError::invalid("grant.ranges", problem);
+    if let Some(range) = ranges.iter().find(|range| range.start > range.end || range.end > segment_len) {
+        return Err(invalid(format!("{range:?} does not lie in a segment of {segment_len} bytes")));
+    }
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    match joined.len() > MAX_RANGES {
+        true => Err(invalid(format!("{} ranges, but at most {MAX_RANGES} are taken", joined.len()))),
+        false => Ok(joined),
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    live: HashMap<GrantId, Arc<Grant>>,
+    by_expiry: BTreeSet<(Instant, GrantId)>,
+    ended: VecDeque<(GrantId, Reason)>,
+}
+
+impl Table {
+    fn remove(&mut self, id: GrantId, reason: Reason) {
+        let Some(grant) = self.live.remove(&id) else { return };
+        self.by_expiry.remove(&(grant.expires, id));
+        if self.ended.len() == REMEMBERED_ENDS {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((id, reason));
+    }
+}
+
+/// The grants of an engine, and the way to whoever hears of what they bring.
+pub(crate) struct GrantTable {
+    table: Mutex<Table>,
+    /// A grant that expires before all others was added.
+    earlier: Notify,
+    max_grants: usize,
+    arrivals: mpsc::Sender<Arrival>,
+}
+
+impl GrantTable {
+    pub(crate) fn new(max_grants: usize, arrival_queue: usize) -> (Self, ArrivalReceiver) {
+        let (arrivals, receiver) = mpsc::channel(arrival_queue);
+        let table = Self { table: Mutex::default(), earlier: Notify::new(), max_grants, arrivals };
+        (table, ArrivalReceiver(receiver))
+    }
+
+    pub(crate) fn open(&self, spec: GrantSpec, region: Arc<MemoryRegion>) -> Result<(), TransferError> {
+        let grant = Grant::new(spec, region)?;
+        let (id, expires) = (grant.id, grant.expires);
+        let mut table = self.lock();
+        if table.live.len() >= self.max_grants {
+            return Err(TransferError::Overloaded { what: "grants", limit: self.max_grants });
+        }
+        if table.live.contains_key(&id) {
+            return Err(TransferError::invalid("grant.id", format!("{} is in use", id.0)));
+        }
+        table.live.insert(id, Arc::new(grant));
+        table.by_expiry.insert((expires, id));
+        if table.by_expiry.first() == Some(&(expires, id)) {
+            self.earlier.notify_one();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn find(&self, id: GrantId) -> Result<Arc<Grant>, Refusal> {
+        let table = self.lock();
+        if let Some(grant) = table.live.get(&id) {
+            return Ok(Arc::clone(grant));
+        }
+        let reason = table.ended.iter().rev().find(|(ended, _)| *ended == id).map(|(_, reason)| *reason);
+        Err(ended(id, reason.unwrap_or(Reason::UnknownGrant)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().live.len()
+    }
+
+    /// Ends a grant. From this call on nothing new lands; the future resolves when what was landing has.
+    pub(crate) fn revoke(self: &Arc<Self>, id: GrantId) -> impl Future<Output = ()> + Send + use<> {
+        let (table, grant) = (Arc::clone(self), self.find(id).ok());
+        if let Some(grant) = &grant {
+            grant.gate.close();
+        }
+        async move {
+            // It stays in the table until it is fenced, so that a second call waits as well.
+            if let Some(grant) = grant {
+                grant.gate.drained().await;
+                table.lock().remove(id, Reason::Revoked);
+            }
+        }
+    }
+
+    /// Ends every grant, at shutdown.
+    pub(crate) fn close_all(&self) {
+        let grants: Vec<_> = self.lock().live.values().cloned().collect();
+        grants.iter().for_each(|grant| {
+            grant.gate.close();
+        });
+    }
+
+    /// Ends grants when their time is over. Runs as long as the engine.
+    pub(crate) async fn expire(&self) {
+        loop {
+            let earlier = self.earlier.notified();
+            let next = self.lock().by_expiry.first().copied();
+            match next {
+                None => earlier.await,
+                Some((at, id)) if at <= Instant::now() => self.expire_one(id).await,
+                Some((at, _)) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at.into()) => {}
+                        () = earlier => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn expire_one(&self, id: GrantId) {
+        let Ok(grant) = self.find(id) else { return };
+        let expired = grant.gate.close();
+        grant.gate.drained().await;
+        self.lock().remove(id, Reason::Expired);
+        if expired {
+            // Whoever dropped the receiver does not want to know.
+            let _ = self.arrivals.send(Arrival::GrantExpired { grant: id }).await;
+        }
+    }
+
+    /// Takes account of a landed part and, where its batch is complete by it, tells the owner. Waits while the owner's queue is full.
+    pub(crate) async fn commit(
+        &self,
+        grant: &Grant,
+        key: &BatchKey,
+        segment: SegmentId,
+        trailer: &Trailer,
+    ) -> Result<(), Refusal> {
+        // The place in the queue comes first: between account and notification there is no point at which this could be dropped.
+        let place = self.arrivals.reserve().await.ok();
+        let complete = grant.commit(key, segment, trailer, Instant::now())?;
+        if let (Some(place), Some(bytes)) = (place, complete) {
+            place.send(Arrival::Batch { grant: grant.id, tag: trailer.tag, bytes, from: key.writer.node.clone() });
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(ranges: Vec<Range<u64>>) -> GrantSpec {
+        let expires = Instant::now() + Duration::from_secs(60);
+        GrantSpec { id: GrantId(1), segment: SegmentId(3), ranges, writer: Some((node("w"), Generation(5))), expires }
+    }
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).unwrap()
+    }
+
+    fn key(name: &str, generation: u64) -> BatchKey {
+        BatchKey { writer: Writer { node: node(name), generation: Generation(generation) }, batch: 1 }
+    }
+
+    fn grant(spec: GrantSpec) -> Grant {
+        Grant::new(spec, Arc::new(MemoryRegion::allocate(200).unwrap())).unwrap()
+    }
+
+    fn reason<T: std::fmt::Debug>(result: Result<T, Refusal>) -> Reason {
+        result.unwrap_err().reason
+    }
+
+    proptest! {
+        #[test]
+        fn a_span_is_covered_where_each_byte_is(
+            ranges in prop::collection::vec((0u64..100, 0u64..30), 0..8), offset in 0u64..120, len in 1u32..40,
+        ) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
+            let naive = (offset..offset + u64::from(len)).all(|byte| ranges.iter().any(|range| range.contains(&byte)));
+            prop_assert_eq!(grant(spec(ranges)).covers(&RemoteSpan { offset, len }), naive);
+        }
+    }
+
+    #[test]
+    fn every_violation_has_its_reason() {
+        let (grant, now) = (grant(spec(vec![10..20])), Instant::now());
+        let inside = [RemoteSpan { offset: 10, len: 10 }];
+        let segment = SegmentId(3);
+        assert_eq!(grant.admit(&key("w", 5), 0, segment, &inside, now), Ok(Admission::Land));
+        assert_eq!(reason(grant.admit(&key("x", 5), 0, segment, &inside, now)), Reason::WrongWriter);
+        assert_eq!(reason(grant.admit(&key("w", 4), 0, segment, &inside, now)), Reason::WrongWriter);
+        assert_eq!(reason(grant.admit(&key("w", 5), 0, SegmentId(4), &inside, now)), Reason::WrongSegment);
+        for (offset, len) in [(9, 2), (19, 2), (u64::MAX, 1)] {
+            let outside = [inside[0], RemoteSpan { offset, len }];
+            assert_eq!(reason(grant.admit(&key("w", 5), 0, segment, &outside, now)), Reason::OutOfRange);
+        }
+        let later = now + Duration::from_secs(61);
+        assert_eq!(reason(grant.admit(&key("w", 5), 0, segment, &inside, later)), Reason::Expired);
+        grant.gate.close();
+        assert_eq!(reason(grant.admit(&key("w", 5), 0, segment, &inside, now)), Reason::Revoked);
+    }
+
+    #[test]
+    fn each_part_counts_once_and_a_batch_completes_once() {
+        let (grant, now, segment) = (grant(spec(vec![0..100])), Instant::now(), SegmentId(3));
+        let key = key("w", 5);
+        let commit = |part| grant.commit(&key, segment, &Trailer { part, parts: 2, bytes: 9, tag: 0 }, now);
+        assert_eq!([commit(0), commit(0), commit(1), commit(1), commit(0)], [None, None, Some(18), None, None].map(Ok));
+        assert_eq!(grant.admit(&key, 1, segment, &[], now), Ok(Admission::Duplicate));
+        let other = BatchKey { batch: 2, ..key.clone() };
+        grant.cancel(&other);
+        assert_eq!(reason(grant.admit(&other, 0, segment, &[], now)), Reason::BatchCancelled);
+    }
+
+    #[tokio::test]
+    async fn revoke_waits_for_what_is_landing_and_is_remembered() {
+        let (table, _arrivals) = GrantTable::new(1, 1);
+        let table = Arc::new(table);
+        let region = Arc::new(MemoryRegion::allocate(200).unwrap());
+        table.open(spec(vec![0..10]), Arc::clone(&region)).unwrap();
+        let full = table.open(GrantSpec { id: GrantId(2), ..spec(vec![]) }, Arc::clone(&region)).unwrap_err();
+        assert!(matches!(full, TransferError::Overloaded { what: "grants", limit: 1 }), "{full}");
+        let grant = table.find(GrantId(1)).unwrap();
+        let pass = grant.gate.enter().unwrap();
+        let (first, second) = (table.revoke(GrantId(1)), table.revoke(GrantId(1)));
+        assert!(grant.gate.enter().is_none(), "closed from the call on");
+        let mut both = Box::pin(async { tokio::join!(first, second) });
+        assert!(tokio::time::timeout(Duration::from_millis(5), &mut both).await.is_err());
+        drop(pass);
+        both.await;
+        assert_eq!(reason(table.find(GrantId(1)).map(|_| ())), Reason::Revoked);
+        assert_eq!(reason(table.find(GrantId(9)).map(|_| ())), Reason::UnknownGrant);
+        assert_eq!(table.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn grants_expire_in_order_and_say_so() {
+        let (table, mut arrivals) = GrantTable::new(10, 10);
+        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        let open = |id, after| {
+            let expires = Instant::now() + Duration::from_millis(after);
+            table.open(GrantSpec { id: GrantId(id), expires, ..spec(vec![0..10]) }, Arc::clone(&region)).unwrap();
+        };
+        open(1, 60_000);
+        open(2, 30);
+        let events = async {
+            open(3, 10);
+            [arrivals.recv().await.unwrap(), arrivals.recv().await.unwrap()]
+        };
+        let events = tokio::select! {
+            events = events => events,
+            () = table.expire() => unreachable!("runs for ever"),
+        };
+        assert_eq!(events, [3, 2].map(|id| Arrival::GrantExpired { grant: GrantId(id) }));
+        assert_eq!(reason(table.find(GrantId(2)).map(|_| ())), Reason::Expired);
+        assert!(table.find(GrantId(1)).is_ok());
+    }
+}

@@ -1,0 +1,209 @@
+//! Registered memory, and how others learn of it.
+
+use std::fmt;
+
+use baton_types::{Generation, NodeId};
+use bytes::{Buf, BufMut};
+
+use crate::TransferError;
+
+/// First byte of an encoded descriptor.
+const FORMAT: u8 = 1;
+/// Longest encoded descriptor, bytes.
+const MAX_ENCODED: usize = 4096;
+/// Longest address, bytes.
+const MAX_ADDRESS: usize = 512;
+
+/// A registered memory region of a node. Unique within the node's generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentId(pub u32);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What carries bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TransportKind {
+    /// TCP connections.
+    Tcp,
+    /// Copies within one process, for tests.
+    Fake,
+}
+
+impl TransportKind {
+    /// `tcp` or `fake`: in metrics, reports and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Fake => "fake",
+        }
+    }
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::Tcp => 1,
+            Self::Fake => 255,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        [Self::Tcp, Self::Fake].into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One way to a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransportAddress {
+    /// What carries the bytes.
+    pub kind: TransportKind,
+    /// Where: `host:port` for TCP, the node's name for the fake.
+    pub address: String,
+}
+
+/// A registered region, as peers need it to write there. Crosses to them as opaque bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentDescriptor {
+    /// Which segment of the node.
+    pub id: SegmentId,
+    /// The owner.
+    pub node: NodeId,
+    /// The start of the owner that registered it.
+    pub generation: Generation,
+    /// Bytes.
+    pub length: u64,
+    /// Ways to it, best first.
+    pub transports: Vec<TransportAddress>,
+}
+
+impl SegmentDescriptor {
+    /// The descriptor as opaque bytes, at most 4 KiB.
+    ///
+    /// ```text
+    /// format u8 | id u32 | generation u64 | length u64 | node: len u8, bytes | count u8 | { kind u8 | len u16 | address } ...   (big endian)
+    /// ```
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(128);
+        out.put_u8(FORMAT);
+        out.put_u32(self.id.0);
+        out.put_u64(self.generation.0);
+        out.put_u64(self.length);
+        // A NodeId has at most 128 bytes.
+        out.put_u8(self.node.as_str().len() as u8);
+        out.put_slice(self.node.as_str().as_bytes());
+        out.put_u8(self.transports.len() as u8);
+        for transport in &self.transports {
+            out.put_u8(transport.kind.code());
+            out.put_u16(transport.address.len() as u16);
+            out.put_slice(transport.address.as_bytes());
+        }
+        debug_assert!(out.len() <= MAX_ENCODED, "{self:?}");
+        out
+    }
+
+    /// Reads what [`SegmentDescriptor::encode`] wrote, on this or another version: transports that this version does not know are left out.
+    pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
+        if bytes.len() > MAX_ENCODED {
+            return Err(malformed(format!("{} bytes, but at most {MAX_ENCODED} are taken", bytes.len())));
+        }
+        let mut rest = bytes;
+        let format = rest.try_get_u8().map_err(|_| malformed("empty"))?;
+        if format != FORMAT {
+            return Err(malformed(format!("format {format}, but {FORMAT} is known")));
+        }
+        decode_fields(&mut rest).ok_or_else(|| malformed("truncated or malformed"))
+    }
+
+    /// The address of the given transport.
+    pub fn address(&self, kind: TransportKind) -> Option<&str> {
+        self.transports.iter().find(|transport| transport.kind == kind).map(|transport| transport.address.as_str())
+    }
+}
+
+fn malformed(problem: impl Into<String>) -> TransferError {
+    TransferError::invalid("segment descriptor", problem)
+}
+
+fn decode_fields(rest: &mut &[u8]) -> Option<SegmentDescriptor> {
+    let id = SegmentId(rest.try_get_u32().ok()?);
+    let generation = Generation(rest.try_get_u64().ok()?);
+    let length = rest.try_get_u64().ok()?;
+    let name_len = rest.try_get_u8().ok()?;
+    let node = NodeId::new(take_str(rest, name_len.into())?).ok()?;
+    let count = rest.try_get_u8().ok()?;
+    let mut transports = Vec::new();
+    for _ in 0..count {
+        let kind = TransportKind::from_code(rest.try_get_u8().ok()?);
+        let len = usize::from(rest.try_get_u16().ok()?);
+        let address = rest.split_off(..len)?;
+        if let Some(kind) = kind {
+            let address = std::str::from_utf8(address).ok().filter(|address| address.len() <= MAX_ADDRESS)?;
+            transports.push(TransportAddress { kind, address: address.to_owned() });
+        }
+    }
+    rest.is_empty().then_some(SegmentDescriptor { id, node, generation, length, transports })
+}
+
+fn take_str<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a str> {
+    std::str::from_utf8(rest.split_off(..len)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn descriptor(id: u32, generation: u64, length: u64, address: String) -> SegmentDescriptor {
+        let transports =
+            [TransportKind::Fake, TransportKind::Tcp].map(|kind| TransportAddress { kind, address: address.clone() });
+        let node = NodeId::new("decode-0").unwrap();
+        SegmentDescriptor {
+            id: SegmentId(id),
+            node,
+            generation: Generation(generation),
+            length,
+            transports: transports.into(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn descriptors_round_trip(id: u32, generation: u64, length: u64, address in "[a-z0-9.:]{0,40}") {
+            let descriptor = descriptor(id, generation, length, address);
+            prop_assert_eq!(SegmentDescriptor::decode(&descriptor.encode()).unwrap(), descriptor);
+        }
+
+        #[test]
+        fn nonsense_is_refused_without_a_panic(bytes: Vec<u8>, cut in 0usize..60) {
+            let _ = SegmentDescriptor::decode(&bytes);
+            let encoded = descriptor(1, 2, 3, "10.0.0.1:77".into()).encode();
+            prop_assert!(SegmentDescriptor::decode(&encoded[..cut.min(encoded.len() - 1)]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_transport_of_a_later_version_is_left_out() {
+        let mut bytes = descriptor(1, 2, 3, "a:1".into()).encode();
+        let position = bytes.iter().position(|&b| b == TransportKind::Fake.code()).unwrap();
+        bytes[position] = 77;
+        let decoded = SegmentDescriptor::decode(&bytes).unwrap();
+        assert_eq!((decoded.transports.len(), decoded.address(TransportKind::Tcp)), (1, Some("a:1")));
+    }
+
+    #[test]
+    fn another_format_and_huge_input_are_refused() {
+        let mut bytes = descriptor(1, 2, 3, "a:1".into()).encode();
+        bytes[0] = 9;
+        assert!(SegmentDescriptor::decode(&bytes).unwrap_err().to_string().contains("format 9"));
+        assert!(SegmentDescriptor::decode(&[1; 5000]).is_err());
+    }
+}

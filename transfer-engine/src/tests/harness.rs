@@ -1,0 +1,134 @@
+//! Engines with memory, in two lines.
+
+#![allow(unsafe_code)] // fills and reads regions in tests
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_memory::MemoryRegion;
+use baton_runtime::TaskSet;
+use baton_types::{Generation, GrantId, NodeId};
+
+use crate::{
+    Arrival, ArrivalReceiver, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair, TransferConfig,
+    TransferEngine, WriteBatch, WriteOptions,
+};
+
+/// Longer than any test takes.
+pub(super) const LONG: Duration = Duration::from_secs(20);
+
+/// An engine with one segment.
+pub(super) struct TestNode {
+    pub(super) engine: TransferEngine,
+    pub(super) arrivals: ArrivalReceiver,
+    pub(super) region: Arc<MemoryRegion>,
+    pub(super) segment: SegmentId,
+    pub(super) descriptor: SegmentDescriptor,
+    pub(super) tasks: TaskSet,
+    pub(super) identity: (NodeId, Generation),
+}
+
+pub(super) fn config(name: &str, generation: u64) -> TransferConfig {
+    let mut config =
+        TransferConfig::new(NodeId::new(name).unwrap(), Generation(generation), "127.0.0.1:0".parse().unwrap());
+    // Small, so that small tests have many frames and parts.
+    config.stripe_bytes = 256 << 10;
+    config.frame_bytes = 32 << 10;
+    config.connect_timeout = Duration::from_secs(2);
+    config.progress_timeout = Duration::from_millis(400);
+    config
+}
+
+impl TestNode {
+    pub(super) async fn tcp(config: TransferConfig, bytes: usize) -> Self {
+        let (tasks, identity) = (TaskSet::new(), (config.node.clone(), config.generation));
+        let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
+        Self::new(engine, arrivals, bytes, tasks, identity)
+    }
+
+    pub(super) fn fake(network: &FakeNetwork, config: TransferConfig, bytes: usize) -> Self {
+        let (tasks, identity) = (TaskSet::new(), (config.node.clone(), config.generation));
+        let (engine, arrivals) = TransferEngine::fake(network, config, &tasks).unwrap();
+        Self::new(engine, arrivals, bytes, tasks, identity)
+    }
+
+    fn new(
+        engine: TransferEngine,
+        arrivals: ArrivalReceiver,
+        bytes: usize,
+        tasks: TaskSet,
+        identity: (NodeId, Generation),
+    ) -> Self {
+        let region = Arc::new(MemoryRegion::allocate(bytes).unwrap());
+        let (segment, descriptor) = engine.register(Arc::clone(&region)).unwrap();
+        Self { engine, arrivals, region, segment, descriptor, tasks, identity }
+    }
+
+    /// Gives a grant to a writer.
+    pub(super) fn grant(&self, id: u64, writer: &Self, ranges: Vec<Range<u64>>) -> GrantId {
+        let id = GrantId(id);
+        let expires = Instant::now() + LONG;
+        let writer = Some(writer.identity.clone());
+        self.engine.grant(GrantSpec { id, segment: self.segment, ranges, writer, expires }).unwrap();
+        id
+    }
+
+    pub(super) fn write(&self, to: &SegmentDescriptor, grant: GrantId, spans: Vec<SpanPair>) -> WriteBatch {
+        self.write_within(LONG, to, grant, spans)
+    }
+
+    pub(super) fn write_within(
+        &self,
+        time: Duration,
+        to: &SegmentDescriptor,
+        grant: GrantId,
+        spans: Vec<SpanPair>,
+    ) -> WriteBatch {
+        self.engine.write(self.segment, to, grant, spans, WriteOptions { deadline: Instant::now() + time, tag: 7 })
+    }
+
+    /// Fills the region with bytes that depend on place and seed.
+    pub(super) fn fill(&self, seed: u64) {
+        let words = self.region.len() / 8;
+        // SAFETY: the test does this while nothing moves.
+        let bytes = unsafe { self.region.slice_mut(0..words * 8) };
+        for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
+            // Fibonacci hashing: no two words of a region are alike, and none is zero by chance.
+            word.copy_from_slice(&((i as u64 ^ seed << 32) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
+    }
+
+    /// A copy of some bytes.
+    pub(super) fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        assert!(self.region.contains(&range));
+        let from = self.region.as_ptr();
+        // SAFETY: inside the region. Another task may be receiving here; reads are volatile, and what they yield is only compared.
+        range.map(|i| unsafe { from.add(i).read_volatile() }).collect()
+    }
+
+    /// The next arrival.
+    pub(super) async fn arrival(&mut self) -> Arrival {
+        tokio::time::timeout(LONG, self.arrivals.recv()).await.expect("an arrival in time").expect("the engine lives")
+    }
+
+    pub(super) async fn stop(self) {
+        self.tasks.join(LONG).await.unwrap();
+    }
+}
+
+pub(super) fn span(local_offset: u64, remote_offset: u64, len: u64) -> SpanPair {
+    SpanPair { local_offset, remote_offset, len }
+}
+
+/// A span from the start of one region to the start of the other.
+pub(super) fn whole(len: u64) -> Vec<SpanPair> {
+    vec![span(0, 0, len)]
+}
+
+/// Writer `w` and owner `o`, over TCP.
+pub(super) async fn pair(bytes: usize) -> (TestNode, TestNode) {
+    let writer = TestNode::tcp(config("w", 1), bytes).await;
+    writer.fill(1);
+    (writer, TestNode::tcp(config("o", 1), bytes).await)
+}

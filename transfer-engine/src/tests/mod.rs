@@ -1,0 +1,8 @@
+//! The engine as a whole: over TCP on the loopback, through a proxy that misbehaves, and on the fake network.
+
+mod faults;
+mod fencing;
+mod harness;
+mod proxy;
+mod raw;
+mod round_trip;

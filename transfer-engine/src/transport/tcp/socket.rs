@@ -1,0 +1,241 @@
+//! Reading and writing a socket, straight from and into registered memory.
+
+#![allow(unsafe_code)] // scatter and gather lists that point into registered memory; see the SAFETY notes
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use baton_memory::MemoryRegion;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+/// Pieces of memory handed to the kernel at once. Its own limit is 1024.
+const MAX_PIECES: usize = 64;
+/// A silent connection is probed after this long, and then as often.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// Small frames must not wait for each other, and a peer whose machine is gone must be noticed.
+pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+}
+
+/// A place in a list of spans of a region.
+#[derive(Debug, Clone)]
+pub(super) struct Cursor {
+    /// First byte and length; never empty ones.
+    spans: Vec<(usize, usize)>,
+    next: usize,
+    /// Bytes of the next span that are done.
+    done: usize,
+}
+
+impl Cursor {
+    /// At the start of `(offset, length)` spans, each inside the region.
+    ///
+    /// # Panics
+    /// If one is not: a bug, they have been checked.
+    pub(super) fn new(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Self {
+        let spans: Vec<_> = spans.filter(|(_, len)| *len > 0).collect();
+        for &(offset, len) in &spans {
+            assert!(region.contains(&(offset..offset + len)), "{len} bytes at {offset} of {}", region.len());
+        }
+        Self { spans, next: 0, done: 0 }
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.spans[self.next..].iter().map(|(_, len)| len).sum::<usize>() - self.done
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.next == self.spans.len()
+    }
+
+    /// Moves on, at most to the end; returns how many of the bytes were beyond it.
+    pub(super) fn advance(&mut self, mut bytes: usize) -> usize {
+        while bytes > 0 && !self.is_done() {
+            let step = bytes.min(self.spans[self.next].1 - self.done);
+            self.done += step;
+            bytes -= step;
+            if self.done == self.spans[self.next].1 {
+                self.next += 1;
+                self.done = 0;
+            }
+        }
+        bytes
+    }
+
+    /// What is left, as pieces.
+    fn pieces(&self) -> impl Iterator<Item = (usize, usize)> {
+        let spans = self.spans[self.next..].iter().copied().enumerate();
+        spans.map(|(i, (offset, len))| if i == 0 { (offset + self.done, len - self.done) } else { (offset, len) })
+    }
+
+    /// A copy of what is left.
+    ///
+    /// # Safety
+    /// As for [`MemoryRegion::slice`]: nobody may write the spans meanwhile.
+    unsafe fn copy(&self, region: &MemoryRegion) -> Vec<u8> {
+        let mut copy = Vec::with_capacity(self.remaining());
+        for (offset, len) in self.pieces() {
+            // SAFETY: passed on to the caller.
+            copy.extend_from_slice(unsafe { region.slice(offset..offset + len) });
+        }
+        copy
+    }
+}
+
+/// Receives what is there into what is left of the spans, without waiting, and moves the cursor on. 0: the peer has closed.
+///
+/// The caller holds a pass of the gate that guards the spans: nobody else may use them.
+pub(super) fn try_receive(stream: &TcpStream, region: &MemoryRegion, cursor: &mut Cursor) -> io::Result<usize> {
+    let mut pieces = [EMPTY; MAX_PIECES];
+    let mut count = 0;
+    for (slot, (offset, len)) in pieces.iter_mut().zip(cursor.pieces()) {
+        *slot = piece(region, offset, len);
+        count += 1;
+    }
+    let received = stream.try_io(Interest::READABLE, || {
+        // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call. The kernel writes plain bytes, valid in any region; no
+        // reference to them is made here.
+        result(unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), count as libc::c_int) })
+    })?;
+    cursor.advance(received);
+    Ok(received)
+}
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn piece(region: &MemoryRegion, offset: usize, len: usize) -> libc::iovec {
+    // SAFETY: the span lies inside the region's one mapping (checked by the cursor).
+    libc::iovec { iov_base: unsafe { region.as_ptr().add(offset) }.cast(), iov_len: len }
+}
+
+fn result(bytes: isize) -> io::Result<usize> {
+    usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
+}
+
+/// A frame on its way out: head, payload from a region, and what follows it.
+pub(super) struct Outgoing<'a> {
+    pub(super) head: &'a [u8],
+    pub(super) region: &'a MemoryRegion,
+    pub(super) payload: Cursor,
+    pub(super) tail: &'a [u8],
+}
+
+impl Outgoing<'_> {
+    pub(super) fn is_done(&self) -> bool {
+        self.head.is_empty() && self.payload.is_done() && self.tail.is_empty()
+    }
+
+    pub(super) fn payload_is_done(&self) -> bool {
+        self.head.is_empty() && self.payload.is_done()
+    }
+
+    /// Sends as much as the socket takes, without waiting, and moves on.
+    ///
+    /// The caller holds a pass of the gate that guards the payload: nobody writes it meanwhile.
+    pub(super) fn try_send(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let mut pieces = [EMPTY; MAX_PIECES];
+        let count = self.fill(&mut pieces);
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            // SAFETY: a msghdr of zeros is a valid one with no name, no data and no control message.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = pieces.as_mut_ptr();
+            message.msg_iovlen = count as _;
+            // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which outlive this call; the kernel only reads them.
+            result(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
+        })?;
+        self.advance(sent);
+        Ok(sent)
+    }
+
+    fn fill(&self, pieces: &mut [libc::iovec; MAX_PIECES]) -> usize {
+        let bytes = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let head = Some(bytes(self.head)).filter(|_| !self.head.is_empty());
+        let payload = self.payload.pieces().map(|(offset, len)| piece(self.region, offset, len));
+        let tail = Some(bytes(self.tail)).filter(|_| !self.tail.is_empty());
+        let mut count = 0;
+        for (slot, piece) in pieces.iter_mut().zip(head.into_iter().chain(payload).chain(tail)) {
+            *slot = piece;
+            count += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, sent: usize) {
+        let head = sent.min(self.head.len());
+        self.head = &self.head[head..];
+        let beyond = self.payload.advance(sent - head);
+        self.tail = &self.tail[beyond..];
+    }
+
+    /// A copy of what is left of head and payload.
+    ///
+    /// The caller holds a pass of the gate that guards the payload.
+    pub(super) fn copy_rest(&self) -> Vec<u8> {
+        // SAFETY: the batch's source is left unchanged until its gate is drained, and the caller holds a pass of it.
+        let payload = unsafe { self.payload.copy(self.region) };
+        [self.head, &payload].concat()
+    }
+}
+
+/// Reads exactly as much. `Ok(false)`: the peer closed before the first byte.
+pub(crate) async fn read_exact(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match stream.try_read(&mut buffer[filled..]) {
+            Ok(0) if filled == 0 => return Ok(false),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.readable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Writes everything.
+pub(crate) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_cursor_visits_each_byte_once(spans in prop::collection::vec((0usize..90, 0usize..10), 0..12), steps in prop::collection::vec(1usize..25, 1..60)) {
+            let region = MemoryRegion::allocate(100).unwrap();
+            let all: Vec<usize> = spans.iter().flat_map(|&(offset, len)| offset..offset + len).collect();
+            let mut cursor = Cursor::new(&region, spans.into_iter());
+            let mut seen = 0;
+            for step in steps {
+                let left: Vec<usize> = cursor.pieces().flat_map(|(offset, len)| offset..offset + len).collect();
+                prop_assert_eq!(&left[..], &all[seen..]);
+                prop_assert_eq!((cursor.remaining(), cursor.is_done()), (left.len(), left.is_empty()));
+                prop_assert_eq!(cursor.advance(step), step.saturating_sub(left.len()));
+                seen = (seen + step).min(all.len());
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 99 of 100")]
+    fn a_cursor_stays_inside() {
+        let region = MemoryRegion::allocate(100).unwrap();
+        let _ = Cursor::new(&region, [(0, 100), (99, 2)].into_iter());
+    }
+}

@@ -1,0 +1,119 @@
+//! One batch over the lanes to its owner.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::lane::{LaneEnd, Outcome, Part, Sending};
+use super::peer::Peer;
+use super::wire::PartId;
+use crate::metrics::Held;
+use crate::transport::WriteJob;
+use crate::{TransferError, batch};
+
+/// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
+const LANE_CHOICES: u32 = 16;
+
+/// A part that is to be sent.
+struct Attempt {
+    part: Arc<Part>,
+    /// Lanes that it failed on, and when the last of them did.
+    failed: Vec<u64>,
+    fresh: Option<Instant>,
+}
+
+/// Writes a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
+pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<(), TransferError> {
+    let (outcomes, mut heard) = mpsc::unbounded_channel();
+    let mut attempts: VecDeque<_> = parts(&job, peer.host.config.part_bytes())?.into();
+    let parts: Vec<_> = attempts.iter().map(|attempt| Arc::clone(&attempt.part)).collect();
+    // What a part failed on before, by its index.
+    let mut failed = vec![Vec::new(); parts.len()];
+    let mut open = parts.len();
+    while open > 0 {
+        let outcome = match heard.try_recv() {
+            Ok(outcome) => outcome,
+            Err(_) => match attempts.pop_front() {
+                Some(attempt) => {
+                    send(&peer, attempt, &outcomes).await?;
+                    continue;
+                }
+                // This function holds a sender too, so that the channel never ends.
+                None => heard.recv().await.ok_or(TransferError::Closed)?,
+            },
+        };
+        match outcome {
+            Outcome::Acknowledged => open -= 1,
+            Outcome::Refused(refusal) => return Err(refusal.into()),
+            Outcome::Lost { part, lane, begun, end } => {
+                let lanes = &mut failed[part as usize];
+                lanes.extend(begun.then_some(lane));
+                check_retry(&peer, lanes.len(), end)?;
+                peer.host.metrics.retries.increment(u64::from(begun));
+                let (part, failed) = (Arc::clone(&parts[part as usize]), lanes.clone());
+                attempts.push_back(Attempt { part, failed, fresh: Some(Instant::now()) });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a batch into parts. One without spans has one part without bytes.
+fn parts(job: &WriteJob, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
+    let mut groups = batch::cut(&job.spans, part_bytes, usize::MAX);
+    if groups.is_empty() {
+        groups.push(Vec::new());
+    }
+    let too_large = |_| TransferError::invalid("spans", format!("{} parts", groups.len()));
+    let parts = u32::try_from(groups.len()).map_err(too_large)?;
+    let part = |(part, spans): (u32, Vec<_>)| Part {
+        id: PartId { batch: job.batch, part },
+        parts,
+        grant: job.grant,
+        segment: job.segment,
+        tag: job.tag,
+        source: Arc::clone(&job.source),
+        gate: Arc::clone(&job.gate),
+        bytes: batch::total(&spans),
+        spans,
+    };
+    let parts = (0..parts).zip(groups).map(part);
+    Ok(parts.map(|part| Attempt { part: Arc::new(part), failed: Vec::new(), fresh: None }).collect())
+}
+
+fn check_retry(peer: &Peer, failures: usize, end: LaneEnd) -> Result<(), TransferError> {
+    match end {
+        LaneEnd::Closing => Err(TransferError::Closed),
+        LaneEnd::Protocol(message) => Err(TransferError::Protocol(message)),
+        LaneEnd::Failed(reason) if failures > peer.host.config.retries as usize => {
+            Err(TransferError::ConnectionLost { node: peer.key.target.node.clone(), reason })
+        }
+        LaneEnd::Failed(_) | LaneEnd::Idle => Ok(()),
+    }
+}
+
+/// Gives a part to a lane, as soon as its bytes may be in flight.
+async fn send(
+    peer: &Arc<Peer>,
+    attempt: Attempt,
+    outcomes: &mpsc::UnboundedSender<Outcome>,
+) -> Result<(), TransferError> {
+    let Attempt { part, failed, fresh } = attempt;
+    let bytes = part.bytes;
+    // A part has at most as many bytes as there are permits, and those fit into 32 bits (checked with the configuration).
+    let permit =
+        Arc::clone(&peer.in_flight).acquire_many_owned(bytes as u32).await.map_err(|_| TransferError::Closed)?;
+    let _in_flight = (permit, Held::new(&peer.host.metrics.in_flight, bytes as f64));
+    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight };
+    for _ in 0..LANE_CHOICES {
+        let lane = peer.lane(fresh).await?;
+        match lane.send(sending).await {
+            Ok(()) => return Ok(()),
+            Err(back) => sending = back,
+        }
+    }
+    let reason = "its connections end as soon as they are open".into();
+    Err(TransferError::ConnectionLost { node: peer.key.target.node.clone(), reason })
+}
