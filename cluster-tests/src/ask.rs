@@ -69,7 +69,8 @@ impl Ask {
 
     /// A conversation.
     pub fn messages(messages: &[(&str, &str)]) -> Self {
-        let message = |(role, content): &(&str, &str)| v1::ChatMessage { role: (*role).into(), content: (*content).into() };
+        let message =
+            |(role, content): &(&str, &str)| v1::ChatMessage { role: (*role).into(), content: (*content).into() };
         Self::new(Prompt::Messages(v1::MessagesPrompt { messages: messages.iter().map(message).collect() }))
     }
 
@@ -122,7 +123,12 @@ impl Cluster {
                         None => answer.ttft = now - began,
                         Some(before) => answer.gaps.push(now - before),
                     }
-                    anyhow::ensure!(delta.index as usize == answer.token_ids.len(), "token {} after {}", delta.index, answer.token_ids.len());
+                    anyhow::ensure!(
+                        delta.index as usize == answer.token_ids.len(),
+                        "token {} after {}",
+                        delta.index,
+                        answer.token_ids.len()
+                    );
                     answer.token_ids.extend(delta.token_ids);
                     answer.text.push_str(&delta.text);
                     answer.logprobs.extend(delta.logprobs);

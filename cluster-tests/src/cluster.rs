@@ -103,7 +103,13 @@ impl Builder {
     }
 
     /// Starts one node and waits until it is up (not until the conductor has it).
-    pub async fn start_node(&self, role: &str, index: usize, conductor: &str, folder: &Path) -> anyhow::Result<Process> {
+    pub async fn start_node(
+        &self,
+        role: &str,
+        index: usize,
+        conductor: &str,
+        folder: &Path,
+    ) -> anyhow::Result<Process> {
         let name = format!("{role}-{index}");
         let mut arguments = self.engine();
         arguments.extend(flags(&["--name", &name, "--conductor", conductor]));

@@ -38,7 +38,11 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     // target/<profile>/deps/<test>
     let folder = test.parent().and_then(|deps| deps.parent()).context("the test is not in a target folder")?;
     let path = folder.join(name);
-    anyhow::ensure!(path.exists(), "{} does not exist: run `cargo build --release --workspace --bins` (make test does)", path.display());
+    anyhow::ensure!(
+        path.exists(),
+        "{} does not exist: run `cargo build --release --workspace --bins` (make test does)",
+        path.display()
+    );
     Ok(path)
 }
 
@@ -58,7 +62,9 @@ impl Process {
         match ready {
             Ok(Ok(ready)) => Ok(Self { child, ready, log }),
             Ok(Err(error)) => bail!("{name}: {error}; its log: {}", std::fs::read_to_string(&log)?),
-            Err(_) => bail!("{name} was not ready within {START_TIMEOUT:?}; its log: {}", std::fs::read_to_string(&log)?),
+            Err(_) => {
+                bail!("{name} was not ready within {START_TIMEOUT:?}; its log: {}", std::fs::read_to_string(&log)?)
+            }
         }
     }
 
@@ -86,7 +92,11 @@ impl Process {
         anyhow::ensure!(status.success(), "kill -TERM {pid}");
         let exit = tokio::time::timeout(STOP_TIMEOUT, self.child.wait()).await;
         let exit = exit.with_context(|| format!("process {pid} did not stop; its log: {}", self.log.display()))??;
-        anyhow::ensure!(exit.success(), "process {pid} ended with {exit}; its log: {}", std::fs::read_to_string(&self.log)?);
+        anyhow::ensure!(
+            exit.success(),
+            "process {pid} ended with {exit}; its log: {}",
+            std::fs::read_to_string(&self.log)?
+        );
         Ok(())
     }
 }

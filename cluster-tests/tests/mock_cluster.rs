@@ -17,7 +17,10 @@ async fn a_request_crosses_the_cluster_and_leaves_nothing_behind() -> anyhow::Re
     let answer = cluster.ask(Ask::tokens(prompt(100, 0)).max_tokens(20)).await?;
     assert_eq!(answer.token_ids.len(), 20);
     assert_eq!(answer.finished.finish_reason, "length");
-    assert_eq!((answer.finished.prefill_node.as_str(), answer.finished.decode_node.as_str()), ("prefill-0", "decode-0"));
+    assert_eq!(
+        (answer.finished.prefill_node.as_str(), answer.finished.decode_node.as_str()),
+        ("prefill-0", "decode-0")
+    );
     // 7 blocks of 16 tokens x 16 bytes in 4 layers.
     assert_eq!(answer.kv_transfer().bytes, 4 * 7 * 16 * 16);
     assert_eq!(answer.kv_transfer().transport, "tcp");
@@ -29,7 +32,8 @@ async fn a_request_crosses_the_cluster_and_leaves_nothing_behind() -> anyhow::Re
 
 #[tokio::test]
 async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Result<()> {
-    let asks: Vec<_> = (0..16).map(|i| Ask::tokens(prompt(30 + 37 * i, i)).max_tokens(12).seeded(u64::from(i), 0.8)).collect();
+    let asks: Vec<_> =
+        (0..16).map(|i| Ask::tokens(prompt(30 + 37 * i, i)).max_tokens(12).seeded(u64::from(i), 0.8)).collect();
     let small = Cluster::mock().node_flags(&["--block-tokens", "16"]).start().await?;
     let mut alone = Vec::new();
     for ask in &asks {
@@ -117,7 +121,9 @@ async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result
     // By name, from another connection.
     let ask = Ask::tokens(prompt(100, 8)).max_tokens(500).ignore_eos();
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
-    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) = stream.message().await?.and_then(|r| r.event) else {
+    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) =
+        stream.message().await?.and_then(|r| r.event)
+    else {
         panic!("no Accepted");
     };
     let abort = baton_proto::v1::AbortRequest { request_id: accepted.request_id };
@@ -137,7 +143,11 @@ async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result
 
 #[tokio::test]
 async fn what_does_not_fit_is_refused_before_any_work() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().decode_flags(&["--cache-blocks", "16"]).node_flags(&["--mock-base-us", "20000"]).start().await?;
+    let cluster = Cluster::mock()
+        .decode_flags(&["--cache-blocks", "16"])
+        .node_flags(&["--mock-base-us", "20000"])
+        .start()
+        .await?;
     // 256 tokens of room: one request of 100 + 150 takes it all.
     let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
     let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
@@ -178,11 +188,12 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
     assert_eq!(tokens, expected.token_ids, "nothing lost, repeated or changed");
     assert!(finished.is_some());
     cluster.wait_ready(3).await?;
-    cluster.wait_for("idle nodes", SECOND, || async {
-        let loads = cluster.nodes().await?;
-        Ok(loads.iter().filter(|n| n.state == "ready").all(|n| n.load.as_ref().is_some_and(|l| l.blocks_used == 0)))
-    })
-    .await?;
+    cluster
+        .wait_for("idle nodes", SECOND, || async {
+            let loads = cluster.nodes().await?;
+            Ok(loads.iter().filter(|n| n.state == "ready").all(|n| n.load.as_ref().is_some_and(|l| l.blocks_used == 0)))
+        })
+        .await?;
     cluster.stop().await
 }
 
@@ -220,7 +231,15 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let curl = |path: &str, body: Option<&str>| {
         let mut command = tokio::process::Command::new("curl");
-        command.args(["--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", &format!("{}{path}", cluster.http())]);
+        command.args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "10",
+            "--write-out",
+            "\n%{http_code}",
+            &format!("{}{path}", cluster.http()),
+        ]);
         if let Some(body) = body {
             command.args(["--header", "content-type: application/json", "--data", body]);
         }
@@ -235,10 +254,13 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
     assert_eq!(code, "200", "{health}");
     let (_, models) = curl("/v1/models", None).await?;
     assert!(models.contains("\"id\":\"mock\""), "{models}");
-    let (code, whole) = curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0}"#)).await?;
+    let (code, whole) =
+        curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0}"#)).await?;
     let whole: serde_json::Value = serde_json::from_str(&whole)?;
     assert_eq!((code.as_str(), whole["usage"]["completion_tokens"].as_u64()), ("200", Some(5)));
-    let (_, events) = curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true}"#)).await?;
+    let (_, events) =
+        curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true}"#))
+            .await?;
     let text: String = events
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok())

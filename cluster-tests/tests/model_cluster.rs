@@ -62,7 +62,8 @@ async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()>
         // Teacher-forced: the prompt and the reference's tokens, scored.
         let mut tokens = entry.prompt_ids.clone();
         tokens.extend(entry.greedy.iter().map(|p| p.id));
-        let scored = cluster.ask(Ask::tokens(tokens.clone()).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(5))).await?;
+        let scored =
+            cluster.ask(Ask::tokens(tokens.clone()).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(5))).await?;
         assert_eq!(scored.prompt_logprobs.len(), tokens.len());
         for (step, expected) in entry.greedy.iter().enumerate() {
             let position = &scored.prompt_logprobs[entry.prompt_ids.len() - 1 + step];
@@ -70,7 +71,8 @@ async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()>
             if expected.margin() >= 0.15 {
                 assert_eq!(position.top[0].token_id, expected.id, "entry {index}, step {step}");
             }
-            let logprob = top_of(position, expected.top[0].0).unwrap_or_else(|| panic!("entry {index}, step {step}: not in the top 5"));
+            let logprob = top_of(position, expected.top[0].0)
+                .unwrap_or_else(|| panic!("entry {index}, step {step}: not in the top 5"));
             differences.push((logprob - expected.top[0].1).abs());
         }
         // Greedy: equal up to the first position where the reference itself is undecided.
@@ -90,7 +92,8 @@ async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()>
 /// Text of about that many tokens.
 fn long_text(words: usize) -> String {
     let names = ["river", "stone", "lamp", "garden", "window", "paper", "cloud", "bridge", "winter", "song"];
-    let sentence = |i: usize| format!("The {} number {} stands near the {}. ", names[i % 10], i, names[(i * 7 + 3) % 10]);
+    let sentence =
+        |i: usize| format!("The {} number {} stands near the {}. ", names[i % 10], i, names[(i * 7 + 3) % 10]);
     (0..words).map(sentence).collect()
 }
 
@@ -116,13 +119,22 @@ async fn a_long_prompt_moves_once_and_is_found_again() -> anyhow::Result<()> {
     let early = transfer.bytes_at_compute_end as f64 / transfer.bytes as f64;
     println!(
         "1,500 tokens: TTFT {:?}, {} bytes in {:.3} s, {:.1} % acknowledged when the last layer ended, {:.4} s exposed",
-        first.ttft, transfer.bytes, transfer.seconds, early * 100.0, transfer.exposed_seconds
+        first.ttft,
+        transfer.bytes,
+        transfer.seconds,
+        early * 100.0,
+        transfer.exposed_seconds
     );
     assert!(early >= 0.8, "{early}");
     assert!(took < Duration::from_secs(60), "{took:?}");
 
     let second = cluster.ask(ask).await?;
-    println!("again: TTFT {:?}, {} cached tokens, {} bytes moved", second.ttft, second.cached_tokens(), second.kv_transfer().bytes);
+    println!(
+        "again: TTFT {:?}, {} cached tokens, {} bytes moved",
+        second.ttft,
+        second.cached_tokens(),
+        second.kv_transfer().bytes
+    );
     assert_eq!(second.token_ids, first.token_ids);
     assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
     assert_eq!(second.kv_transfer().bytes, BLOCK_BYTES, "only the last, partial block");
@@ -156,11 +168,14 @@ async fn all_at_once(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Vec<
 
 #[tokio::test]
 async fn the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once() -> anyhow::Result<()> {
-    let Some(model) = model("the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once") else { return Ok(()) };
+    let Some(model) = model("the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once") else {
+        return Ok(());
+    };
     let topics = ["rain", "bread", "trains", "chess", "whales", "maps", "violins", "ice"];
     let asks: Vec<_> = (0..16)
         .map(|i| {
-            let ask = Ask::user(&format!("Tell me something about {}{}", topics[i % 8], ".".repeat(i * 3))).max_tokens(12);
+            let ask =
+                Ask::user(&format!("Tell me something about {}{}", topics[i % 8], ".".repeat(i * 3))).max_tokens(12);
             if i % 2 == 0 { ask } else { ask.seeded(i as u64, 0.9) }
         })
         .collect();
@@ -198,7 +213,8 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
     let cache = cache_bytes.to_string();
     let cluster = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]).start().await?;
     let text = prompt_of(&cluster, 400).await?;
-    let before: Vec<u64> = cluster.prefill.iter().chain(&cluster.decode).map(|p| p.resident_bytes()).collect::<Result<_, _>>()?;
+    let before: Vec<u64> =
+        cluster.prefill.iter().chain(&cluster.decode).map(|p| p.resident_bytes()).collect::<Result<_, _>>()?;
 
     let places = std::sync::Arc::new(tokio::sync::Semaphore::new(16));
     let mut tasks = tokio::task::JoinSet::new();
@@ -207,7 +223,9 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         let length = 8 + random(&mut state) as usize % 240;
         let start = random(&mut state) as usize % 100;
         let abort_after = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 1500));
-        let ask = Ask::tokens(text[start..start + length].to_vec()).max_tokens(4 + (random(&mut state) % 20) as u32).ignore_eos();
+        let ask = Ask::tokens(text[start..start + length].to_vec())
+            .max_tokens(4 + (random(&mut state) % 20) as u32)
+            .ignore_eos();
         let (mut client, places) = (cluster.inference(), places.clone());
         tasks.spawn(async move {
             let _place = places.acquire_owned().await?;
@@ -232,7 +250,12 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
     cluster.wait_idle(SECOND).await?;
     for (process, before) in cluster.prefill.iter().chain(&cluster.decode).zip(before) {
         let grown = process.resident_bytes()?.saturating_sub(before);
-        println!("{} grew by {:.1} MB; its cache may hold {:.1} MB", process.log.display(), grown as f64 / 1e6, cache_bytes as f64 / 1e6);
+        println!(
+            "{} grew by {:.1} MB; its cache may hold {:.1} MB",
+            process.log.display(),
+            grown as f64 / 1e6,
+            cache_bytes as f64 / 1e6
+        );
         assert!(grown < cache_bytes + (64 << 20), "{grown} bytes");
     }
     cluster.stop().await

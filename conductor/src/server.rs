@@ -12,7 +12,7 @@ use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, random_u64};
 use baton_scheduler::{Cluster, ClusterConfig, PolicyKind};
 use baton_text::{ChatTemplate, Tokenizer};
-use baton_types::{ConductorId, TokenId};
+use baton_types::ConductorId;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
@@ -118,19 +118,9 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let file = ModelFile::open(path).with_context(|| format!("model: {}", path.display()))?;
     let tokenizer = Tokenizer::from_model(&file).with_context(|| format!("model: tokenizer of {}", path.display()))?;
     let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
-    let template = chat_template(&tokenizer).with_context(|| format!("model: chat template of {}", path.display()))?;
+    let template = ChatTemplate::from_model(&file, &tokenizer)
+        .with_context(|| format!("model: chat template of {}", path.display()))?;
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
-}
-
-/// The model's own template, where it has one.
-fn chat_template(tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
-    let Some(source) = tokenizer.chat_template() else { return Ok(None) };
-    let text = |id: Option<TokenId>| {
-        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
-        String::from_utf8_lossy(bytes).into_owned()
-    };
-    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_ids().first().copied()));
-    Ok(Some(ChatTemplate::from_source(source)?.with_special_tokens(&bos, &eos)))
 }
 
 async fn start_grpc(

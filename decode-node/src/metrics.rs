@@ -13,9 +13,24 @@ const RECEIVED: &str = "baton_decode_received_bytes_total";
 /// What the decode node registers.
 pub const METRICS: &[MetricDoc] = &[
     MetricDoc { name: TOKENS, kind: MetricKind::Counter, labels: &[], help: "Tokens generated." },
-    MetricDoc { name: QUEUE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "From the hand-over to the sequence's first step." },
-    MetricDoc { name: ENDED, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests that ended here: stop, length, failed." },
-    MetricDoc { name: GRANTS, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests for room: granted, refused, expired." },
+    MetricDoc {
+        name: QUEUE,
+        kind: MetricKind::Histogram(LATENCY_BUCKETS),
+        labels: &[],
+        help: "From the hand-over to the sequence's first step.",
+    },
+    MetricDoc {
+        name: ENDED,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Requests that ended here: stop, length, failed.",
+    },
+    MetricDoc {
+        name: GRANTS,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Requests for room: granted, refused, expired.",
+    },
     MetricDoc { name: RECEIVED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV that arrived." },
 ];
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
-use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, RequestKey, StepId, StepPlan};
+use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
 use baton_types::{BlockId, DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
 use baton_worker::config::Settings;
@@ -72,9 +72,9 @@ impl DecodeRole {
 
     fn on_role(&mut self, now: Instant, input: DecodeInput) {
         match input {
-            DecodeInput::Arrival(Arrival::Batch { grant, bytes, .. }) => {
+            DecodeInput::Arrival(Arrival::Batch { grant, tag, bytes, .. }) => {
                 self.metrics.received.increment(bytes);
-                self.core.on_arrival(now, grant, bytes);
+                self.core.on_arrival(now, grant, PushId(tag), bytes);
             }
             DecodeInput::Arrival(Arrival::GrantExpired { grant }) => {
                 self.metrics.expired.increment(1);

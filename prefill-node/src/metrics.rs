@@ -15,12 +15,42 @@ const ENDED: &str = "baton_prefill_requests_total";
 
 /// What the prefill node registers.
 pub const METRICS: &[MetricDoc] = &[
-    MetricDoc { name: QUEUE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "Wait in the node's queue." },
-    MetricDoc { name: COMPUTE, kind: MetricKind::Histogram(LATENCY_BUCKETS), labels: &[], help: "From the first chunk's start to the first token." },
-    MetricDoc { name: PUSHED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV pushed for requests that were handed over." },
-    MetricDoc { name: EXPOSED, kind: MetricKind::Histogram(GAP_BUCKETS), labels: &[], help: "The part of a push after the last layer's compute." },
-    MetricDoc { name: CACHED, kind: MetricKind::Counter, labels: &[], help: "Prompt tokens found in the prefix cache." },
-    MetricDoc { name: ENDED, kind: MetricKind::Counter, labels: &["outcome"], help: "Requests that left the node: handed_over, finished (no decode needed), failed." },
+    MetricDoc {
+        name: QUEUE,
+        kind: MetricKind::Histogram(LATENCY_BUCKETS),
+        labels: &[],
+        help: "Wait in the node's queue.",
+    },
+    MetricDoc {
+        name: COMPUTE,
+        kind: MetricKind::Histogram(LATENCY_BUCKETS),
+        labels: &[],
+        help: "From the first chunk's start to the first token.",
+    },
+    MetricDoc {
+        name: PUSHED,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Bytes of KV pushed for requests that were handed over.",
+    },
+    MetricDoc {
+        name: EXPOSED,
+        kind: MetricKind::Histogram(GAP_BUCKETS),
+        labels: &[],
+        help: "The part of a push after the last layer's compute.",
+    },
+    MetricDoc {
+        name: CACHED,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Prompt tokens found in the prefix cache.",
+    },
+    MetricDoc {
+        name: ENDED,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Requests that left the node: handed_over, finished (no decode needed), failed.",
+    },
 ];
 
 /// Handles, made once.

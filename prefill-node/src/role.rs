@@ -8,7 +8,9 @@ use baton_scheduler::{
     KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{CancelHandle, SegmentDescriptor, SpanPair, TransferError, WriteOptions};
-use baton_types::{BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused};
+use baton_types::{
+    BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
+};
 use baton_worker::config::Settings;
 use baton_worker::{EngineEvent, Input, NodeParts, Peers, Role, StepMetrics, refused};
 
@@ -186,9 +188,11 @@ impl PrefillRole {
         self.answer("hand-over", async move {
             let key = handover.key;
             let result = match peers.client(&target.address) {
-                Ok(mut client) => {
-                    client.hand_over(v1::Handover::from(&handover)).await.map(|_| ()).map_err(|s| refused(&target.address, &s))
-                }
+                Ok(mut client) => client
+                    .hand_over(v1::Handover::from(&handover))
+                    .await
+                    .map(|_| ())
+                    .map_err(|s| refused(&target.address, &s)),
                 Err(error) => Err(error),
             };
             PrefillInput::HandoverReply(key, result)

@@ -16,6 +16,8 @@ pub struct Settings {
     pub conductor: String,
     /// Address of the gRPC service.
     pub listen: String,
+    /// Address of the HTTP port: health and metrics.
+    pub http: String,
     /// Address where other nodes' KV arrives or leaves from.
     pub transfer_listen: String,
     /// Host that others reach this node at, where it is not the one it listens on.
@@ -62,6 +64,7 @@ impl Default for Settings {
             name: None,
             conductor: "http://127.0.0.1:7070".into(),
             listen: "127.0.0.1:0".into(),
+            http: "127.0.0.1:0".into(),
             transfer_listen: "127.0.0.1:0".into(),
             advertise_host: None,
             model: None,
@@ -97,6 +100,9 @@ pub struct Flags {
     /// Address of the gRPC service [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
+    /// Address of the HTTP port: /health and /metrics [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<String>,
     /// Address of the transfer engine [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub transfer_listen: Option<String>,

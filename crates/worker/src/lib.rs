@@ -7,6 +7,7 @@
 pub mod config;
 
 mod engine_thread;
+mod http;
 mod input;
 mod main_fn;
 mod metrics;

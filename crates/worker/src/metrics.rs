@@ -13,7 +13,12 @@ const STEP_ROWS: &str = "baton_node_step_rows_total";
 pub const METRICS: &[MetricDoc] = &[
     MetricDoc { name: STEPS, kind: MetricKind::Counter, labels: &[], help: "Steps of the engine." },
     MetricDoc { name: STEP_SECONDS, kind: MetricKind::Histogram(GAP_BUCKETS), labels: &[], help: "Time of a step." },
-    MetricDoc { name: STEP_ROWS, kind: MetricKind::Counter, labels: &[], help: "Rows computed: prompt tokens, or sequences." },
+    MetricDoc {
+        name: STEP_ROWS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Rows computed: prompt tokens, or sequences.",
+    },
 ];
 
 /// Handles, made once.

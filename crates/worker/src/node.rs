@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use baton_engine::{CpuEngine, CpuOptions, Engine, MockEngine, MockOptions};
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, MockEngine, MockOptions};
 use baton_formats::{ModelFile, model_name};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::telemetry::init_logs;
@@ -65,7 +65,8 @@ pub fn run<R: Role>(
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<()> {
     init_logs(settings.log_format, &settings.log).map_err(anyhow::Error::msg)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
     runtime.block_on(serve(role, metrics, settings, build))
 }
 
@@ -75,18 +76,21 @@ async fn serve<R: Role>(
     settings: Settings,
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<()> {
-    let telemetry = Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
+    let telemetry =
+        Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
     let generation = new_generation();
     let node = node_name(&settings, role)?;
 
-    let listener = TcpListener::bind(&settings.listen).await;
-    let listener = listener.with_context(|| format!("listen: cannot listen on '{}' (expected host:port that is free)", settings.listen))?;
+    let listener = listen("listen", &settings.listen).await?;
+    let http = listen("http", &settings.http).await?;
+    let http_addr = http.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings);
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
     let engine_settings = settings.clone();
-    let mut engine = tokio::task::spawn_blocking(move || load_engine(&engine_settings)).await.context("loading the model")??;
+    let mut engine =
+        tokio::task::spawn_blocking(move || load_engine(&engine_settings)).await.context("loading the model")??;
     let began = Instant::now();
     let profile = profile(&mut *engine, &settings).context("start-up profile")?;
     tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
@@ -113,10 +117,11 @@ async fn serve<R: Role>(
     };
     let role = build(&settings, parts)?;
     start_grpc(&info, listener, inputs, sessions.clone(), &tasks, &shutdown).await?;
+    crate::http::start(http, telemetry.clone(), &shutdown, &tasks);
     start_loop(role, receiver, sessions, &tasks, &shutdown);
     start_registration(&settings, &info, &tasks);
     start_upkeep(telemetry, &tasks);
-    announce(&info, transfer.local_addr());
+    announce(&info, http_addr, transfer.local_addr());
 
     wait_and_drain(&settings, &tasks, &shutdown).await
 }
@@ -137,6 +142,11 @@ async fn wait_and_drain(settings: &Settings, tasks: &TaskSet, shutdown: &Shutdow
     shutdown.advance(Phase::Flushed);
     tracing::info!("down");
     joined.map_err(Into::into)
+}
+
+async fn listen(key: &str, address: &str) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("{key}: cannot listen on '{address}' (expected host:port that is free)"))
 }
 
 fn node_name(settings: &Settings, role: NodeRole) -> anyhow::Result<NodeId> {
@@ -173,7 +183,11 @@ fn load_engine(settings: &Settings) -> anyhow::Result<Box<dyn Engine>> {
         "mock" => {
             let options = MockOptions {
                 block_tokens: settings.block_tokens,
-                num_blocks: if settings.cache_blocks > 0 { settings.cache_blocks } else { MockOptions::default().num_blocks },
+                num_blocks: if settings.cache_blocks > 0 {
+                    settings.cache_blocks
+                } else {
+                    MockOptions::default().num_blocks
+                },
                 base: Duration::from_micros(settings.mock_base_us),
                 per_row: Duration::from_micros(settings.mock_row_us),
                 ..MockOptions::default()
@@ -198,8 +212,11 @@ fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
         threads,
         kv_dtype: settings.kv_dtype,
         block_tokens: settings.block_tokens,
-        num_blocks: settings.cache_blocks,
-        kv_bytes: settings.cache_bytes,
+        kv_capacity: match settings.cache_blocks {
+            0 => KvCapacity::Bytes(settings.cache_bytes),
+            blocks => KvCapacity::Blocks(blocks),
+        },
+        ..CpuOptions::default()
     };
     let mut shown = -1;
     let mut progress = |done: f32| {
@@ -209,7 +226,7 @@ fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
             println!("PROGRESS {done:.2} loading weights");
         }
     };
-    Ok(CpuEngine::load(&file, options, &mut progress)?)
+    Ok(CpuEngine::load(&file, &options, &mut progress)?)
 }
 
 fn node_info(
@@ -279,7 +296,13 @@ async fn start_grpc<E: Send + 'static>(
     Ok(())
 }
 
-fn start_loop<R: Role>(role: R, inputs: mpsc::Receiver<Input<R::Event>>, sessions: Sessions, tasks: &TaskSet, shutdown: &Shutdown) {
+fn start_loop<R: Role>(
+    role: R,
+    inputs: mpsc::Receiver<Input<R::Event>>,
+    sessions: Sessions,
+    tasks: &TaskSet,
+    shutdown: &Shutdown,
+) {
     let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
     let node_loop = NodeLoop { role, inputs, sessions: sessions.clone(), clock, shutdown: shutdown.clone() };
     let (shutdown, end) = (shutdown.clone(), tasks.clone());
@@ -317,11 +340,11 @@ fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
 }
 
 /// One line on stdout: who started this process reads where it listens.
-fn announce(info: &NodeInfo, transfer: SocketAddr) {
+fn announce(info: &NodeInfo, http: SocketAddr, transfer: SocketAddr) {
     let grpc = info.address.trim_start_matches("http://");
     let ready = serde_json::json!({
-        "role": info.role.as_str(), "node": info.node.as_str(), "grpc": grpc, "http": null, "transfer": transfer.to_string(),
+        "role": info.role.as_str(), "node": info.node.as_str(), "grpc": grpc, "http": http.to_string(), "transfer": transfer.to_string(),
     });
     println!("READY {ready}");
-    tracing::info!(node = %info.node, grpc, %transfer, "serving");
+    tracing::info!(node = %info.node, grpc, %http, %transfer, "serving");
 }

@@ -29,7 +29,8 @@ pub fn refused(peer: &str, status: &tonic::Status) -> Refused {
         _ => status.message().to_owned(),
     };
     // Whatever broke the call, the peer did not take the request: it may be tried elsewhere.
-    let kind = if matches!(kind, ErrorKind::Cancelled | ErrorKind::DeadlineExceeded) { ErrorKind::Unavailable } else { kind };
+    let kind =
+        if matches!(kind, ErrorKind::Cancelled | ErrorKind::DeadlineExceeded) { ErrorKind::Unavailable } else { kind };
     Refused { kind, message }
 }
 

@@ -27,7 +27,8 @@ pub fn profile(engine: &mut dyn Engine, settings: &Settings) -> Result<NodeProfi
     seconds(engine, 0, short)?; // warms caches and pages
     let (t_short, t_long) = (seconds(engine, 0, short)?, seconds(engine, 0, long)?);
     let t_one = seconds(engine, long as u32 - 1, 1)?;
-    let per_token = if long > short { ((t_long - t_short) / (long - short) as f64).max(0.0) } else { t_long / long as f64 };
+    let per_token =
+        if long > short { ((t_long - t_short) / (long - short) as f64).max(0.0) } else { t_long / long as f64 };
     Ok(NodeProfile {
         prefill_base: (t_short - per_token * short as f64).max(0.0),
         prefill_per_token: per_token,

@@ -98,7 +98,9 @@ async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId,
         return Err(baton_proto::status(ErrorKind::Invalid, "the first command of a session must be hello", None));
     };
     check_protocol_version(hello.protocol_version)?;
-    let invalid = |error: baton_types::ParseIdError| baton_proto::status(ErrorKind::Invalid, format!("conductor_id: {error}"), None);
+    let invalid = |error: baton_types::ParseIdError| {
+        baton_proto::status(ErrorKind::Invalid, format!("conductor_id: {error}"), None)
+    };
     hello.conductor_id.parse().map_err(invalid)
 }
 
@@ -106,7 +108,10 @@ async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId,
 impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     type SessionStream = ReceiverStream<Result<v1::NodeEvent, Status>>;
 
-    async fn session(&self, request: Request<Streaming<v1::NodeCommand>>) -> Result<Response<Self::SessionStream>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::NodeCommand>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
         let mut commands = request.into_inner();
         let conductor = hello(&mut commands).await?;
         // An earlier session of this conductor ends here, and its requests with it.
@@ -134,7 +139,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         let layout: KvLayout = required("layout", request.layout.clone())?.try_into()?;
-        let mismatch = |error: baton_types::LayoutMismatch| baton_proto::status(ErrorKind::Invalid, error.to_string(), None);
+        let mismatch =
+            |error: baton_types::LayoutMismatch| baton_proto::status(ErrorKind::Invalid, error.to_string(), None);
         self.info.layout.check_compatible(&layout).map_err(mismatch)?;
         let request = baton_types::GrantRequest::try_from(request)?;
         let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
