@@ -172,7 +172,7 @@ impl MockEngine {
             *logit = (mix(hash ^ token as u64) >> 48) as f32 / 65_536.0;
         }
         let one_in = u64::from(self.options.end_one_in);
-        let chosen = if one_in > 0 && hash % one_in == 0 {
+        let chosen = if one_in > 0 && hash.is_multiple_of(one_in) {
             self.options.end_token
         } else {
             u32::from(b' ') + (hash % 95) as u32

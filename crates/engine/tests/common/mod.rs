@@ -1,6 +1,7 @@
 //! What the engine's integration tests share.
 
 #![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used)] // test helpers: a panic is the failure
 
 use std::path::{Path, PathBuf};
 

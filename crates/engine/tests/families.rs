@@ -1,0 +1,73 @@
+//! Tiny random models of each family, from safetensors folders and from GGUF: logits are those of `transformers` (see `fixtures/generate.py`).
+
+mod common;
+
+use baton_engine::Engine;
+use baton_types::{KvDtype, TokenId};
+use common::{fixture, load, options, run, same_bits, table};
+use serde::Deserialize;
+
+const FAMILIES: [&str; 6] = ["llama2", "llama3", "linear", "mistral", "qwen2", "smollm"];
+
+#[derive(Deserialize)]
+struct Expected {
+    tokens: Vec<TokenId>,
+    positions: Vec<usize>,
+    logits: Vec<Vec<f32>>,
+}
+
+fn expected(family: &str) -> Expected {
+    serde_json::from_slice(&std::fs::read(fixture(family).join("expected.json")).unwrap()).unwrap()
+}
+
+/// Largest difference of the logits from the expected ones.
+fn difference(found: &[Vec<f32>], expected: &Expected) -> f32 {
+    let rows = expected.positions.iter().zip(&expected.logits);
+    let differences = rows.flat_map(|(&position, row)| found[position].iter().zip(row).map(|(a, b)| (a - b).abs()));
+    differences.fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for family in FAMILIES {
+        let expected = expected(family);
+        for path in [fixture(family), fixture(family).join("model.gguf")] {
+            let mut engine = load(&path, &options(2, KvDtype::F32, 128));
+            assert_eq!(expected.logits[0].len(), engine.model().vocab_size as usize);
+            let table = table(&engine, 1, expected.tokens.len());
+            let found = run(&mut engine, &expected.tokens, &table, 80);
+            let difference = difference(&found, &expected);
+            println!("{}: {difference:e}", path.display());
+            assert!(difference < 1e-4, "{}: {difference}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_folder_and_its_gguf_twin_compute_the_same_with_half_precision_kv() {
+    for family in FAMILIES {
+        let expected = expected(family);
+        for dtype in [KvDtype::F16, KvDtype::Bf16] {
+            let logits = [fixture(family), fixture(family).join("model.gguf")].map(|path| {
+                let mut engine = load(&path, &options(1, dtype, 128));
+                let table = table(&engine, 0, expected.tokens.len());
+                run(&mut engine, &expected.tokens, &table, 33)
+            });
+            let most = if dtype == KvDtype::F16 { 0.03 } else { 0.3 };
+            assert!(difference(&logits[0], &expected) < most, "{family} {dtype:?}");
+            // Frequencies of llama3 come as rounded factors in GGUF; all else is the same numbers in the same order.
+            let same = logits[0].iter().zip(&logits[1]).all(|(a, b)| same_bits(a, b));
+            assert!(same || family == "llama3", "{family} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn fingerprints_tell_models_apart() {
+    let fingerprint = |family: &str| load(&fixture(family), &options(1, KvDtype::F16, 16)).model().fingerprint;
+    let mut all: Vec<_> = FAMILIES.iter().map(|family| fingerprint(family)).collect();
+    assert_eq!(all[0], fingerprint("llama2"));
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), FAMILIES.len());
+}
