@@ -1,1 +1,40 @@
-//! The operator's command.
+//! `baton`, the operator's command: starts a cluster on one machine, asks it, and shows what it does.
+//!
+//! `args` is the command line; each command has a module of its name. `up` starts and supervises processes; everything else is a client of a conductor's gRPC
+//! services.
+//!
+//! **Invariant**: what is meant for programs goes to stdout, what is meant for people watching goes to stderr; a command that fails says why in one line
+//! and ends with the exit status of [`CliError::exit_status`].
+
+mod answer;
+mod args;
+mod chat;
+mod client;
+mod error;
+mod generate;
+mod nodes;
+mod prompt;
+mod report;
+mod screen;
+mod table;
+mod timeline;
+mod up;
+mod version;
+
+pub use args::{Cli, Command};
+pub use error::CliError;
+
+/// Runs the command to its end.
+pub fn run(cli: Cli) -> Result<(), CliError> {
+    // One thread is enough for a client, and `up` needs it: a child's parent-death signal is bound to the thread that started the child.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match &cli.command {
+            Command::Up(args) => up::run(args, cli.json).await,
+            Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
+            Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
+            Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
+            Command::Version => version::run(&cli.conductor, cli.json).await,
+        }
+    })
+}

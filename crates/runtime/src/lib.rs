@@ -10,6 +10,6 @@ mod shutdown;
 mod tasks;
 
 pub use clock::{Clock, ManualClock, SystemClock, new_generation, random_u64};
-pub use shutdown::{Phase, Shutdown};
+pub use shutdown::{Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
 pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, METRICS, MetricDoc, MetricKind, Telemetry};

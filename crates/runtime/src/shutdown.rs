@@ -2,7 +2,30 @@
 
 use std::time::Duration;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+
+/// SIGTERM and SIGINT. Unlike a new [`Shutdown::signal`] for each wait, it misses none that comes between two waits.
+#[derive(Debug)]
+pub struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    /// From now on the signals do not end the process by themselves.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// The name of the next one. Can be dropped and called again.
+    pub async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
+    }
+}
 
 /// Where a process is on its way down. Each later phase has a deadline of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,12 +80,7 @@ impl Shutdown {
 
     /// Resolves at SIGTERM or SIGINT.
     pub async fn signal() -> std::io::Result<&'static str> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        tokio::select! {
-            _ = term.recv() => Ok("SIGTERM"),
-            _ = int.recv() => Ok("SIGINT"),
-        }
+        Ok(Signals::new()?.recv().await)
     }
 
     /// Runs `drained` for as long as the grace period, or until a second signal hurries. `true` where it finished.

@@ -1,0 +1,210 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::prompt::PromptArgs;
+use crate::up::UpArgs;
+
+/// The operator's command of a Baton cluster
+#[derive(Debug, Parser)]
+#[command(name = "baton", version)]
+pub struct Cli {
+    /// gRPC address of a conductor
+    #[arg(long, global = true, value_name = "ADDR", env = "BATON_CONDUCTOR", default_value = "http://127.0.0.1:7070")]
+    pub conductor: String,
+    /// Print JSON, for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a cluster on this machine: a conductor, prefill and decode nodes, each a supervised process; Ctrl-C drains it
+    Up(Box<UpArgs>),
+    /// Generate one completion and stream it
+    Generate(Box<GenerateArgs>),
+    /// Talk with the model
+    Chat(Box<ChatArgs>),
+    /// List the nodes, their state and load
+    Nodes(NodesArgs),
+    /// Versions of this command and of the conductor
+    Version,
+}
+
+/// Of `baton generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// Where the prompt is.
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// How to generate.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Alternatives with each generated token, up to 20; 0 gives each token's own log-probability
+    #[arg(long, value_name = "N")]
+    pub logprobs: Option<u32>,
+    /// Alternatives at each position of the prompt, up to 20; bypasses cached prefixes
+    #[arg(long, value_name = "N")]
+    pub prompt_logprobs: Option<u32>,
+    /// While a request with this key is running, another one with the same key is refused
+    #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
+    pub idempotency_key: String,
+    /// Print where the time went, on stderr
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+/// Of `baton chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// How to generate.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// First message, of the role `system`
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+}
+
+/// Of `baton nodes`.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Print again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    pub watch: Option<f64>,
+    /// Have each node prove that every KV block is accounted for; exit status 1 where one cannot
+    #[arg(long, conflicts_with = "watch")]
+    pub check: bool,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds from 0.1 to 3600".to_owned()),
+    }
+}
+
+/// How to generate. What is not given is left to the conductor.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RequestArgs {
+    /// Name of the model [default: the one that the cluster serves]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub model: String,
+    /// Most tokens to generate [default: 256, or what the context still holds]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy [default: 0]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep the K most probable tokens; 0 keeps all [default: 0]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<u32>,
+    /// Keep the most probable tokens that reach this probability together [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens of at least this share of the best one's probability [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// 1 is off [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// 0 is off [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// 0 is off [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// The same seed and request give the same tokens [default: random]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
+    /// The output ends before this text; can be given up to 16 times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// This token ends the output; can be given several times
+    #[arg(long, value_name = "ID", allow_negative_numbers = true)]
+    pub stop_token_id: Vec<u32>,
+    /// The model's end tokens are ordinary tokens
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Larger goes first [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0, hide_default_value = true)]
+    pub priority: i32,
+    /// Refuse the request where the time to first token would be longer, milliseconds
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub ttft_slo_ms: Option<f64>,
+    /// Refuse the request where the time between tokens would be longer, milliseconds
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub tbt_slo_ms: Option<f64>,
+}
+
+/// A file, or `-` for stdin.
+pub(crate) fn parse_file(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() { Err("expected a file, or - for stdin".to_owned()) } else { Ok(PathBuf::from(text)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("baton").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_definitions_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_go_before_or_after_the_command() {
+        for line in ["--json --conductor h:1 nodes", "nodes --json --conductor h:1"] {
+            let cli = parse(line).unwrap();
+            assert!(cli.json && cli.conductor == "h:1", "{line}");
+        }
+    }
+
+    #[test]
+    fn bad_numbers_reach_the_conductor_or_name_their_flag() {
+        let Command::Generate(args) = parse("generate hi --temperature -1 --top-p NaN --max-tokens 0").unwrap().command
+        else {
+            panic!("another command");
+        };
+        assert_eq!((args.request.temperature, args.request.max_tokens), (Some(-1.0), Some(0)));
+        assert!(args.request.top_p.unwrap().is_nan());
+        let error = parse("generate hi --max-tokens -5").unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--max-tokens"), "{error}");
+    }
+
+    #[test]
+    fn a_prompt_comes_from_exactly_one_place() {
+        for wrong in
+            ["generate", "generate a --messages f", "generate --raw --messages f", "generate --raw --token-ids f"]
+        {
+            assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+        }
+        for right in [
+            "generate a",
+            "generate --raw a",
+            "generate --prompt-file -",
+            "generate --messages f",
+            "generate --token-ids f",
+        ] {
+            assert!(parse(right).is_ok(), "{right}");
+        }
+    }
+
+    #[test]
+    fn watching_has_a_bounded_pace() {
+        let Command::Nodes(args) = parse("nodes --watch").unwrap().command else { panic!("another command") };
+        assert_eq!(args.watch, Some(1.0));
+        assert!(parse("nodes --watch 0").is_err() && parse("nodes --watch NaN").is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! Why a command failed.
+
+use std::io;
+
+use baton_proto::{RETRY_AFTER_METADATA, kind_of_status};
+use baton_types::ErrorKind;
+use tonic::Status;
+
+/// Why a command failed: one line for people, and an exit status for scripts.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// What was given is wrong.
+    #[error("{field}: {problem}")]
+    Invalid {
+        /// The flag or field.
+        field: String,
+        /// What is wrong with it and what is taken.
+        problem: String,
+    },
+    /// No conductor answers there.
+    #[error("conductor: cannot reach {address}: {reason} (`baton up` starts a cluster; --conductor says where it is)")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// The conductor refused, or gave up.
+    #[error("{message}{}", retry_hint(*.retry_after_s))]
+    Refused {
+        /// What to do about it.
+        kind: ErrorKind,
+        /// Why.
+        message: String,
+        /// Seconds after which a retry may succeed.
+        retry_after_s: Option<u64>,
+    },
+    /// Ctrl-C.
+    #[error("{0}")]
+    Interrupted(String),
+    /// A process of the cluster failed.
+    #[error("{0}")]
+    Cluster(String),
+    /// What was asked for cannot be written.
+    #[error("output: {0}")]
+    Output(#[from] io::Error),
+}
+
+fn retry_hint(after_s: Option<u64>) -> String {
+    after_s.map_or_else(String::new, |s| format!(" (retry after {s} s)"))
+}
+
+impl CliError {
+    /// A wrong flag or field.
+    pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), problem: problem.into() }
+    }
+
+    /// What to do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Unreachable { .. } => ErrorKind::Unavailable,
+            Self::Refused { kind, .. } => *kind,
+            Self::Interrupted(_) => ErrorKind::Cancelled,
+            Self::Cluster(_) | Self::Output(_) => ErrorKind::Internal,
+        }
+    }
+
+    /// 2: the request is wrong. 3: overloaded. 4: unavailable. 130: Ctrl-C. 1: everything else. 0 where the reader of stdout has seen enough.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Interrupted(_) => 130,
+            Self::Output(_) if self.is_closed_pipe() => 0,
+            _ => match self.kind() {
+                ErrorKind::Invalid | ErrorKind::NotFound => 2,
+                ErrorKind::Overloaded => 3,
+                ErrorKind::Unavailable => 4,
+                _ => 1,
+            },
+        }
+    }
+
+    /// The line for stderr; none where there is nothing to say.
+    pub fn line(&self, json: bool) -> Option<String> {
+        if self.is_closed_pipe() {
+            return None;
+        }
+        // What a server or a file says may hold line breaks.
+        let message = self.to_string().replace(['\n', '\r'], " ");
+        if json {
+            let error = serde_json::json!({ "error": { "kind": self.kind().as_str(), "message": message } });
+            return Some(error.to_string());
+        }
+        Some(format!("baton: {message}"))
+    }
+
+    fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl From<Status> for CliError {
+    fn from(status: Status) -> Self {
+        let kind = kind_of_status(&status);
+        let broken = std::error::Error::source(&status).is_some();
+        let message = match (broken, status.message()) {
+            (true, message) => format!("the connection to the conductor broke: {message}"),
+            (false, "") => format!("the conductor gave no reason ({kind})"),
+            (false, message) => message.to_owned(),
+        };
+        let retry_after_s =
+            status.metadata().get(RETRY_AFTER_METADATA).and_then(|value| value.to_str().ok()?.parse().ok());
+        Self::Refused { kind, message, retry_after_s }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn exit_statuses_follow_the_kind() {
+        let status_of = |kind| CliError::from(baton_proto::status(kind, "m", None)).exit_status();
+        let statuses: Vec<u8> = ErrorKind::ALL.into_iter().map(status_of).collect();
+        assert_eq!(statuses, [2, 3, 4, 1, 1, 2, 1, 1]);
+        assert_eq!(CliError::Interrupted("x".into()).exit_status(), 130);
+        assert_eq!(CliError::Output(io::ErrorKind::StorageFull.into()).exit_status(), 1);
+        let closed = CliError::Output(io::ErrorKind::BrokenPipe.into());
+        assert_eq!((closed.exit_status(), closed.line(false)), (0, None));
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_with_its_hint() {
+        let status = baton_proto::status(ErrorKind::Overloaded, "full:\n9 of 9", Some(Duration::from_millis(1_500)));
+        let error = CliError::from(status);
+        assert_eq!(error.line(false).unwrap(), "baton: full: 9 of 9 (retry after 2 s)");
+        let json: serde_json::Value = serde_json::from_str(&error.line(true).unwrap()).unwrap();
+        assert_eq!(json["error"]["kind"], "overloaded");
+    }
+}

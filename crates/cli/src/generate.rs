@@ -1,0 +1,41 @@
+//! `baton generate`.
+
+use crate::answer::{Ended, answer};
+use crate::args::GenerateArgs;
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::report::Record;
+use crate::screen::{Paint, line};
+use crate::timeline;
+
+/// Generates one completion: text to stdout as it comes, or one JSON object at the end.
+pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(), CliError> {
+    let mut request = args.request.request(args.prompt.load()?);
+    request.idempotency_key.clone_from(&args.idempotency_key);
+    if let Some(sampling) = &mut request.sampling {
+        (sampling.logprobs, sampling.prompt_logprobs) = (args.logprobs, args.prompt_logprobs);
+    }
+    let conductor = Conductor::connect(conductor).await?;
+    match answer(&conductor, request, json).await? {
+        Ended::Finished(record) => show(&record, args.timeline, json),
+        Ended::Interrupted(record) => Err(CliError::Interrupted(interruption(&record))),
+    }
+}
+
+fn show(record: &Record, with_timeline: bool, json: bool) -> Result<(), CliError> {
+    let report = record.report();
+    if json {
+        line(&serde_json::to_string(&report).map_err(std::io::Error::from)?)?;
+    }
+    if with_timeline {
+        eprintln!("{}", timeline::render(&report, Paint::stderr()));
+    }
+    Ok(())
+}
+
+fn interruption(record: &Record) -> String {
+    match record.request_id() {
+        "" => "Ctrl-C: the request was aborted before it was placed".to_owned(),
+        id => format!("Ctrl-C: request {id} was aborted"),
+    }
+}

@@ -1,0 +1,144 @@
+//! Where a request's time went, for people.
+
+use crate::report::Report;
+use crate::screen::Paint;
+
+/// The timeline as a few lines.
+pub fn render(report: &Report, paint: Paint) -> String {
+    let rows = [
+        ("queue", queue(report)),
+        ("cached tokens", format!("{} of {}", report.cached_tokens, report.prompt_tokens)),
+        ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
+        ("KV moved", moved(report)),
+        ("TTFT", seconds(report.ttft_s)),
+        ("TBT", gaps(report)),
+        ("output", output(report)),
+    ];
+    let rows = rows.map(|(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}"))));
+    format!("{} {}\n{}", paint.bold("timeline"), paint.dim(&report.finish_reason), rows.join("\n"))
+}
+
+fn queue(report: &Report) -> String {
+    let timeline = &report.timeline;
+    let (placement, prefill) = (seconds(timeline.placement_s), seconds(timeline.prefill_queue_s));
+    format!("{prefill} for prefill, {} for decode; placement took {placement}", seconds(timeline.decode_queue_s))
+}
+
+fn moved(report: &Report) -> String {
+    let moved = &report.kv_transfer;
+    match &moved.transport {
+        None => "nothing".to_owned(),
+        Some(transport) => format!(
+            "{} over {transport} to {} in {}, {} of it exposed beyond compute",
+            bytes(moved.bytes),
+            node(&report.decode_node),
+            seconds(moved.seconds),
+            seconds(moved.exposed_seconds)
+        ),
+    }
+}
+
+fn gaps(report: &Report) -> String {
+    let gaps = &report.tbt_s;
+    match (gaps.mean, gaps.p50, gaps.p99, gaps.tail10) {
+        (Some(mean), Some(p50), Some(p99), Some(tail)) => format!(
+            "{} mean, {} median, {} p99, {} mean of the longest tenth",
+            seconds(mean),
+            seconds(p50),
+            seconds(p99),
+            seconds(tail)
+        ),
+        _ => "-".to_owned(),
+    }
+}
+
+fn output(report: &Report) -> String {
+    format!("{} tokens in {}", report.completion_tokens, seconds(report.timeline.total_s))
+}
+
+fn node(name: &Option<String>) -> &str {
+    name.as_deref().unwrap_or("-")
+}
+
+/// `1.50 s`, `12.3 ms` or `45 us`.
+fn seconds(value: f64) -> String {
+    match value {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.0} us", s * 1e6),
+    }
+}
+
+/// `1.5 MiB`.
+pub fn bytes(value: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if value < 1024 {
+        return format!("{value} B");
+    }
+    let mut scaled = value as f64 / 1024.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        if scaled < 1024.0 {
+            break;
+        }
+        (scaled, unit) = (scaled / 1024.0, next);
+    }
+    format!("{scaled:.1} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_proto::v1;
+    use baton_proto::v1::generate_response::Event;
+
+    use super::*;
+    use crate::report::Record;
+
+    #[test]
+    fn units_fit_their_values() {
+        assert_eq!([seconds(1.5), seconds(0.0123), seconds(0.000_045)], ["1.50 s", "12.3 ms", "45 us"]);
+        assert_eq!(
+            [bytes(1023), bytes(1536), bytes(5 << 20), bytes(3 << 30)],
+            ["1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB"]
+        );
+    }
+
+    #[test]
+    fn every_part_is_shown() {
+        let transfer = v1::KvTransfer {
+            bytes: 3 << 20,
+            transport: "tcp".into(),
+            seconds: 0.040,
+            exposed_seconds: 0.002,
+            bytes_at_compute_end: 0,
+        };
+        let timeline = v1::Timeline {
+            prefill_queue_s: 0.007,
+            prefill_compute_s: 0.5,
+            ttft_s: 0.6,
+            kv_transfer: Some(transfer),
+            ..Default::default()
+        };
+        let finished = v1::Finished {
+            usage: Some(v1::Usage { prompt_tokens: 45, completion_tokens: 1, cached_tokens: 32 }),
+            timeline: Some(timeline),
+            prefill_node: "prefill-0".into(),
+            decode_node: "decode-1".into(),
+            ..Default::default()
+        };
+        let mut record = Record::default();
+        record.take(v1::GenerateResponse { event: Some(Event::Finished(finished)) }, Duration::from_secs(1)).unwrap();
+        let text = render(&record.report(), Paint::none());
+        for part in [
+            "7.0 ms for prefill",
+            "32 of 45",
+            "500.0 ms on prefill-0",
+            "3.0 MiB over tcp to decode-1 in 40.0 ms, 2.0 ms of it exposed",
+            "600.0 ms",
+        ] {
+            assert!(text.contains(part), "'{part}' in:\n{text}");
+        }
+    }
+}

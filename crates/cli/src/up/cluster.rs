@@ -1,0 +1,311 @@
+//! The processes of a cluster together: who starts when, when all are ready, and the order in which they end.
+
+use std::path::Path;
+use std::time::Duration;
+
+use baton_proto::v1;
+use baton_runtime::{Signals, TaskSet};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::console::{Console, RoleLog};
+use super::lines::Ready;
+use super::plan::{Plan, Role, Spec, reachable};
+use super::supervisor::{Backoff, Event, Order, Supervisor, What};
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::screen::{Paint, line};
+use crate::table::table;
+
+/// Events that wait to be looked at.
+const EVENT_QUEUE: usize = 256;
+/// What a role may take beyond the grace period that it was given: to end what is left then, and to close.
+const CLOSING: Duration = Duration::from_secs(15);
+/// The same after a second signal.
+const HURRY: Duration = Duration::from_secs(5);
+/// How often the conductor is asked whether all nodes have registered.
+const REGISTERED_POLL: Duration = Duration::from_millis(50);
+
+/// A process of the cluster.
+struct Member {
+    name: String,
+    role: Role,
+    pid: u32,
+    ready: Option<Ready>,
+    /// Whether it was ready before: that it is again is news.
+    was_ready: bool,
+    ended: bool,
+    orders: watch::Sender<Order>,
+}
+
+/// The processes of a cluster. The conductor is the first member.
+pub struct Cluster {
+    plan: Plan,
+    console: Console,
+    tasks: TaskSet,
+    members: Vec<Member>,
+    sender: mpsc::Sender<Event>,
+    events: mpsc::Receiver<Event>,
+}
+
+impl Cluster {
+    /// Nothing runs yet.
+    pub fn new(plan: Plan, tasks: TaskSet) -> Result<Self, CliError> {
+        if let Some(path) = &plan.ready_file {
+            remove_if_there(path)?;
+        }
+        let (sender, events) = mpsc::channel(EVENT_QUEUE);
+        Ok(Self { plan, console: Console::new(), tasks, members: Vec::new(), sender, events })
+    }
+
+    /// A line on stderr.
+    pub fn say(&self, text: &str) {
+        self.console.say(text);
+    }
+
+    /// Starts the conductor, then the nodes; returns when the conductor has all of them ready. A role that ends before is an error: it would end again.
+    pub async fn start(&mut self) -> Result<(), CliError> {
+        let timeout = self.plan.start_timeout;
+        let started = tokio::time::timeout(timeout, self.start_all()).await;
+        started.unwrap_or_else(|_| {
+            let late: Vec<&str> = self.members.iter().filter(|m| m.ready.is_none()).map(|m| m.name.as_str()).collect();
+            let who = if late.is_empty() { "registration with the conductor".to_owned() } else { late.join(", ") };
+            Err(CliError::Cluster(format!("not ready within {timeout:?}: {who}")))
+        })
+    }
+
+    async fn start_all(&mut self) -> Result<(), CliError> {
+        self.supervise(self.plan.conductor.clone())?;
+        self.all_ready().await?;
+        let conductor = format!("http://{}", reachable(&self.address()));
+        for mut spec in self.plan.nodes.clone() {
+            spec.args.extend(["--conductor".into(), conductor.clone().into()]);
+            self.supervise(spec)?;
+        }
+        self.all_ready().await?;
+        self.all_registered(&conductor).await
+    }
+
+    fn supervise(&mut self, spec: Spec) -> Result<(), CliError> {
+        let log = RoleLog::new(&spec.name, self.plan.log_dir.as_deref(), self.console.clone())?;
+        let (name, role) = (spec.name.clone(), spec.role);
+        self.console.waiting(&name, None, "starting");
+        let orders = Supervisor::start(spec, Backoff::default(), log, self.sender.clone(), &self.tasks);
+        self.members.push(Member { name, role, pid: 0, ready: None, was_ready: false, ended: false, orders });
+        Ok(())
+    }
+
+    async fn all_ready(&mut self) -> Result<(), CliError> {
+        while self.members.iter().any(|member| member.ready.is_none()) {
+            self.next_before_ready().await?;
+        }
+        Ok(())
+    }
+
+    async fn all_registered(&mut self, conductor: &str) -> Result<(), CliError> {
+        let names: Vec<String> = self.members.iter().skip(1).map(|member| member.name.clone()).collect();
+        let registered = registered(conductor.to_owned(), names);
+        let mut registered = std::pin::pin!(registered);
+        loop {
+            tokio::select! {
+                result = &mut registered => return result,
+                result = self.next_before_ready() => result?,
+            }
+        }
+    }
+
+    /// Takes one event. That a role ends is an error.
+    async fn next_before_ready(&mut self) -> Result<(), CliError> {
+        let Some(event) = self.events.recv().await else { return Ok(()) };
+        if let What::Died { reason, last_lines, .. } = &event.what {
+            self.console.done(&event.name);
+            let said = last_lines.last().map_or_else(String::new, |said| format!(": {said}"));
+            return Err(CliError::Cluster(format!("{} {reason} before it was ready{said}", event.name)));
+        }
+        self.note(event);
+        Ok(())
+    }
+
+    /// Says that all are ready: a table for people, a line of JSON for programs, and the file that was asked for.
+    pub fn announce(&mut self, json: bool) -> Result<(), CliError> {
+        self.write_ready_file()?;
+        if json {
+            return Ok(line(&self.summary().to_string())?);
+        }
+        line(&self.render(Paint::stdout()))?;
+        let address = reachable(&self.address());
+        let flag = if address == "127.0.0.1:7070" { String::new() } else { format!(" --conductor http://{address}") };
+        self.say(&format!("ready: try baton{flag} chat; Ctrl-C drains and stops"));
+        Ok(())
+    }
+
+    /// Reports what happens, for ever.
+    pub async fn watch(&mut self) -> Result<(), CliError> {
+        while let Some(event) = self.events.recv().await {
+            let changed = matches!(event.what, What::Ready(_));
+            self.note(event);
+            if changed && self.members.iter().all(|member| member.ready.is_some()) {
+                self.write_ready_file()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the conductor, then the nodes: it ends its requests by itself, and needs them for it.
+    pub async fn stop(&mut self, signals: &mut Signals) -> Result<(), CliError> {
+        let mut stopping = Stopping { allowed: self.plan.grace + CLOSING, problems: Vec::new() };
+        self.stop_members(signals, &mut stopping, |role| role == Role::Conductor).await;
+        self.stop_members(signals, &mut stopping, |role| role != Role::Conductor).await;
+        if let Some(path) = &self.plan.ready_file {
+            remove_if_there(path)?;
+        }
+        if stopping.problems.is_empty() { Ok(()) } else { Err(CliError::Cluster(stopping.problems.join("; "))) }
+    }
+
+    async fn stop_members(&mut self, signals: &mut Signals, stopping: &mut Stopping, of: impl Fn(Role) -> bool) {
+        let mut deadline = Instant::now() + stopping.allowed;
+        let mut order = Order::Stop;
+        self.order(&of, order);
+        while self.members.iter().any(|member| of(member.role) && !member.ended) {
+            tokio::select! {
+                Some(event) = self.events.recv() => {
+                    if let What::Ended(Some(problem)) = &event.what {
+                        stopping.problems.push(format!("{} {problem}", event.name));
+                    }
+                    self.note(event);
+                }
+                _ = signals.recv() => {
+                    // The third signal means now.
+                    stopping.allowed = if order < Order::Hurry { HURRY } else { Duration::ZERO };
+                    deadline = deadline.min(Instant::now() + stopping.allowed);
+                    order = order.max(Order::Hurry);
+                    self.order(&of, order);
+                }
+                () = tokio::time::sleep_until(deadline), if order < Order::Kill => {
+                    for member in self.members.iter().filter(|member| of(member.role) && !member.ended) {
+                        self.say(&self.console.paint.red(&format!("{} did not end in time: killing it", member.name)));
+                    }
+                    order = Order::Kill;
+                    self.order(&of, order);
+                }
+            }
+        }
+    }
+
+    fn order(&self, of: impl Fn(Role) -> bool, order: Order) {
+        for member in self.members.iter().filter(|member| of(member.role) && !member.ended) {
+            member.orders.send_replace(order);
+        }
+    }
+
+    /// Takes an event in, and tells people what is news to them.
+    fn note(&mut self, event: Event) {
+        let Some(index) = self.members.iter().position(|member| member.name == event.name) else { return };
+        let (console, member) = (self.console.clone(), &mut self.members[index]);
+        match event.what {
+            What::Started(pid) => member.pid = pid,
+            What::Progress(done, what) => console.waiting(&member.name, Some(done), &what),
+            What::Ready(ready) => {
+                member.ready = Some(ready);
+                console.done(&member.name);
+                if std::mem::replace(&mut member.was_ready, true) {
+                    console.say(&console.paint.green(&format!("{} is up again (pid {})", member.name, member.pid)));
+                }
+            }
+            What::Died { reason, last_lines, restart_in } => {
+                member.ready = None;
+                console.done(&member.name);
+                let text =
+                    format!("{} (pid {}) {reason}; starting it again in {restart_in:?}", member.name, member.pid);
+                console.say(&console.paint.red(&text));
+                for said in last_lines {
+                    console.say(&console.paint.dim(&format!("  {said}")));
+                }
+            }
+            What::Ended(_) => {
+                member.ended = true;
+                console.done(&member.name);
+            }
+        }
+    }
+
+    /// Where the conductor serves gRPC.
+    fn address(&self) -> String {
+        self.members
+            .first()
+            .and_then(|member| member.ready.as_ref())
+            .map(|ready| ready.grpc.clone())
+            .unwrap_or_default()
+    }
+
+    fn summary(&self) -> Value {
+        let entry = |member: &Member| {
+            let ready = member.ready.as_ref();
+            json!({
+                "name": member.name,
+                "role": member.role.as_str(),
+                "pid": member.pid,
+                "grpc": ready.map(|r| &r.grpc),
+                "http": ready.map(|r| &r.http),
+                "transfer": ready.map(|r| &r.transfer),
+            })
+        };
+        let nodes: Vec<Value> = self.members.iter().skip(1).map(entry).collect();
+        json!({ "conductor": self.members.first().map(entry), "nodes": nodes })
+    }
+
+    fn render(&self, paint: Paint) -> String {
+        let cell = |text: Option<&String>| text.cloned().unwrap_or_else(|| "-".to_owned());
+        let row = |member: &Member| {
+            let ready = member.ready.as_ref();
+            let (grpc, http) = (ready.map(|r| &r.grpc), ready.and_then(|r| r.http.as_ref()));
+            let transfer = ready.and_then(|r| r.transfer.as_ref());
+            vec![member.name.clone(), member.pid.to_string(), cell(grpc), cell(http), cell(transfer)]
+        };
+        let rows: Vec<Vec<String>> = self.members.iter().map(row).collect();
+        let bold_names =
+            |_: usize, column: usize, text: &str| if column == 0 { paint.bold(text) } else { text.to_owned() };
+        table(&["ROLE", "PID", "GRPC", "HTTP", "TRANSFER"], &rows, paint, bold_names)
+    }
+
+    fn write_ready_file(&self) -> Result<(), CliError> {
+        let Some(path) = &self.plan.ready_file else { return Ok(()) };
+        let cannot = |error| CliError::invalid("ready-file", format!("cannot write {}: {error}", path.display()));
+        // Beside it, then renamed: who reads it never sees half of it.
+        let mut beside = path.clone().into_os_string();
+        beside.push(".new");
+        std::fs::write(&beside, format!("{}\n", self.summary())).map_err(cannot)?;
+        std::fs::rename(&beside, path).map_err(cannot)
+    }
+}
+
+/// How long members may take from now on, and what went wrong.
+struct Stopping {
+    allowed: Duration,
+    problems: Vec<String>,
+}
+
+/// Resolves when the conductor says that all of `names` are ready.
+async fn registered(conductor: String, names: Vec<String>) -> Result<(), CliError> {
+    let conductor = Conductor::connect(&conductor).await?;
+    loop {
+        let nodes = conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes;
+        let is_ready = |name: &String| {
+            nodes.iter().any(|node| node.state == "ready" && node.info.as_ref().is_some_and(|info| info.name == *name))
+        };
+        if names.iter().all(is_ready) {
+            return Ok(());
+        }
+        tokio::time::sleep(REGISTERED_POLL).await;
+    }
+}
+
+fn remove_if_there(path: &Path) -> Result<(), CliError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(CliError::invalid("ready-file", format!("cannot remove {}: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,318 @@
+//! From the command line to what is to run.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::UpArgs;
+use super::lines::Ready;
+use crate::error::CliError;
+
+/// What a process does in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The front door.
+    Conductor,
+    /// Computes prompts.
+    Prefill,
+    /// Streams tokens.
+    Decode,
+}
+
+impl Role {
+    /// Its name in lines, tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Conductor => "conductor",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// A process that is to run.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Unique in the cluster.
+    pub name: String,
+    /// What it does.
+    pub role: Role,
+    /// Its binary.
+    pub program: PathBuf,
+    /// Arguments besides `listen`.
+    pub args: Vec<OsString>,
+    /// Flags of the addresses that it listens on.
+    pub listen: Vec<(&'static str, String)>,
+}
+
+impl Spec {
+    /// All arguments.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let listen = self.listen.iter().flat_map(|(flag, address)| [OsString::from(flag), address.into()]);
+        self.args.iter().cloned().chain(listen).collect()
+    }
+
+    /// A conductor that is started again must be where nodes and clients know it to be, even where its port was chosen at its first start.
+    pub fn keep_address(&mut self, ready: &Ready) {
+        if self.role != Role::Conductor {
+            return;
+        }
+        for (flag, address) in &mut self.listen {
+            let bound = if *flag == "--grpc" { Some(&ready.grpc) } else { ready.http.as_ref() };
+            if let Some(bound) = bound {
+                address.clone_from(bound);
+            }
+        }
+    }
+}
+
+/// What is to run, and how.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Starts first, ends first.
+    pub conductor: Spec,
+    /// The nodes; they get the conductor's address when it is known.
+    pub nodes: Vec<Spec>,
+    /// How long requests may take to end.
+    pub grace: Duration,
+    /// How long all may take to be ready.
+    pub start_timeout: Duration,
+    /// Where logs go; none is stderr.
+    pub log_dir: Option<PathBuf>,
+    /// Written when all are ready.
+    pub ready_file: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Checks what can be checked before anything is started.
+    pub fn new(args: &UpArgs) -> Result<Self, CliError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let model = args.model.clone().or_else(|| std::env::var_os("BATON_MODEL").map(PathBuf::from));
+        let bin_dir = match &args.bin_dir {
+            Some(folder) => folder.clone(),
+            None => beside_this_binary()?,
+        };
+        Self::with(args, model, &bin_dir, cores)
+    }
+
+    fn with(args: &UpArgs, model: Option<PathBuf>, bin_dir: &Path, cores: usize) -> Result<Self, CliError> {
+        let common = common_args(args, model)?;
+        let program = |name: &str| program(bin_dir, name);
+        let conductor = Spec {
+            name: "conductor".to_owned(),
+            role: Role::Conductor,
+            program: program("baton-conductor")?,
+            args: [common.clone(), optional("--placement", args.placement.as_ref()), extra(&args.conductor_arg)]
+                .concat(),
+            listen: vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())],
+        };
+        let total = (args.prefill + args.decode) as usize;
+        let mut nodes = Vec::with_capacity(total);
+        for (role, binary, count) in
+            [(Role::Prefill, "baton-prefill", args.prefill), (Role::Decode, "baton-decode", args.decode)]
+        {
+            for index in 0..count {
+                let threads = args.threads.map_or_else(|| share(cores, total, nodes.len()), |threads| threads as usize);
+                let name = format!("{}-{index}", role.as_str());
+                let own = node_args(args, role, &name, threads);
+                let listen = ["--listen", "--transfer-listen"].map(|flag| (flag, "127.0.0.1:0".to_owned())).to_vec();
+                nodes.push(Spec {
+                    name,
+                    role,
+                    program: program(binary)?,
+                    args: [common.clone(), own].concat(),
+                    listen,
+                });
+            }
+        }
+        Ok(Self {
+            conductor,
+            nodes,
+            grace: Duration::from_secs_f64(args.grace),
+            start_timeout: Duration::from_secs_f64(args.start_timeout),
+            log_dir: args.log_dir.clone(),
+            ready_file: args.ready_file.clone(),
+        })
+    }
+}
+
+fn beside_this_binary() -> Result<PathBuf, CliError> {
+    let own = std::env::current_exe()?;
+    own.parent().map(Path::to_owned).ok_or_else(|| CliError::invalid("bin-dir", "this binary lies in no folder"))
+}
+
+fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
+    let path = bin_dir.join(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let problem = format!(
+        "there is no {name} in {}; `cargo build --release --bins` makes it, --bin-dir says where it is",
+        bin_dir.display()
+    );
+    Err(CliError::invalid("bin-dir", problem))
+}
+
+/// What every role is told.
+fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, CliError> {
+    let mut common =
+        vec!["--engine".into(), OsString::from(&args.engine), "--grace-s".into(), args.grace.to_string().into()];
+    match model {
+        // The mock engine takes a model, for its tokenizer, only where it is given on purpose.
+        Some(_) if args.engine == "mock" && args.model.is_none() => {}
+        Some(path) => {
+            let exists = path
+                .try_exists()
+                .map_err(|error| CliError::invalid("model", format!("{}: {error}", path.display())))?;
+            if !exists {
+                return Err(CliError::invalid("model", format!("there is no {}", path.display())));
+            }
+            common.extend(["--model".into(), path.into()]);
+        }
+        None if args.engine == "mock" => {}
+        None => return Err(CliError::invalid("model", "not set; give --model FILE (or --engine mock)")),
+    }
+    common.extend(optional("--model-name", args.model_name.as_ref()));
+    // Without a folder for logs, stderr is for people, who do not want to read of every request.
+    let default_log = if args.log_dir.is_some() { "info" } else { "warn" };
+    common.extend(["--log".into(), args.log.as_deref().unwrap_or(default_log).into()]);
+    Ok(common)
+}
+
+fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsString> {
+    let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
+    own.extend(["--threads".into(), threads.to_string().into()]);
+    own.extend(optional("--block-tokens", args.block_tokens.map(|n| n.to_string()).as_ref()));
+    own.extend(optional("--kv-dtype", args.kv_dtype.as_ref()));
+    let (cache_blocks, more) = match role {
+        Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
+        _ => (args.decode_cache_blocks, &args.decode_arg),
+    };
+    if role == Role::Prefill {
+        own.extend(optional("--chunk-tokens", args.chunk_tokens.map(|n| n.to_string()).as_ref()));
+    }
+    own.extend(optional("--cache-blocks", cache_blocks.map(|n| n.to_string()).as_ref()));
+    own.extend(extra(more));
+    own
+}
+
+fn optional(flag: &str, value: Option<&String>) -> Vec<OsString> {
+    value.map_or_else(Vec::new, |value| vec![flag.into(), value.into()])
+}
+
+fn extra(args: &[String]) -> Vec<OsString> {
+    args.iter().map(OsString::from).collect()
+}
+
+/// Cores of node `index` of `nodes`: as even as it goes, at least one.
+fn share(cores: usize, nodes: usize, index: usize) -> usize {
+    (cores / nodes + usize::from(index < cores % nodes)).max(1)
+}
+
+/// Where a process of this machine reaches one that listens on `address`.
+pub fn reachable(address: &str) -> String {
+    match address.parse::<SocketAddr>() {
+        Ok(SocketAddr::V4(v4)) if v4.ip().is_unspecified() => format!("127.0.0.1:{}", v4.port()),
+        Ok(SocketAddr::V6(v6)) if v6.ip().is_unspecified() => format!("[::1]:{}", v6.port()),
+        _ => address.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn binaries() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["baton-conductor", "baton-prefill", "baton-decode"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        folder
+    }
+
+    fn plan(line: &str, model: Option<&str>) -> Result<Plan, CliError> {
+        let cli = Cli::parse_from(["baton", "up"].into_iter().chain(line.split_whitespace()));
+        let Command::Up(args) = cli.command else { panic!("another command") };
+        let folder = binaries();
+        Plan::with(&args, model.map(PathBuf::from), folder.path(), 5)
+    }
+
+    fn line(spec: &Spec) -> String {
+        spec.arguments().iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_flag_reaches_its_role() {
+        let plan = plan(
+            "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
+             --decode-cache-blocks 9 --kv-dtype f32 --placement round-robin --decode-arg=--max-running=2 --grace 3",
+            Some("/ignored/by/mock"),
+        );
+        let plan = plan.unwrap();
+        assert_eq!(
+            line(&plan.conductor),
+            "--engine mock --grace-s 3 --log warn --placement round-robin --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+        );
+        let lines: Vec<String> = plan.nodes.iter().map(line).collect();
+        let node = "--engine mock --grace-s 3 --log warn --name";
+        let listen = "--listen 127.0.0.1:0 --transfer-listen 127.0.0.1:0";
+        assert_eq!(
+            lines,
+            [
+                format!(
+                    "{node} prefill-0 --threads 2 --block-tokens 8 --kv-dtype f32 --chunk-tokens 64 --cache-blocks 7 {listen}"
+                ),
+                format!(
+                    "{node} prefill-1 --threads 2 --block-tokens 8 --kv-dtype f32 --chunk-tokens 64 --cache-blocks 7 {listen}"
+                ),
+                format!(
+                    "{node} decode-0 --threads 1 --block-tokens 8 --kv-dtype f32 --cache-blocks 9 --max-running=2 {listen}"
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_model_is_needed_and_must_exist() {
+        assert!(plan("", None).unwrap_err().to_string().starts_with("model: not set"));
+        assert_eq!(plan("", Some("/no/such.gguf")).unwrap_err().to_string(), "model: there is no /no/such.gguf");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let plan = plan("", file.path().to_str()).unwrap();
+        assert!(line(&plan.nodes[0]).contains(&format!("--model {}", file.path().display())));
+    }
+
+    #[test]
+    fn a_missing_binary_is_named() {
+        let cli = Cli::parse_from(["baton", "up", "--engine", "mock"]);
+        let Command::Up(args) = cli.command else { panic!("another command") };
+        let error = Plan::with(&args, None, Path::new("/nowhere"), 2).unwrap_err().to_string();
+        assert!(error.contains("there is no baton-conductor in /nowhere"), "{error}");
+    }
+
+    #[test]
+    fn cores_are_shared_out_evenly() {
+        let shares = |cores, nodes| (0..nodes).map(|index| share(cores, nodes, index)).collect::<Vec<_>>();
+        assert_eq!(shares(5, 3), [2, 2, 1]);
+        assert_eq!(shares(2, 4), [1, 1, 1, 1]);
+        assert_eq!(shares(64, 1), [64]);
+    }
+
+    #[test]
+    fn a_conductor_keeps_its_address_and_a_node_does_not() {
+        let mut plan = plan("--engine mock --grpc 127.0.0.1:0", None).unwrap();
+        let ready =
+            Ready { role: "x".into(), grpc: "1.1.1.1:1".into(), http: Some("1.1.1.1:2".into()), transfer: None };
+        plan.conductor.keep_address(&ready);
+        assert_eq!(plan.conductor.listen, [("--grpc", "1.1.1.1:1".to_owned()), ("--http", "1.1.1.1:2".to_owned())]);
+        plan.nodes[0].keep_address(&ready);
+        assert_eq!(plan.nodes[0].listen[0].1, "127.0.0.1:0");
+        assert_eq!(
+            [reachable("0.0.0.0:7"), reachable("[::]:7"), reachable("10.0.0.1:7")],
+            ["127.0.0.1:7", "[::1]:7", "10.0.0.1:7"]
+        );
+    }
+}

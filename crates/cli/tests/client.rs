@@ -1,0 +1,150 @@
+//! The binary against a conductor that this test plays.
+
+// The whole file is a test; clippy only knows functions that are marked as one.
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use fake::Fake;
+use serde_json::Value;
+
+fn baton(fake: &Fake, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.env("BATON_CONDUCTOR", fake.address()).args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(fake: &Fake, args: &[&str]) -> (Output, String, String) {
+    let output = baton(fake, args).output().unwrap();
+    let (out, err) =
+        (String::from_utf8(output.stdout.clone()).unwrap(), String::from_utf8(output.stderr.clone()).unwrap());
+    (output, out, err)
+}
+
+#[test]
+fn generate_streams_text_and_ends_the_line() {
+    let fake = Fake::start();
+    let (output, out, err) = run(&fake, &["generate", "hi"]);
+    assert!(output.status.success(), "{err}");
+    assert_eq!((out.as_str(), err.as_str()), ("user: hi|\n", ""));
+}
+
+#[test]
+fn generate_prints_the_timeline_beside_the_text() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["generate", "--timeline", "--raw", "hi"]);
+    assert_eq!(out, "raw: hi|\n");
+    assert!(err.contains("timeline stop") && err.contains("over tcp to decode-0"), "{err}");
+    assert!(!err.contains('\x1b'), "no colours where nobody sees them");
+}
+
+#[test]
+fn generate_prints_one_object_with_json() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["--json", "generate", "hi", "--seed", "5"]);
+    let json: Value = serde_json::from_str(out.trim_end()).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
+    assert_eq!((out.lines().count(), &json["text"], &json["seed"]), (1, &"user: hi|".into(), &5.into()));
+    assert_eq!(json["kv_transfer"]["transport"], "tcp");
+}
+
+#[test]
+fn errors_are_one_line_and_a_status() {
+    let fake = Fake::start();
+    for (args, status, line) in [
+        (&["generate", "fail:invalid"][..], 2, "baton: temperature: -1, but must be at least 0\n"),
+        (&["generate", "fail:overloaded"], 3, "baton: full (retry after 3 s)\n"),
+        (&["generate", "fail:unavailable"], 4, "baton: no node\n"),
+        (&["generate", "fail:midway"], 1, "baton: lost it\n"),
+        (
+            &["generate", "--prompt-file", "/no/file"],
+            2,
+            "baton: prompt-file: cannot read /no/file: No such file or directory (os error 2)\n",
+        ),
+        (&["generate", ""], 2, "baton: prompt: empty: at least one character is needed\n"),
+    ] {
+        let (output, _, err) = run(&fake, args);
+        assert_eq!((output.status.code(), err.as_str()), (Some(status), line), "{args:?}");
+    }
+    let (_, out, err) = run(&fake, &["--json", "generate", "fail:invalid"]);
+    let json: Value = serde_json::from_str(&err).unwrap();
+    assert_eq!((json["error"]["kind"].as_str(), out.as_str()), (Some("invalid"), ""));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let fake = Fake::start();
+    let mut child = baton(&fake, &["generate", "slow"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
+
+#[test]
+fn ctrl_c_aborts_the_request_and_says_so() {
+    let fake = Fake::start();
+    let child = baton(&fake, &["generate", "endless"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    fake.wait("a request", |seen| seen.requests == 1);
+    std::thread::sleep(Duration::from_millis(100));
+    interrupt(child.id());
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{err}");
+    assert_eq!(err, "baton: Ctrl-C: request r1 was aborted\n");
+    fake.wait("the abort", |seen| seen.dropped == 1);
+}
+
+fn interrupt(pid: u32) {
+    let status = Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn chat_keeps_the_conversation_until_it_is_cleared() {
+    let fake = Fake::start();
+    let mut child =
+        baton(&fake, &["chat", "--system", "be brief"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"one\n\n/timeline\ntwo\n/nonsense\n/clear\nthree\n/exit\nnever\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let first = "system: be brief|user: one|";
+    let second = format!("{first}assistant: {first}|user: two|");
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        format!("{first}\n{second}\nsystem: be brief|user: three|\n")
+    );
+}
+
+#[test]
+fn nodes_are_shown_and_checked() {
+    let fake = Fake::start();
+    let (_, out, _) = run(&fake, &["nodes"]);
+    assert!(out.starts_with("NAME") && out.contains("prefill-0") && out.contains("ready"), "{out}");
+    let (_, out, _) = run(&fake, &["nodes", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json[0]["name"], "prefill-0");
+    let (output, out, err) = run(&fake, &["nodes", "--check"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        (out.as_str(), err.as_str()),
+        ("prefill-0: ok\ndecode-0: block 3 is lost\n", "baton: decode-0: block 3 is lost\n")
+    );
+}
+
+#[test]
+fn version_says_both_or_that_nobody_is_there() {
+    let fake = Fake::start();
+    let (_, out, _) = run(&fake, &["version"]);
+    assert!(out.contains("baton ") && out.contains("conductor  9.9.9 (protocol 1), c1 at http://"), "{out}");
+    let output = baton(&fake, &["version", "--json", "--conductor", "127.0.0.1:1"]).output().unwrap();
+    assert!(output.status.success());
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(json["conductor"].is_null() && json["version"].is_string());
+    let before = Instant::now();
+    let output = baton(&fake, &["nodes", "--conductor", "127.0.0.1:1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    assert!(before.elapsed() < Duration::from_secs(5));
+}

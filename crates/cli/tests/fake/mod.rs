@@ -1,0 +1,173 @@
+//! A conductor that says what tests need: it answers with the prompt it was given.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt;
+use baton_proto::v1::generate_response::Event;
+use baton_types::ErrorKind;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status};
+
+/// What clients did.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Seen {
+    pub requests: usize,
+    pub dropped: usize,
+}
+
+/// Serves until it is dropped.
+pub struct Fake {
+    address: SocketAddr,
+    seen: Arc<Mutex<Seen>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Fake {
+    pub fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder()
+            .add_service(v1::inference_server::InferenceServer::new(Service(Arc::clone(&seen))))
+            .add_service(v1::cluster_server::ClusterServer::new(Service(Arc::clone(&seen))))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        runtime.spawn(server);
+        Self { address, seen, _runtime: runtime }
+    }
+
+    pub fn address(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    #[allow(dead_code)] // each test binary uses what it needs
+    pub fn wait(&self, what: &str, done: impl Fn(Seen) -> bool) {
+        let start = Instant::now();
+        while !done(*self.seen.lock().unwrap()) {
+            assert!(start.elapsed() < Duration::from_secs(10), "{what} did not come: {:?}", self.seen.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+struct Service(Arc<Mutex<Seen>>);
+
+type Responses = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
+
+fn said(prompt: Option<Prompt>) -> String {
+    match prompt {
+        Some(Prompt::Messages(m)) => m.messages.iter().map(|m| format!("{}: {}|", m.role, m.content)).collect(),
+        Some(Prompt::Text(t)) => format!("raw: {}|", t.text),
+        other => format!("{other:?}"),
+    }
+}
+
+fn event(event: Event) -> Result<v1::GenerateResponse, Status> {
+    Ok(v1::GenerateResponse { event: Some(event) })
+}
+
+fn delta(index: u32, text: &str) -> Result<v1::GenerateResponse, Status> {
+    event(Event::Delta(v1::Delta { index, token_ids: vec![index], text: text.into(), logprobs: vec![] }))
+}
+
+fn finished() -> Result<v1::GenerateResponse, Status> {
+    let moved = v1::KvTransfer { bytes: 1 << 20, transport: "tcp".into(), ..Default::default() };
+    event(Event::Finished(v1::Finished {
+        finish_reason: "stop".into(),
+        usage: Some(v1::Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 0 }),
+        timeline: Some(v1::Timeline { kv_transfer: Some(moved), ..Default::default() }),
+        prefill_node: "prefill-0".into(),
+        decode_node: "decode-0".into(),
+    }))
+}
+
+#[tonic::async_trait]
+impl v1::inference_server::Inference for Service {
+    type GenerateStream = Responses;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Responses>, Status> {
+        let request = request.into_inner();
+        self.0.lock().unwrap().requests += 1;
+        let seed = request.sampling.as_ref().and_then(|s| s.seed).unwrap_or(1);
+        let said = said(request.prompt);
+        let refuse = |kind, message: &str, after| Err(baton_proto::status(kind, message, after));
+        if said.contains("fail:invalid") {
+            return refuse(ErrorKind::Invalid, "temperature: -1, but must be at least 0", None);
+        } else if said.contains("fail:overloaded") {
+            return refuse(ErrorKind::Overloaded, "full", Some(Duration::from_secs(3)));
+        } else if said.contains("fail:unavailable") {
+            return refuse(ErrorKind::Unavailable, "no node", None);
+        }
+        let accepted =
+            v1::Accepted { request_id: "r1".into(), model: "m".into(), prompt_token_ids: vec![1, 2, 3], seed };
+        let (sender, receiver) = mpsc::channel(4);
+        let seen = Arc::clone(&self.0);
+        #[allow(clippy::disallowed_methods)] // ends with the client
+        tokio::spawn(async move {
+            let _ = sender.send(event(Event::Accepted(accepted))).await;
+            if said.contains("endless") || said.contains("slow") {
+                let mut index = 0;
+                while (said.contains("endless") || index < 100) && sender.send(delta(index, "more ")).await.is_ok() {
+                    index += 1;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            } else {
+                let _ = sender.send(delta(0, &said)).await;
+            }
+            let last = if said.contains("fail:midway") { Err(Status::data_loss("lost it")) } else { finished() };
+            if sender.send(last).await.is_err() {
+                seen.lock().unwrap().dropped += 1;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn abort(&self, _: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+        Err(Status::unimplemented("abort"))
+    }
+
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        Err(Status::unimplemented("list_models"))
+    }
+}
+
+fn node(name: &str, role: &str) -> v1::NodeStatus {
+    let info = v1::NodeInfo { name: name.into(), role: role.into(), ..Default::default() };
+    v1::NodeStatus { info: Some(info), state: "ready".into(), ..Default::default() }
+}
+
+#[tonic::async_trait]
+impl v1::cluster_server::Cluster for Service {
+    async fn register(&self, _: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
+        Err(Status::unimplemented("register"))
+    }
+
+    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
+        let nodes = vec![node("prefill-0", "prefill"), node("decode-0", "decode")];
+        Ok(Response::new(v1::ListNodesResponse { nodes }))
+    }
+
+    async fn check_integrity(
+        &self,
+        _: Request<v1::CheckClusterIntegrityRequest>,
+    ) -> Result<Response<v1::CheckClusterIntegrityResponse>, Status> {
+        let entry =
+            |node: &str, problem: &str| v1::NodeIntegrity { node: node.into(), problem: problem.into(), load: None };
+        let nodes = vec![entry("prefill-0", ""), entry("decode-0", "block 3 is lost")];
+        Ok(Response::new(v1::CheckClusterIntegrityResponse { nodes }))
+    }
+
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        Ok(Response::new(v1::VersionResponse {
+            version: "9.9.9".into(),
+            protocol_version: 1,
+            conductor_id: "c1".into(),
+        }))
+    }
+}
