@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::screen::{Paint, Waiting, line};
 use crate::table::table;
 
-const HEADER: [&str; 11] = [
+const HEADER: [&str; 12] = [
     "NAME",
     "ROLE",
     "STATE",
@@ -23,6 +23,7 @@ const HEADER: [&str; 11] = [
     "CACHED TOKENS",
     "PREFIX HITS",
     "REPORT",
+    "GENERATION",
     "ADDRESS",
 ];
 /// Column of the state, which is coloured.
@@ -107,6 +108,7 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         cached_tokens(node).to_string(),
         hits,
         format!("{:.1} s ago", node.report_age_s),
+        info.generation,
         info.address,
     ]
 }
@@ -193,7 +195,20 @@ mod tests {
             text.lines().nth(1).unwrap().split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(
             cells,
-            ["prefill-0", "prefill", "ready", "2", "3", "4", "40/100", "80", "75 %", "0.2 s ago", "http://127.0.0.1:9"]
+            [
+                "prefill-0",
+                "prefill",
+                "ready",
+                "2",
+                "3",
+                "4",
+                "40/100",
+                "80",
+                "75 %",
+                "0.2 s ago",
+                "1a",
+                "http://127.0.0.1:9"
+            ]
         );
     }
 

@@ -15,7 +15,7 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("output", output(report)),
     ];
     let rows = rows.map(|(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}"))));
-    format!("{} {}\n{}", paint.bold("timeline"), paint.dim(&report.finish_reason), rows.join("\n"))
+    format!("{}\n{}", paint.bold("timeline"), rows.join("\n"))
 }
 
 fn queue(report: &Report) -> String {
@@ -53,7 +53,8 @@ fn gaps(report: &Report) -> String {
 }
 
 fn output(report: &Report) -> String {
-    format!("{} tokens in {}", report.completion_tokens, seconds(report.timeline.total_s))
+    let (tokens, total) = (report.completion_tokens, seconds(report.timeline.total_s));
+    format!("{tokens} tokens in {total}, finish reason: {}", report.finish_reason)
 }
 
 fn node(name: &Option<String>) -> &str {
@@ -124,6 +125,7 @@ mod tests {
         let finished = v1::Finished {
             usage: Some(v1::Usage { prompt_tokens: 45, completion_tokens: 1, cached_tokens: 32 }),
             timeline: Some(timeline),
+            finish_reason: "stop".into(),
             prefill_node: "prefill-0".into(),
             decode_node: "decode-1".into(),
             ..Default::default()
@@ -137,6 +139,7 @@ mod tests {
             "500.0 ms on prefill-0",
             "3.0 MiB over tcp to decode-1 in 40.0 ms, 2.0 ms of it exposed",
             "600.0 ms",
+            "1 tokens in 0 us, finish reason: stop",
         ] {
             assert!(text.contains(part), "'{part}' in:\n{text}");
         }

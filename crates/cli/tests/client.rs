@@ -38,7 +38,7 @@ fn generate_prints_the_timeline_beside_the_text() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["generate", "--timeline", "--raw", "hi"]);
     assert_eq!(out, "raw: hi|\n");
-    assert!(err.contains("timeline stop") && err.contains("over tcp to decode-0"), "{err}");
+    assert!(err.contains("finish reason: stop") && err.contains("over tcp to decode-0"), "{err}");
     assert!(!err.contains('\x1b'), "no colours where nobody sees them");
 }
 
@@ -116,6 +116,25 @@ fn chat_keeps_the_conversation_until_it_is_cleared() {
         String::from_utf8(output.stdout).unwrap(),
         format!("{first}\n{second}\nsystem: be brief|user: three|\n")
     );
+}
+
+#[test]
+fn ctrl_c_stops_an_answer_and_not_the_conversation() {
+    let fake = Fake::start();
+    let mut child =
+        baton(&fake, &["chat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"endless\n").unwrap();
+    fake.wait("a request", |seen| seen.requests == 1);
+    std::thread::sleep(Duration::from_millis(100));
+    interrupt(child.id());
+    fake.wait("the abort", |seen| seen.dropped == 1);
+    stdin.write_all(b"/clear\nand now\n").unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!((output.status.code(), err.trim()), (Some(0), "stopped"));
+    assert!(out.starts_with("more ") && out.ends_with("\nuser: and now|\n"), "{out}");
 }
 
 #[test]

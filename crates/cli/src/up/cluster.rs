@@ -202,6 +202,8 @@ impl Cluster {
     /// Takes an event in, and tells people what is news to them.
     fn note(&mut self, event: Event) {
         let Some(index) = self.members.iter().position(|member| member.name == event.name) else { return };
+        // Without a folder for logs, people have seen the last lines already.
+        let show_lines = self.plan.log_dir.is_some();
         let (console, member) = (self.console.clone(), &mut self.members[index]);
         match event.what {
             What::Started(pid) => member.pid = pid,
@@ -219,7 +221,7 @@ impl Cluster {
                 let text =
                     format!("{} (pid {}) {reason}; starting it again in {restart_in:?}", member.name, member.pid);
                 console.say(&console.paint.red(&text));
-                for said in last_lines {
+                for said in last_lines.iter().filter(|_| show_lines) {
                     console.say(&console.paint.dim(&format!("  {said}")));
                 }
             }
