@@ -17,8 +17,11 @@ pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
     let node = dial.info.node.clone();
     let door = Arc::clone(door);
     door.clone().tasks.spawn_request("node session", async move {
-        let error = run_session(&door.nodes, dial, door.id, &*door).await;
-        tracing::warn!(%node, %error, "session with a node ended");
+        tokio::select! {
+            error = run_session(&door.nodes, dial, door.id, &*door) => tracing::warn!(%node, %error, "session with a node ended"),
+            // The nodes see their sessions end and abort what is left.
+            () = door.tasks.cancelled() => {}
+        }
     });
     Ok(())
 }

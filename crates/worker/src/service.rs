@@ -120,9 +120,13 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         let welcome = v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some((&*self.info).into()) };
         self.sessions.send(conductor, v1::node_event::Event::Welcome(welcome));
         self.input(Input::SessionOpened(conductor)).await?;
-        let (inputs, sessions) = (self.inputs.clone(), self.sessions.clone());
+        let (inputs, sessions, end) = (self.inputs.clone(), self.sessions.clone(), self.tasks.clone());
         self.tasks.spawn_request("session reader", async move {
-            if let Err(status) = read_commands(commands, conductor, &inputs).await {
+            let read = tokio::select! {
+                read = read_commands(commands, conductor, &inputs) => read,
+                () = end.cancelled() => Ok(()),
+            };
+            if let Err(status) = read {
                 tracing::warn!(%conductor, reason = status.message(), "session broke");
             }
             if sessions.close(conductor, epoch) {
