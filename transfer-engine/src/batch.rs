@@ -69,7 +69,9 @@ impl WriteBatch {
         Self { result, source: Arc::default() }
     }
 
-    /// Ends the batch early. It still resolves, to [`TransferError::Cancelled`] unless it was complete before.
+    /// Ends the batch early. It still resolves, at once: to [`TransferError::Cancelled`] unless it was complete before.
+    ///
+    /// What has left by then may land, even as a whole, until the owner ends the grant; what has not, does not. The same holds after a deadline.
     pub fn cancel(&self) {
         self.source.close();
     }

@@ -1,1 +1,91 @@
-//! x
+//! A writer by hand, byte for byte: for what the engine would never do.
+
+use tokio::net::TcpStream;
+
+use super::harness::TestNode;
+use crate::TransportKind;
+use crate::grant::Writer;
+use crate::transport::tcp::socket::{read_exact, write_all};
+use crate::transport::tcp::wire::{
+    Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, put_commit, put_data, put_fence,
+};
+use baton_types::{Generation, GrantId, NodeId};
+
+use super::harness::span;
+
+/// A connection that speaks the protocol as it likes.
+pub(super) struct RawWriter {
+    pub(super) stream: TcpStream,
+    segment: crate::SegmentId,
+}
+
+pub(super) fn raw_identity() -> (NodeId, Generation) {
+    (NodeId::new("raw").unwrap(), Generation(1))
+}
+
+impl RawWriter {
+    pub(super) async fn connect(owner: &TestNode) -> Self {
+        Self { stream: connect(owner).await, segment: owner.segment }
+    }
+
+    /// With the handshake done.
+    pub(super) async fn open(owner: &TestNode, connection: u64) -> Self {
+        let raw = Self::connect(owner).await;
+        raw.hello(owner, PROTOCOL_VERSION, connection).await;
+        assert_eq!(raw.reply().await, Some(Reply::Welcome { version: PROTOCOL_VERSION }));
+        raw
+    }
+
+    pub(super) async fn hello(&self, owner: &TestNode, version: u16, connection: u64) {
+        let ((node, generation), (owner, owners)) = (raw_identity(), owner.identity.clone());
+        let writer = Writer { node, generation };
+        let hello = Hello { version, connection, writer, target: Writer { node: owner, generation: owners } };
+        self.send(&hello.encode()).await;
+    }
+
+    pub(super) async fn send(&self, bytes: &[u8]) {
+        write_all(&self.stream, bytes).await.unwrap();
+    }
+
+    /// The head of a DATA frame of one part of batch `batch`; its payload is the caller's.
+    pub(super) async fn data(&self, batch: u64, grant: GrantId, offset: u64, len: u64) {
+        let mut out = Vec::new();
+        put_data(&mut out, PartId { batch, part: 0 }, grant, self.segment, &[span(0, offset, len)]);
+        self.send(&out).await;
+    }
+
+    pub(super) async fn commit(&self, batch: u64, grant: GrantId, bytes: u64) {
+        let (id, segment) = (PartId { batch, part: 0 }, self.segment);
+        let mut out = Vec::new();
+        put_commit(&mut out, &Commit { id, grant, segment, parts: 1, bytes, tag: 1 });
+        self.send(&out).await;
+    }
+
+    pub(super) async fn fence(&self, connection: u64) {
+        let mut out = Vec::new();
+        put_fence(&mut out, connection);
+        self.send(&out).await;
+    }
+
+    /// The next reply that is not about progress; `None` when the owner has closed.
+    pub(super) async fn reply(&self) -> Option<Reply> {
+        loop {
+            let mut prefix = [0; PREFIX_BYTES];
+            // A reset is an end, too.
+            if !read_exact(&self.stream, &mut prefix).await.unwrap_or(false) {
+                return None;
+            }
+            let prefix = Prefix::decode(prefix).unwrap();
+            let mut body = vec![0; prefix.body];
+            read_exact(&self.stream, &mut body).await.unwrap();
+            match Reply::decode(prefix, &body).unwrap() {
+                Reply::Progress => {}
+                reply => return Some(reply),
+            }
+        }
+    }
+}
+
+async fn connect(owner: &TestNode) -> TcpStream {
+    TcpStream::connect(owner.descriptor.address(TransportKind::Tcp).unwrap()).await.unwrap()
+}

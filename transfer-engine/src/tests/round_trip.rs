@@ -1,17 +1,244 @@
-//! Batches that nothing disturbs.
+//! Batches that nothing disturbs, and bounds.
 
-use super::harness::{TestNode, config, pair, span, whole};
-use crate::{Arrival, FakeNetwork};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::harness::{LONG, TestNode, config, pair, span, whole};
+use super::proxy::{Fault, Proxy};
+use crate::{Arrival, FakeNetwork, SpanPair, TransferError};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_arrives_whole_and_is_reported_on_both_sides() {
     let (writer, mut owner) = pair(1 << 20).await;
     let grant = owner.grant(1, &writer, vec![0..1 << 20]);
     let report = writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
-    assert_eq!((report.bytes, report.spans), (1 << 20, 1));
+    assert_eq!((report.bytes, report.spans, report.transport.as_str()), (1 << 20, 1, "tcp"));
     let from = writer.identity.0.clone();
+    // There already: the writer hears of completion after the owner.
     assert_eq!(owner.arrivals.try_recv(), Some(Arrival::Batch { grant, tag: 7, bytes: 1 << 20, from }));
     assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
     writer.stop().await;
     owner.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_without_spans_is_a_notification() {
+    let (writer, mut owner) = pair(4096).await;
+    let grant = owner.grant(1, &writer, vec![]);
+    let report = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0)]).await.unwrap();
+    assert_eq!((report.bytes, report.spans), (0, 0));
+    assert!(matches!(owner.arrival().await, Arrival::Batch { bytes: 0, tag: 7, .. }));
+}
+
+/// Disjoint spans in random order, with random sources.
+fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
+    let pieces = prop::collection::vec((0u64..5_000, 1u64..90_000, any::<u64>()), 0..40);
+    let placed = pieces.prop_map(move |pieces| {
+        let (mut at, mut spans) = (0, Vec::new());
+        for (gap, len, local) in pieces {
+            at += gap % 3 * gap;
+            if at + len > region {
+                break;
+            }
+            spans.push(span(local % (region - len), at, len));
+            at += len;
+        }
+        spans
+    });
+    placed.prop_shuffle()
+}
+
+/// Writes each list and compares the owner's whole region with the naive model.
+fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: &tokio::runtime::Runtime, region: u64) {
+    let (next, owner) = (Cell::new(0), RefCell::new(owner));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let result = runner.run(&spans(region), |spans| {
+        next.set(next.get() + 1);
+        let owner = &mut *owner.borrow_mut();
+        writer.fill(next.get());
+        let source = writer.bytes(0..region as usize);
+        let mut expected = owner.bytes(0..region as usize);
+        for s in &spans {
+            let (from, to, len) = (s.local_offset as usize, s.remote_offset as usize, s.len as usize);
+            expected[to..to + len].copy_from_slice(&source[from..from + len]);
+        }
+        let ranges = spans.iter().map(|s| s.remote_offset..s.remote_offset + s.len).collect();
+        runtime.block_on(async {
+            let grant = owner.grant(next.get(), writer, ranges);
+            let bytes: u64 = spans.iter().map(|s| s.len).sum();
+            let report = writer.write(&owner.descriptor, grant, spans).await.unwrap();
+            prop_assert_eq!(report.bytes, bytes);
+            let arrived = matches!(owner.arrivals.try_recv(), Some(Arrival::Batch { bytes: b, .. }) if b == bytes);
+            prop_assert!(arrived);
+            owner.engine.revoke(grant).await;
+            Ok(())
+        })?;
+        prop_assert!(owner.bytes(0..region as usize) == expected);
+        Ok(())
+    });
+    result.unwrap();
+}
+
+#[test]
+fn random_spans_arrive_as_a_copy_would_put_them() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let region = 1 << 20;
+    let (writer, owner) = runtime.block_on(pair(region));
+    check_against_a_copy(&writer, owner, &runtime, region as u64);
+}
+
+#[test]
+fn the_fake_network_copies_alike() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let (network, region) = (FakeNetwork::new(), 1 << 20);
+    let writer = TestNode::fake(&network, config("w", 1), region);
+    let owner = TestNode::fake(&network, config("o", 1), region);
+    check_against_a_copy(&writer, owner, &runtime, region as u64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_batches_of_two_hundred_spans_share_the_lanes() {
+    let (writer, mut owner) = pair(16 << 20).await;
+    let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
+    let remote = proxy.via(&owner.descriptor);
+    let batches: Vec<_> = (0..16u64)
+        .map(|i| {
+            let grant = owner.grant(i, &writer, vec![i << 20..(i + 1) << 20]);
+            // Every second block, so that nothing can be joined.
+            let spans = (0..200).map(|s| span((i << 20) + s * 5000, (i << 20) + s * 5000, 4096)).collect();
+            writer.write(&remote, grant, spans)
+        })
+        .collect();
+    for batch in batches {
+        let report = batch.await.unwrap();
+        assert_eq!((report.bytes, report.spans), (200 * 4096, 200));
+    }
+    let mut arrived = HashMap::new();
+    while let Some(Arrival::Batch { grant, bytes, .. }) = owner.arrivals.try_recv() {
+        *arrived.entry(grant).or_insert(0) += bytes;
+    }
+    assert!(arrived.len() == 16 && arrived.values().all(|&bytes| bytes == 200 * 4096), "{arrived:?}");
+    for start in (0..16).flat_map(|i| (0..200).map(move |s| (i << 20) + s * 5000)) {
+        assert!(owner.bytes(start..start + 4096) == writer.bytes(start..start + 4096));
+        assert!(owner.bytes(start + 4096..start + 5000).iter().all(|&byte| byte == 0));
+    }
+    assert!((1..=4).contains(&proxy.accepted()), "{} connections", proxy.accepted());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_kept_between_batches_and_closed_when_idle() {
+    let quick = crate::TransferConfig { idle_timeout: Duration::from_millis(150), ..config("w", 1) };
+    let (writer, owner) = (TestNode::tcp(quick, 1 << 16).await, TestNode::tcp(config("o", 1), 1 << 16).await);
+    let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
+    let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..1 << 16]));
+    for _ in 0..100 {
+        writer.write(&remote, grant, whole(1 << 16)).await.unwrap();
+    }
+    assert_eq!(proxy.accepted(), 1);
+    tokio::time::timeout(LONG, async {
+        while proxy.open() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .expect("an idle connection is closed");
+    writer.write(&remote, grant, whole(1 << 16)).await.unwrap();
+    assert_eq!(proxy.accepted(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_batch_is_striped_and_completes_once() {
+    let bytes = 16 << 20;
+    let (writer, mut owner) = pair(bytes).await;
+    let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
+    let grant = owner.grant(1, &writer, vec![0..bytes as u64]);
+    writer.write(&proxy.via(&owner.descriptor), grant, whole(bytes as u64)).await.unwrap();
+    assert_eq!(proxy.accepted(), 4);
+    assert!(matches!(owner.arrivals.try_recv(), Some(Arrival::Batch { bytes: b, .. }) if b == bytes as u64));
+    assert_eq!(owner.arrivals.try_recv(), None);
+    assert!(owner.bytes(0..bytes) == writer.bytes(0..bytes));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_in_flight_are_bounded() {
+    let limit = 512 << 10;
+    let small = crate::TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
+    let (writer, mut owner) = (TestNode::tcp(small, 4 << 20).await, TestNode::tcp(config("o", 1), 4 << 20).await);
+    // The welcome comes through, no acknowledgement does.
+    let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallRepliesAfter(10)]).await;
+    let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..4 << 20]));
+    let batches: Vec<_> = (0..4).map(|i| writer.write(&remote, grant, vec![span(i << 20, i << 20, 1 << 20)])).collect();
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let sent = proxy.from_writer();
+    assert!((limit..limit + 8192).contains(&sent), "{sent} bytes are on their way");
+    proxy.release();
+    for batch in batches {
+        batch.await.unwrap();
+        owner.arrival().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() {
+    let narrow = crate::TransferConfig { arrival_queue: 2, ..config("o", 1) };
+    let patient = crate::TransferConfig { progress_timeout: LONG, ..config("w", 1) };
+    let (writer, mut owner) = (TestNode::tcp(patient, 1 << 20).await, TestNode::tcp(narrow, 1 << 20).await);
+    let grants: Vec<_> = (0..40).map(|i| owner.grant(i, &writer, vec![i * 4096..(i + 1) * 4096])).collect();
+    let mut batches: Vec<_> =
+        grants.iter().map(|&g| Box::pin(writer.write(&owner.descriptor, g, vec![span(0, g.0 * 4096, 4096)]))).collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let last = batches.last_mut().unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(50), last).await.is_err(), "the queue is full");
+    tokio::time::timeout(Duration::from_secs(1), owner.engine.revoke(grants[39]))
+        .await
+        .expect("a fence needs no queue");
+    for _ in 0..39 {
+        assert!(matches!(owner.arrival().await, Arrival::Batch { .. }));
+    }
+    let last = batches.pop().unwrap().await;
+    assert!(matches!(last, Err(TransferError::Refused { .. })), "{last:?}");
+    for batch in batches {
+        batch.await.unwrap();
+    }
+    assert_eq!(owner.arrivals.try_recv(), None);
+}
+
+#[tokio::test]
+async fn batches_and_spans_under_way_are_bounded() {
+    let small = crate::TransferConfig { max_batches: 2, max_spans: 10, ..config("w", 1) };
+    let (writer, owner) = (TestNode::tcp(small, 4096).await, TestNode::tcp(config("o", 1), 4096).await);
+    let grant = owner.grant(1, &writer, vec![0..4096]);
+    let spans = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0); 11]).await.unwrap_err();
+    assert_eq!(spans, TransferError::Overloaded { what: "spans under way", limit: 10 });
+    let [first, second, third] = [0, 0, 0].map(|i| writer.write(&owner.descriptor, grant, vec![span(0, i, 1)]));
+    assert_eq!(third.await.unwrap_err(), TransferError::Overloaded { what: "batches under way", limit: 2 });
+    first.await.unwrap();
+    second.await.unwrap();
+    writer.write(&owner.descriptor, grant, whole(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_said_at_once() {
+    let (writer, owner) = pair(4096).await;
+    let grant = owner.grant(1, &writer, vec![0..4096]);
+    let outside = writer.write(&owner.descriptor, grant, whole(4097)).await.unwrap_err();
+    assert_eq!(outside.to_string(), "local span: 4097 bytes at 0 of a segment of 4096 bytes");
+    let options = crate::WriteOptions { deadline: std::time::Instant::now() + LONG, tag: 0 };
+    let nothing =
+        writer.engine.write(crate::SegmentId(9), &owner.descriptor, grant, whole(1), options).await.unwrap_err();
+    assert_eq!(nothing.to_string(), "segment: 9 is not registered");
+    let network = FakeNetwork::new();
+    let fake = TestNode::fake(&network, config("f", 1), 4096);
+    let no_way = writer.write(&fake.descriptor, grant, whole(1)).await.unwrap_err();
+    assert!(no_way.to_string().contains("node f cannot be reached by tcp"), "{no_way}");
+    writer.engine.shutdown();
+    assert_eq!(writer.write(&owner.descriptor, grant, whole(1)).await.unwrap_err(), TransferError::Closed);
 }

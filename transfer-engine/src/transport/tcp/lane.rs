@@ -77,6 +77,29 @@ pub(super) struct Sending {
     pub(super) outcome: mpsc::UnboundedSender<Outcome>,
     /// Room among the bytes in flight to this peer, until there is an outcome.
     pub(super) _in_flight: (OwnedSemaphorePermit, Held),
+    /// Its share of its lane's load, until there is an outcome.
+    pub(super) load: Option<LaneLoad>,
+}
+
+/// Counts a part among a lane's load.
+pub(super) struct LaneLoad {
+    lane: Arc<Lane>,
+    bytes: u64,
+}
+
+impl LaneLoad {
+    fn new(lane: &Arc<Lane>, part: &Part) -> Self {
+        // One more, so that parts without bytes count too.
+        let bytes = part.bytes + 1;
+        lane.load.fetch_add(bytes, Relaxed);
+        Self { lane: Arc::clone(lane), bytes }
+    }
+}
+
+impl Drop for LaneLoad {
+    fn drop(&mut self) {
+        self.lane.load.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 impl Sending {
@@ -114,9 +137,8 @@ impl Lane {
     }
 
     /// Queues a part, or gives it back if the lane has ended.
-    pub(super) async fn send(&self, sending: Sending) -> Result<(), Sending> {
-        // One more, so that parts without bytes count too.
-        self.load.fetch_add(sending.part.bytes + 1, Relaxed);
+    pub(super) async fn send(self: &Arc<Self>, mut sending: Sending) -> Result<(), Sending> {
+        sending.load = Some(LaneLoad::new(self, &sending.part));
         self.queue.send(sending).await.map_err(|error| error.0)
     }
 }
@@ -175,7 +197,7 @@ impl LaneTask {
         loop {
             tokio::time::sleep(interval.clamp(Duration::from_millis(1), Duration::from_secs(1))).await;
             let still = self.lane.opened.elapsed().saturating_sub(Duration::from_micros(self.activity.load(Relaxed)));
-            let busy = !self.sent().is_empty();
+            let busy = self.lane.load() > 0;
             if busy && still >= config.progress_timeout {
                 return LaneEnd::Failed(format!("no progress for {still:.1?}"));
             }
@@ -223,9 +245,7 @@ impl LaneTask {
     }
 
     fn forget(&self, id: PartId) -> Option<Sending> {
-        let sending = self.sent().remove(&id)?;
-        self.lane.load.fetch_sub(sending.part.bytes + 1, Relaxed);
-        Some(sending)
+        self.sent().remove(&id)
     }
 
     async fn send(&self, waiting: &mut mpsc::Receiver<Sending>) -> LaneEnd {

@@ -23,6 +23,8 @@ const CONNECT_ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause: a peer that is back is found within it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a batch waits for one more lane, where it has one.
+const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(50);
 
 /// An owner, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,6 +42,12 @@ struct Attempts {
 }
 
 impl Attempts {
+    fn failed(&mut self, error: TransferError) {
+        self.failures = self.failures.saturating_add(1);
+        self.last = Some((Instant::now(), error));
+    }
+
+    /// When the next attempt may be made.
     fn next(&self) -> Option<Instant> {
         let (at, _) = self.last.as_ref()?;
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
@@ -78,10 +86,10 @@ impl Peer {
         let (best, may_open) = self.best(fresh);
         let Some(best) = best else { return self.open_or_wait(fresh).await };
         if may_open && best.load() >= self.host.config.stripe_bytes {
-            // One more would help, but this one does as well where somebody connects already or cannot.
+            // Where somebody connects already, or nobody can, this one does as well.
             if let Ok(mut attempts) = self.attempts.try_lock() {
-                if attempts.failures == 0 {
-                    return Ok(self.open(&mut attempts).await.unwrap_or(best));
+                if attempts.next().is_none_or(|next| next <= Instant::now()) {
+                    return Ok(self.open_another(&mut attempts).await.unwrap_or(best));
                 }
             }
         }
@@ -124,10 +132,10 @@ impl Peer {
         }
     }
 
-    /// One attempt to connect.
+    /// One attempt to connect. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
     async fn open(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Arc<Lane>, TransferError> {
         let (id, limit) =
-            (self.next_connection.fetch_add(1, Relaxed), Instant::now() + self.host.config.connect_timeout);
+            (self.next_connection.fetch_add(1, Relaxed), Instant::now() + self.host.config.connect_timeout / 2);
         let connected = timeout_at(limit.into(), self.connect(id)).await;
         let connected = connected.unwrap_or_else(|_| Err(self.unreachable(io::ErrorKind::TimedOut.into())));
         match connected {
@@ -139,9 +147,19 @@ impl Peer {
             Err(error) => {
                 self.host.metrics.connects_failed.increment(1);
                 tracing::debug!(node = %self.key.target.node, address = self.key.address, %error, "cannot connect");
-                attempts.failures = attempts.failures.saturating_add(1);
-                attempts.last = Some((Instant::now(), error.clone()));
+                attempts.failed(error.clone());
                 Err(error)
+            }
+        }
+    }
+
+    /// Opens one more lane, if that is a matter of moments.
+    async fn open_another(self: &Arc<Self>, attempts: &mut Attempts) -> Option<Arc<Lane>> {
+        match tokio::time::timeout(PATIENCE_FOR_ANOTHER, self.open(attempts)).await {
+            Ok(lane) => lane.ok(),
+            Err(_) => {
+                attempts.failed(self.unreachable(io::ErrorKind::TimedOut.into()));
+                None
             }
         }
     }

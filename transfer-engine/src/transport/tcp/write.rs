@@ -106,7 +106,7 @@ async fn send(
     let permit =
         Arc::clone(&peer.in_flight).acquire_many_owned(bytes as u32).await.map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, Held::new(&peer.host.metrics.in_flight, bytes as f64));
-    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight };
+    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight, load: None };
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(fresh).await?;
         match lane.send(sending).await {
