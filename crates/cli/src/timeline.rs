@@ -128,7 +128,6 @@ mod tests {
             finish_reason: "stop".into(),
             prefill_node: "prefill-0".into(),
             decode_node: "decode-1".into(),
-            ..Default::default()
         };
         let mut record = Record::default();
         record.take(v1::GenerateResponse { event: Some(Event::Finished(finished)) }, Duration::from_secs(1)).unwrap();
