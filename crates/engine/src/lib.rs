@@ -19,3 +19,6 @@ pub use error::EngineError;
 pub use kernels::Isa;
 pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};
 pub use sampler::{Sampled, logprobs, sample};
+
+#[cfg(target_endian = "big")]
+compile_error!("KV blocks cross the wire as the machine's own bytes, and machines are little-endian");

@@ -36,6 +36,8 @@ pub struct MockOptions {
     pub base: Duration,
     /// Time of each row of it.
     pub per_row: Duration,
+    /// Time of each position that a row attends to.
+    pub per_row_pair: Duration,
     /// Token that ends an output, and one chance in how many it has at each position; 0 is never.
     pub end_token: u32,
     /// See `end_token`.
@@ -51,9 +53,23 @@ impl Default for MockOptions {
             context_length: 32_768,
             base: Duration::from_micros(500),
             per_row: Duration::from_micros(20),
+            per_row_pair: Duration::from_nanos(5),
             end_token: 257,
             end_one_in: 0,
         }
+    }
+}
+
+impl MockOptions {
+    /// Time of a step: a polynomial of its rows and of the positions that they attend to.
+    fn time(&self, batch: &[SequenceStep<'_>]) -> Duration {
+        let of_sequence = |sequence: &SequenceStep<'_>| {
+            let (rows, start) = (sequence.tokens.len() as u64, u64::from(sequence.start));
+            let pairs = rows * start + rows * (rows + 1) / 2;
+            let times = |each: Duration, count: u64| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+            times(self.per_row, rows) + times(self.per_row_pair, pairs)
+        };
+        self.base + batch.iter().map(of_sequence).sum::<Duration>()
     }
 }
 
@@ -192,8 +208,7 @@ impl Engine for MockEngine {
 
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         check_batch(batch, &self.model, self.arena.layout())?;
-        let rows: usize = batch.iter().map(|sequence| sequence.tokens.len()).sum();
-        let time = self.options.base + self.options.per_row * rows as u32;
+        let time = self.options.time(batch);
         for layer in 0..self.options.num_layers {
             for sequence in batch {
                 self.write_layer(layer, sequence);

@@ -1,5 +1,7 @@
 //! Tiny random models of each family, from safetensors folders and from GGUF: logits are those of `transformers` (see `fixtures/generate.py`).
 
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
+
 mod common;
 
 use baton_engine::Engine;

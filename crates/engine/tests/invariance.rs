@@ -162,4 +162,5 @@ fn a_wrong_step_is_refused_and_leaves_the_engine_working() {
     let long = SequenceStep { tokens: &long, start: 0, block_table: &table, logits: LogitsWanted::Last };
     assert!(engine.step(&[long], &mut Recorder::default()).unwrap_err().to_string().contains("the context holds 256"));
     assert_eq!(run(&mut engine, &[1, 2], &table, 2).len(), 2);
+    engine.step(&[], &mut Recorder::default()).unwrap();
 }

@@ -1,5 +1,7 @@
 //! Models and options that the engine refuses, with an error that names what is wrong.
 
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
+
 mod common;
 
 use std::path::Path;

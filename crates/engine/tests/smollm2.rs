@@ -1,5 +1,7 @@
 //! The engine on a real model: SmolLM2-135M-Instruct, Q4_1, the file that `BATON_MODEL` names.
 
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
+
 mod common;
 
 use std::time::Instant;
@@ -106,5 +108,11 @@ fn a_long_prompt_takes_seconds() {
         engine.step(&[step], &mut Recorder::default()).unwrap();
     }
     println!("1500 tokens in {prefill:?}, then {:?} per token", began.elapsed() / 10);
+    let began = Instant::now();
+    for start in 1510..1515 {
+        let step = SequenceStep { tokens: &[7], start, block_table: &table, logits: LogitsWanted::Last };
+        engine.step(&vec![step; 16], &mut Recorder::default()).unwrap();
+    }
+    println!("16 sequences of 1500 tokens: {:?} per step", began.elapsed() / 5);
     assert!(prefill.as_secs() < 60, "{prefill:?}");
 }

@@ -7,7 +7,7 @@ use super::rope_scaling::{RopeScaling, frequencies};
 use crate::error::EngineError;
 
 /// Keys of `<architecture>.` that are read, or say nothing that this engine would have to know. Any other might change what the model computes.
-const KNOWN_KEYS: [&str; 22] = [
+const KNOWN_KEYS: [&str; 21] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -28,7 +28,6 @@ const KNOWN_KEYS: [&str; 22] = [
     "rope.scaling.original_context_length",
     "rope.scaling.type",
     "tensor_data_layout",
-    "use_parallel_residual",
     "vocab_size",
 ];
 

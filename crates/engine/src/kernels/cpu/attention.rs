@@ -249,7 +249,11 @@ fn weigh<V: F32x16>(shape: &AttentionShape, position: usize, start: usize, row: 
     scores[..seen.start.saturating_sub(start).min(KEYS)].fill(f32::NEG_INFINITY);
     scores[(seen.end - start).min(KEYS)..].fill(f32::NEG_INFINITY);
 
-    let s: [V; KEYS / LANES] = std::array::from_fn(|i| V::read(&scores[i * LANES..][..LANES]));
+    // Loops, not closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+    let mut s = [V::splat(0.0); KEYS / LANES];
+    for (s, from) in s.iter_mut().zip(scores.chunks_exact(LANES)) {
+        *s = V::read(from);
+    }
     let old = scratch.maxima[row];
     let largest = s[0].max(s[1]).max(s[2].max(s[3])).largest();
     let sums = &mut scratch.sums[row * LANES..][..LANES];
@@ -265,11 +269,11 @@ fn weigh<V: F32x16>(shape: &AttentionShape, position: usize, start: usize, row: 
         }
     }
     scratch.maxima[row] = max;
-    let p = s.map(|s| exp(s.sub(V::splat(max))));
-    for (p, to) in p.iter().zip(scores.chunks_exact_mut(LANES)) {
-        p.write(to);
+    for (s, to) in s.iter_mut().zip(scores.chunks_exact_mut(LANES)) {
+        *s = exp(s.sub(V::splat(max)));
+        s.write(to);
     }
-    total.add(p[0].add(p[1]).add(p[2].add(p[3]))).write(sums);
+    total.add(s[0].add(s[1]).add(s[2].add(s[3]))).write(sums);
 }
 
 /// Divides by the sums of the weights, which are at least 1: a row sees itself.

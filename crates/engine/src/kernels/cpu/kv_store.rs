@@ -64,16 +64,16 @@ fn encode(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
     // Rounding in pieces: a buffer on the stack serves any head size.
     const PIECE: usize = 64;
     match dtype {
-        KvDtype::F32 => to.chunks_exact_mut(4).zip(x).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+        KvDtype::F32 => to.chunks_exact_mut(4).zip(x).for_each(|(to, x)| to.copy_from_slice(&x.to_ne_bytes())),
         KvDtype::F16 => {
             for (x, to) in x.chunks(PIECE).zip(to.chunks_mut(2 * PIECE)) {
                 let mut rounded = [f16::ZERO; PIECE];
                 rounded[..x.len()].convert_from_f32_slice(x);
-                to.chunks_exact_mut(2).zip(rounded).for_each(|(to, h)| to.copy_from_slice(&h.to_le_bytes()));
+                to.chunks_exact_mut(2).zip(rounded).for_each(|(to, h)| to.copy_from_slice(&h.to_ne_bytes()));
             }
         }
         KvDtype::Bf16 => {
-            to.chunks_exact_mut(2).zip(x).for_each(|(to, &x)| to.copy_from_slice(&bf16::from_f32(x).to_le_bytes()));
+            to.chunks_exact_mut(2).zip(x).for_each(|(to, &x)| to.copy_from_slice(&bf16::from_f32(x).to_ne_bytes()));
         }
     }
 }
@@ -85,24 +85,28 @@ pub(super) fn decode<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: us
     let size = dtype.bytes();
     let bytes = &row[from * size..(from + count) * size];
     match dtype {
-        KvDtype::F32 => V::read(&le_words::<4, f32>(bytes, f32::from_le_bytes)),
-        KvDtype::F16 => V::from_f16(&le_words(bytes, u16::from_le_bytes)),
-        KvDtype::Bf16 => V::from_bf16(&le_words(bytes, u16::from_le_bytes)),
+        KvDtype::F32 => V::read(&words::<f32>(bytes)),
+        KvDtype::F16 => V::from_f16(&words(bytes)),
+        KvDtype::Bf16 => V::from_bf16(&words(bytes)),
     }
 }
 
+/// A plain number, for which every pattern of bits is a value.
+trait Word: Copy + Default {}
+impl Word for f32 {}
+impl Word for u16 {}
+
+/// Up to 16 words, which lie in the arena in the machine's order; the rest are 0.
 #[inline(always)]
-fn le_words<const SIZE: usize, T: Copy + Default>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> [T; LANES] {
+fn words<T: Word>(bytes: &[u8]) -> [T; LANES] {
+    if bytes.len() == size_of::<[T; LANES]>() {
+        // SAFETY: as many bytes as 16 words have; any bits are a word; the read takes any alignment. A single vector load, where a loop over bytes is 16.
+        return unsafe { bytes.as_ptr().cast::<[T; LANES]>().read_unaligned() };
+    }
     let mut words = [T::default(); LANES];
-    if bytes.len() == SIZE * LANES {
-        // The common case apart, so that it becomes one load.
-        for (i, word) in words.iter_mut().enumerate() {
-            *word = read(std::array::from_fn(|b| bytes[SIZE * i + b]));
-        }
-    } else {
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(SIZE)) {
-            *word = read(std::array::from_fn(|b| bytes[b]));
-        }
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+        // SAFETY: as above, for one word.
+        *word = unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
     }
     words
 }

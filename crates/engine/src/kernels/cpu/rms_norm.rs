@@ -11,7 +11,11 @@ per_isa! {
 #[inline(always)]
 fn rms_norm_of<V: F32x16>(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     assert!(x.len() == weight.len() && x.len() == y.len(), "lengths of a norm");
-    let squares = x.chunks(LANES).map(V::read).fold(V::splat(0.0), |sum, x| x.mul_add(x, sum));
+    let mut squares = V::splat(0.0);
+    for x in x.chunks(LANES) {
+        let x = V::read(x);
+        squares = x.mul_add(x, squares);
+    }
     let scale = V::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
     for ((x, w), y) in x.chunks(LANES).zip(weight.chunks(LANES)).zip(y.chunks_mut(LANES)) {
         V::read(x).mul(scale).mul(V::read(w)).write(y);

@@ -62,10 +62,7 @@ impl F32x16 for Avx2 {
     fn from_bf16(bits: &[u16; LANES]) -> Self {
         let from = bits.as_ptr().cast::<__m128i>();
         // SAFETY: two times 16 bytes of the array; AVX2 as above.
-        unsafe {
-            let widen = |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
-            Self(widen(_mm_loadu_si128(from)), widen(_mm_loadu_si128(from.add(1))))
-        }
+        unsafe { Self(widen(_mm_loadu_si128(from)), widen(_mm_loadu_si128(from.add(1)))) }
     }
 
     #[inline(always)]
@@ -77,19 +74,47 @@ impl F32x16 for Avx2 {
     #[inline(always)]
     fn zero_where_below(self, x: Self, limit: Self) -> Self {
         // SAFETY: AVX2 as above.
-        unsafe {
-            let keep = |x, limit, y| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), y);
-            Self(keep(x.0, limit.0, self.0), keep(x.1, limit.1, self.1))
-        }
+        unsafe { Self(zero_where_below(self.0, x.0, limit.0), zero_where_below(self.1, x.1, limit.1)) }
     }
 
     #[inline(always)]
     fn pow2_of_rounded(self) -> Self {
         // SAFETY: AVX2 as above.
-        unsafe {
-            let one = _mm256_castps_si256(_mm256_set1_ps(1.0));
-            let pow2 = |t| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(t)), one));
-            Self(pow2(self.0), pow2(self.1))
-        }
+        unsafe { Self(pow2(self.0), pow2(self.1)) }
+    }
+}
+
+// Functions rather than closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+
+/// bfloat16 to single.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn widen(half: __m128i) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half))) }
+}
+
+/// 0 where `x` is below `limit`, else `y`.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn zero_where_below(y: __m256, x: __m256, limit: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), y) }
+}
+
+/// For `t = n + ROUND_MAGIC`: 2^n.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn pow2(t: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(t));
+        _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
     }
 }

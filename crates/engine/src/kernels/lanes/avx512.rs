@@ -93,14 +93,17 @@ impl F32x16 for Avx512 {
     fn transpose(rows: &mut [Self; LANES]) {
         // SAFETY: AVX-512 F as above.
         unsafe {
-            let mut a = rows.map(|row| row.0);
+            let mut a = [_mm512_setzero_ps(); LANES];
+            for (a, row) in a.iter_mut().zip(rows.iter()) {
+                *a = row.0;
+            }
             for i in (0..LANES).step_by(2) {
                 (a[i], a[i + 1]) = (_mm512_unpacklo_ps(a[i], a[i + 1]), _mm512_unpackhi_ps(a[i], a[i + 1]));
             }
             let mut b = a;
             for i in (0..LANES).step_by(4) {
-                for (j, (low, high)) in [(a[i], a[i + 2]), (a[i + 1], a[i + 3])].into_iter().enumerate() {
-                    let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                for j in 0..2 {
+                    let (low, high) = (_mm512_castps_pd(a[i + j]), _mm512_castps_pd(a[i + j + 2]));
                     b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
                     b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
                 }
