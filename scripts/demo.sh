@@ -30,7 +30,9 @@ export BATON_CONDUCTOR
 question="What is the capital of France?"
 follow_up="And which river flows through it?"
 printf '\n> %s\n' "$question"
-"$baton" generate --timeline --max-tokens 48 "$question" | tee "$work/answer"
+"$baton" generate --timeline --max-tokens 48 "$question" 2>"$work/timeline" | tee "$work/answer" || { cat "$work/timeline" >&2; exit 1; }
+printf '\n'
+cat "$work/timeline"
 grep -q Paris "$work/answer" || { echo "demo: the answer does not name Paris" >&2; exit 1; }
 
 # The follow-up is the same conversation, one turn longer: its prefix is in the cache.
@@ -41,7 +43,9 @@ roles = ["user", "assistant", "user"]
 print(json.dumps([{"role": r, "content": c} for r, c in zip(roles, [sys.argv[2], answer, sys.argv[3]])]))
 PY
 printf '\n> %s\n' "$follow_up"
-"$baton" generate --timeline --max-tokens 48 --messages "$work/messages.json"
+"$baton" generate --timeline --max-tokens 48 --messages "$work/messages.json" 2>"$work/timeline"
+printf '\n'
+cat "$work/timeline"
 
 printf '\nStopping ...\n'
 kill -TERM "$up"

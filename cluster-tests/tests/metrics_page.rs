@@ -5,6 +5,7 @@ use baton_runtime::telemetry::metrics_page;
 #[test]
 fn the_metrics_page_is_what_the_code_registers() {
     let page = metrics_page(&[
+        ("Every process", baton_runtime::telemetry::METRICS),
         ("Conductor", baton_conductor::metrics::METRICS),
         ("Both kinds of node", baton_worker::METRICS),
         ("Prefill node", baton_prefill_node::METRICS),

@@ -16,8 +16,8 @@ use baton_transfer_engine::{ArrivalReceiver, SegmentDescriptor, SegmentId, Trans
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
@@ -278,15 +278,16 @@ async fn start_grpc<E: Send + 'static>(
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let server = Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(service);
+    // The builder's own `tcp_nodelay` does not reach sockets of a listener that was bound elsewhere; without it a token waits 40 ms for an acknowledgement.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let end = tasks.clone();
     tasks.spawn("grpc server", async move {
         let stop = async move { end.cancelled().await };
-        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop).await
+        server.serve_with_incoming_shutdown(incoming, stop).await
     });
     let draining = shutdown.clone();
     tasks.spawn_request("health", async move {
