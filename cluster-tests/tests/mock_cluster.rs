@@ -1,8 +1,11 @@
 //! The real binaries with the mock engine: the control plane and the transfers are real, and the tokens depend on every byte that moved.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::time::Duration;
 
 use baton_cluster_tests::{Ask, Cluster};
+use futures::future::join_all;
 use tonic::Code;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -44,31 +47,13 @@ async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Res
 
     let large = Cluster::mock().prefill(2).decode(2).prefill_flags(&["--chunk-tokens", "64"]).start().await?;
     for round in 0..2 {
-        let together = futures_join(asks.iter().map(|ask| large.ask(ask.clone()))).await;
+        let together = join_all(asks.iter().map(|ask| large.ask(ask.clone()))).await;
         for (i, (answer, expected)) in together.into_iter().zip(&alone).enumerate() {
             assert_eq!(&answer?.token_ids, expected, "request {i}, round {round}");
         }
     }
     large.wait_idle(SECOND).await?;
     large.stop().await
-}
-
-/// Runs futures together and gives their outputs in order.
-async fn futures_join<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut futures: Vec<_> = futures.map(Box::pin).collect();
-    let mut outputs: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|cx| {
-        for (future, output) in futures.iter_mut().zip(&mut outputs) {
-            if output.is_none() {
-                if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
-                    *output = Some(value);
-                }
-            }
-        }
-        if outputs.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
 }
 
 #[tokio::test]

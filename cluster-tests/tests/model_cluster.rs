@@ -1,5 +1,7 @@
 //! The real binaries with a real model: what the cluster says is what the reference says, whichever way it was computed.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};
