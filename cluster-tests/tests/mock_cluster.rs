@@ -259,3 +259,60 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
     assert!(metrics.contains("baton_conductor_generation_tokens_total 10"), "{metrics}");
     cluster.stop().await
 }
+
+#[tokio::test]
+async fn health_and_reflection_are_the_standard_ones() -> anyhow::Result<()> {
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
+
+    let cluster = Cluster::mock().start().await?;
+    for (process, service) in [(&cluster.conductor, "baton.v1.Inference"), (&cluster.prefill[0], "baton.v1.Node")] {
+        let channel =
+            tonic::transport::Endpoint::from_shared(format!("http://{}", process.ready.grpc))?.connect().await?;
+        let request = HealthCheckRequest { service: service.into() };
+        let status = HealthClient::new(channel.clone()).check(request).await?.into_inner().status;
+        assert_eq!(status, ServingStatus::Serving as i32, "{service}");
+
+        let list = MessageRequest::ListServices(String::new());
+        let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+        let mut client = ServerReflectionClient::new(channel);
+        let answer = client.server_reflection_info(tokio_stream::once(request)).await?.into_inner().message().await?;
+        let Some(MessageResponse::ListServicesResponse(services)) = answer.and_then(|answer| answer.message_response)
+        else {
+            panic!("no list of services");
+        };
+        let names: Vec<_> = services.service.into_iter().map(|ServiceResponse { name }| name).collect();
+        assert!(names.iter().any(|name| name == service), "{names:?}");
+    }
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_key_names_one_running_request_at_a_time() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
+    let mut ask = Ask::tokens(prompt(40, 1)).max_tokens(50).ignore_eos();
+    ask.0.idempotency_key = "order-7".into();
+    let mut running = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+    running.message().await?;
+    let (code, message) = cluster.refused(ask.clone()).await;
+    assert!(code == Code::InvalidArgument && message.contains("idempotency_key"), "{code} {message}");
+    while running.message().await?.is_some() {}
+    assert_eq!(cluster.ask(ask).await?.token_ids.len(), 50, "the key is free again");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "50000"]).start().await?;
+    let mut ask = Ask::tokens(prompt(400, 1)).max_tokens(5);
+    ask.0.slo = Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: Some(1.0), tbt_ms: None });
+    let (code, message) = cluster.refused(ask.clone()).await;
+    assert!(code == Code::ResourceExhausted && message.contains("objective"), "{code} {message}");
+    ask.0.slo = Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: Some(60_000.0) });
+    assert_eq!(cluster.ask(ask).await?.token_ids.len(), 5);
+    cluster.stop().await
+}

@@ -117,7 +117,11 @@ impl FrontDoor {
         let request = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
         let entry = self.live.enter(request, &checked.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let job = Job::new(request, checked, &self.cluster())?;
-        let placement = self.place(&job, Attempt(0), &[], &entry)?;
+        let placement = match self.place(&job, Attempt(0), &[], &entry) {
+            // Its session ended in this moment: the choice among the others is as good as new.
+            Err(GenerateError::Node { node, .. }) => self.place(&job, Attempt(0), &[node], &entry)?,
+            placed => placed?,
+        };
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let relay = Relay::new(self, job, placement, entry, out, arrived)?;
         Ok((relay, responses))

@@ -40,8 +40,10 @@ pub struct Relay {
     cached_tokens: u32,
     prompt_logprobs_sent: bool,
     finish: Option<FinishReason>,
-    /// Whether no report of a hand-over is to come.
+    /// Whether no report of a hand-over is to come: the prefill node is done with the request.
     transfer_settled: bool,
+    /// Whether the last token said so: the decode node is done with the request.
+    ended_by_node: bool,
 }
 
 /// Where a request stands after an event.
@@ -77,6 +79,7 @@ impl Relay {
             prompt_logprobs_sent: false,
             finish: None,
             transfer_settled: false,
+            ended_by_node: false,
         })
     }
 
@@ -87,8 +90,9 @@ impl Relay {
     /// Relays until the request ends, one way or the other.
     pub async fn run(&mut self, door: &FrontDoor) {
         let outcome = self.relay(door).await;
-        // A stop string ends the output while the decode node still runs; a clean end needs no abort, but the nodes do not mind one.
-        door.end(self.key(), &self.placement, true);
+        // A stop string ends the output while the decode node goes on.
+        let nodes_are_done = outcome.is_ok() && self.ended_by_node;
+        door.end(self.key(), &self.placement, !nodes_are_done);
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
         let last = match outcome {
@@ -138,6 +142,10 @@ impl Relay {
         match event {
             LiveEvent::Prefill(event) => self.on_prefill(door, event).await,
             LiveEvent::Decode(event) => self.on_decode(door, event).await,
+            // What the prefill node had to do is done: the decode node has everything.
+            LiveEvent::NodeLost(node) if self.transfer_settled && self.placement.decode.as_ref() != Some(&node) => {
+                Ok(self.progress())
+            }
             LiveEvent::NodeLost(node) => {
                 let refused = Refused { kind: ErrorKind::Unavailable, message: "the node was lost".to_owned() };
                 Err(GenerateError::Node { node, refused })
@@ -193,6 +201,7 @@ impl Relay {
     }
 
     async fn on_token(&mut self, door: &FrontDoor, index: u32, token: OutputToken) -> Result<Progress, GenerateError> {
+        self.ended_by_node |= token.finish.is_some();
         let piece = self.output.push(index, token).map_err(|error| GenerateError::FrontDoor {
             kind: ErrorKind::DataLoss,
             message: error.to_string(),
@@ -247,6 +256,7 @@ impl Relay {
         self.attempt = attempt;
         self.placement = placement;
         self.transfer_settled = false;
+        self.ended_by_node = false;
         Ok(Progress::Going)
     }
 
