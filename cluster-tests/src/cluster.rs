@@ -154,9 +154,24 @@ impl Cluster {
         v1::cluster_client::ClusterClient::new(self.channel.clone())
     }
 
-    /// `http://host:port` of the HTTP port.
-    pub fn http(&self) -> String {
-        format!("http://{}", self.conductor.ready.http.as_deref().unwrap_or_default())
+    /// Calls the conductor's HTTP port: POST where there is a body. Gives status and body.
+    pub async fn http(&self, path: &str, body: Option<&str>) -> anyhow::Result<(u16, String)> {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let address = self.conductor.ready.http.as_deref().context("no HTTP port")?;
+        let method = if body.is_some() { "POST" } else { "GET" };
+        let body = body.unwrap_or_default();
+        // HTTP/1.0: the answer ends with the connection and comes in one piece.
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await??;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no header")?;
+        let status = head.split_whitespace().nth(1).context("no status")?.parse()?;
+        Ok((status, body.to_owned()))
     }
 
     /// Where logs are.

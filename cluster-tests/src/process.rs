@@ -88,7 +88,7 @@ impl Process {
     /// Asks it to drain, and waits for its exit status.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         let pid = self.pid();
-        let status = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+        let status = Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await?;
         anyhow::ensure!(status.success(), "kill -TERM {pid}");
         let exit = tokio::time::timeout(STOP_TIMEOUT, self.child.wait()).await;
         let exit = exit.with_context(|| format!("process {pid} did not stop; its log: {}", self.log.display()))??;

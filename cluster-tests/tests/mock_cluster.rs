@@ -214,38 +214,17 @@ async fn no_node_means_unavailable_at_once() -> anyhow::Result<()> {
 #[tokio::test]
 async fn the_http_port_answers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
-    let curl = |path: &str, body: Option<&str>| {
-        let mut command = tokio::process::Command::new("curl");
-        command.args([
-            "--silent",
-            "--show-error",
-            "--max-time",
-            "10",
-            "--write-out",
-            "\n%{http_code}",
-            &format!("{}{path}", cluster.http()),
-        ]);
-        if let Some(body) = body {
-            command.args(["--header", "content-type: application/json", "--data", body]);
-        }
-        async move {
-            let output = command.output().await?;
-            let text = String::from_utf8(output.stdout)?;
-            let (body, code) = text.rsplit_once('\n').unwrap_or(("", &text));
-            anyhow::Ok((code.to_owned(), body.to_owned()))
-        }
-    };
-    let (code, health) = curl("/health", None).await?;
-    assert_eq!(code, "200", "{health}");
-    let (_, models) = curl("/v1/models", None).await?;
+    let (code, health) = cluster.http("/health", None).await?;
+    assert_eq!(code, 200, "{health}");
+    let (_, models) = cluster.http("/v1/models", None).await?;
     assert!(models.contains("\"id\":\"mock\""), "{models}");
     let (code, whole) =
-        curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0}"#)).await?;
+        cluster.http("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0}"#)).await?;
     let whole: serde_json::Value = serde_json::from_str(&whole)?;
-    assert_eq!((code.as_str(), whole["usage"]["completion_tokens"].as_u64()), ("200", Some(5)));
-    let (_, events) =
-        curl("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true}"#))
-            .await?;
+    assert_eq!((code, whole["usage"]["completion_tokens"].as_u64()), (200, Some(5)));
+    let (_, events) = cluster
+        .http("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true}"#))
+        .await?;
     let text: String = events
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok())
@@ -253,9 +232,9 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
         .collect();
     assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
     assert!(events.trim_end().ends_with("data: [DONE]"), "{events}");
-    let (code, error) = curl("/v1/completions", Some(r#"{"prompt": "hello", "temperature": -1}"#)).await?;
-    assert!(code == "400" && error.contains("temperature"), "{code} {error}");
-    let (_, metrics) = curl("/metrics", None).await?;
+    let (code, error) = cluster.http("/v1/completions", Some(r#"{"prompt": "hello", "temperature": -1}"#)).await?;
+    assert!(code == 400 && error.contains("temperature"), "{code} {error}");
+    let (_, metrics) = cluster.http("/metrics", None).await?;
     assert!(metrics.contains("baton_conductor_generation_tokens_total 10"), "{metrics}");
     cluster.stop().await
 }

@@ -44,7 +44,7 @@ async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<V
 
 async fn stop(mut up: Child) -> anyhow::Result<()> {
     let pid = up.id().context("it has ended")?;
-    Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+    Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await?;
     let status = tokio::time::timeout(Duration::from_secs(30), up.wait()).await??;
     anyhow::ensure!(status.success(), "baton up ended with {status}");
     Ok(())
@@ -124,7 +124,7 @@ async fn up_supervises_answers_restarts_and_drains() -> anyhow::Result<()> {
     // A node that dies is started again, and the ready file says so.
     let victim =
         ready["nodes"].as_array().unwrap().iter().find(|node| node["name"] == "decode-1").unwrap()["pid"].to_string();
-    Command::new("kill").args(["-KILL", &victim]).status().await?;
+    Command::new("sh").args(["-c", &format!("kill -KILL {victim}")]).status().await?;
     let again = read_ready(&ready_file, Some(&ready)).await?;
     assert_ne!(again["nodes"], ready["nodes"]);
     let answer = json(&["--conductor", &conductor, "--json", "generate", "--max-tokens", "3", "Still there?"]).await?;
