@@ -2,6 +2,8 @@
 //!
 //! The owner of the target memory starts this program once more, as the writer, and gives it descriptor and grant on the command line.
 
+#![allow(clippy::single_range_in_vec_init)] // a grant of one range is a list of one range
+
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +47,7 @@ async fn owner() -> Result<(), Failure> {
 }
 
 async fn writer(hex: &str) -> Result<(), Failure> {
-    let byte = |digits: &[u8]| Some(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
     let descriptor: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
     let remote = SegmentDescriptor::decode(&descriptor.ok_or("the descriptor is not hexadecimal")?)?;
     let (tasks, region) = (TaskSet::new(), Arc::new(MemoryRegion::allocate(BYTES)?));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
 use baton_runtime::TaskSet;
@@ -169,7 +169,7 @@ impl TransferEngine {
         match self.job(local, remote, grant, spans, options) {
             Ok((job, slot)) => self.start(job, slot, options.deadline),
             Err(error) => {
-                self.0.host.metrics.on_batch(std::time::Duration::ZERO, Err(&error));
+                self.0.host.metrics.on_batch(Duration::ZERO, Some(&error));
                 WriteBatch::failed(error)
             }
         }
@@ -216,7 +216,7 @@ impl TransferEngine {
             let result = carry(&host, transport, job, deadline).await;
             let completed = Instant::now();
             drop(slot);
-            host.metrics.on_batch(completed - started, result.as_ref().map(|()| ()));
+            host.metrics.on_batch(completed - started, result.as_ref().err());
             // The caller may have dropped the batch.
             let _ = sender.send(result.map(|()| BatchReport { bytes, spans, transport: kind, started, completed }));
         });
@@ -227,6 +227,17 @@ impl TransferEngine {
     pub fn shutdown(&self) {
         self.0.host.closed.cancel();
         self.0.host.grants.close_all();
+    }
+}
+
+#[cfg(test)]
+impl TransferEngine {
+    pub(crate) fn live_grants(&self) -> usize {
+        self.0.host.grants.len()
+    }
+
+    pub(crate) fn batches_under_way(&self) -> usize {
+        self.0.load.batches.load(Relaxed)
     }
 }
 

@@ -111,14 +111,14 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn on_batch(&self, elapsed: Duration, result: Result<(), &TransferError>) {
-        match result {
-            Ok(()) => {
+    pub(crate) fn on_batch(&self, elapsed: Duration, error: Option<&TransferError>) {
+        match error {
+            None => {
                 self.complete.increment(1);
                 self.batch_seconds.record(elapsed);
             }
             // Failures are rare: their handle is looked up.
-            Err(error) => counter!(BATCHES, "transport" => self.transport, "outcome" => error.name()).increment(1),
+            Some(error) => counter!(BATCHES, "transport" => self.transport, "outcome" => error.name()).increment(1),
         }
     }
 }

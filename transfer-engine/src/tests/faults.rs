@@ -82,6 +82,12 @@ async fn a_stall_is_noticed_and_the_batch_takes_another_connection() {
         assert_eq!(proxy.accepted(), 2);
         assert!(owner.bytes(0..BYTES) == writer.bytes(0..BYTES));
         assert!(matches!(owner.arrivals.try_recv(), Some(Arrival::Batch { .. })));
+        // What the first connection still carries comes late, and lands nowhere.
+        owner.fill(9);
+        let after = owner.bytes(0..BYTES);
+        proxy.release();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(owner.bytes(0..BYTES) == after);
         assert_eq!(owner.arrivals.try_recv(), None);
     }
 }
@@ -132,12 +138,16 @@ async fn a_cancelled_batch_frees_its_source_at_once_and_others_go_on() {
     handle.cancel();
     assert_eq!(given_up.await, Err(TransferError::Cancelled));
     assert!(asked.elapsed() < Duration::from_millis(200), "{:?}", asked.elapsed());
+    let before = writer.bytes(0..half as usize);
+    writer.fill_first(half as usize, 2);
     proxy.release();
     other.await.unwrap();
     assert!(matches!(owner.arrival().await, Arrival::Batch { grant, .. } if grant == second));
     assert_eq!((owner.arrivals.try_recv(), proxy.accepted()), (None, 1));
     assert!(owner.bytes(half as usize..bytes) == writer.bytes(half as usize..bytes));
-    assert!(owner.bytes(half as usize - 4096..half as usize).iter().all(|&byte| byte == 0), "the rest never came");
+    let landed = owner.bytes(0..half as usize);
+    assert!(landed.iter().zip(&before).all(|(&landed, &before)| landed == before || landed == 0), "read after the end");
+    assert!(landed[half as usize - 4096..].iter().all(|&byte| byte == 0), "the rest never came");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

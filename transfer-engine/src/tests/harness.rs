@@ -90,7 +90,12 @@ impl TestNode {
 
     /// Fills the region with bytes that depend on place and seed.
     pub(super) fn fill(&self, seed: u64) {
-        let words = self.region.len() / 8;
+        self.fill_first(self.region.len(), seed);
+    }
+
+    /// Fills the first bytes of the region.
+    pub(super) fn fill_first(&self, bytes: usize, seed: u64) {
+        let words = bytes / 8;
         // SAFETY: the test does this while nothing moves.
         let bytes = unsafe { self.region.slice_mut(0..words * 8) };
         for (i, word) in bytes.chunks_exact_mut(8).enumerate() {

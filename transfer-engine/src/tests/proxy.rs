@@ -96,7 +96,7 @@ impl Proxy {
     }
 
     /// Bytes that came from the writer, on all connections.
-    pub(super) fn from_writer(&self) -> u64 {
+    pub(super) fn sent_by_writer(&self) -> u64 {
         self.shared.from_writer.load(SeqCst)
     }
 }

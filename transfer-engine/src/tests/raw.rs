@@ -1,17 +1,17 @@
 //! A writer by hand, byte for byte: for what the engine would never do.
 
+use std::time::Duration;
+
+use baton_types::{Generation, GrantId, NodeId};
 use tokio::net::TcpStream;
 
-use super::harness::TestNode;
+use super::harness::{TestNode, span};
 use crate::TransportKind;
 use crate::grant::Writer;
 use crate::transport::tcp::socket::{read_exact, write_all};
 use crate::transport::tcp::wire::{
     Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, put_commit, put_data, put_fence,
 };
-use baton_types::{Generation, GrantId, NodeId};
-
-use super::harness::span;
 
 /// A connection that speaks the protocol as it likes.
 pub(super) struct RawWriter {
@@ -69,6 +69,10 @@ impl RawWriter {
 
     /// The next reply that is not about progress; `None` when the owner has closed.
     pub(super) async fn reply(&self) -> Option<Reply> {
+        tokio::time::timeout(Duration::from_secs(5), self.wait_for_reply()).await.expect("a reply in time")
+    }
+
+    async fn wait_for_reply(&self) -> Option<Reply> {
         loop {
             let mut prefix = [0; PREFIX_BYTES];
             // A reset is an end, too.

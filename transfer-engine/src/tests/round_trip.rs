@@ -177,7 +177,7 @@ async fn bytes_in_flight_are_bounded() {
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..4 << 20]));
     let batches: Vec<_> = (0..4).map(|i| writer.write(&remote, grant, vec![span(i << 20, i << 20, 1 << 20)])).collect();
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let sent = proxy.from_writer();
+    let sent = proxy.sent_by_writer();
     assert!((limit..limit + 8192).contains(&sent), "{sent} bytes are on their way");
     proxy.release();
     for batch in batches {
@@ -241,4 +241,26 @@ async fn what_cannot_work_is_said_at_once() {
     assert!(no_way.to_string().contains("node f cannot be reached by tcp"), "{no_way}");
     writer.engine.shutdown();
     assert_eq!(writer.write(&owner.descriptor, grant, whole(1)).await.unwrap_err(), TransferError::Closed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_what_is_over() {
+    let (writer, mut owner) = pair(1 << 20).await;
+    for round in 0..300u64 {
+        let grant = owner.grant(round, &writer, vec![0..1 << 20]);
+        let batches: Vec<_> =
+            (0..8).map(|i| writer.write(&owner.descriptor, grant, vec![span(i << 17, i << 17, 4096)])).collect();
+        for (i, batch) in batches.into_iter().enumerate() {
+            if (round + i as u64).is_multiple_of(5) {
+                batch.cancel();
+            }
+            // Either may win.
+            let _ = batch.await;
+        }
+        owner.engine.revoke(grant).await;
+        while owner.arrivals.try_recv().is_some() {}
+    }
+    // Accept and expiry here and there, and a task per end of each lane.
+    assert!(writer.tasks.len() <= 2 + 4 && owner.tasks.len() <= 2 + 4, "{} {}", writer.tasks.len(), owner.tasks.len());
+    assert_eq!((owner.engine.live_grants(), writer.engine.batches_under_way()), (0, 0));
 }

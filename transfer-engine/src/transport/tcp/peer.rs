@@ -87,10 +87,10 @@ impl Peer {
         let Some(best) = best else { return self.open_or_wait(fresh).await };
         if may_open && best.load() >= self.host.config.stripe_bytes {
             // Where somebody connects already, or nobody can, this one does as well.
-            if let Ok(mut attempts) = self.attempts.try_lock() {
-                if attempts.next().is_none_or(|next| next <= Instant::now()) {
-                    return Ok(self.open_another(&mut attempts).await.unwrap_or(best));
-                }
+            if let Ok(mut attempts) = self.attempts.try_lock()
+                && attempts.next().is_none_or(|next| next <= Instant::now())
+            {
+                return Ok(self.open_another(&mut attempts).await.unwrap_or(best));
             }
         }
         Ok(best)
@@ -215,9 +215,7 @@ impl Peer {
             }
             Rejection::WrongNode(name) => self.unreachable(io::Error::other(format!("node {name} listens there"))),
             Rejection::Full => self.unreachable(io::Error::other("it takes no more connections")),
-            Rejection::InUse => {
-                self.unreachable(io::Error::other(format!("it says that a connection of this number is open")))
-            }
+            Rejection::InUse => self.unreachable(io::Error::other("it says that a connection of this number is open")),
         }
     }
 }

@@ -288,7 +288,7 @@ impl Frame {
 fn decode_data(mut body: &[u8]) -> Option<Frame> {
     let (batch, grant) = (body.try_get_u64().ok()?, GrantId(body.try_get_u64().ok()?));
     let (part, segment) = (body.try_get_u32().ok()?, SegmentId(body.try_get_u32().ok()?));
-    if body.len() % SPAN_BYTES != 0 || body.len() / SPAN_BYTES > MAX_FRAME_SPANS {
+    if !body.len().is_multiple_of(SPAN_BYTES) || body.len() / SPAN_BYTES > MAX_FRAME_SPANS {
         return None;
     }
     let span = |mut bytes: &[u8]| RemoteSpan { offset: bytes.get_u64(), len: bytes.get_u32() };
