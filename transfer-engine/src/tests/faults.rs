@@ -105,7 +105,7 @@ async fn a_slow_network_is_not_a_broken_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_other_batches_on_a_broken_lane_are_retried_too() {
-    let one_lane = TransferConfig { lanes_per_peer: 1, ..config("w", 1) };
+    let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::tcp(one_lane, 2 << 20).await, TestNode::tcp(config("o", 1), 2 << 20).await);
     writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::CutAfter(700_000), Fault::None]).await;
@@ -181,7 +181,9 @@ async fn cancelling_at_any_moment_leaves_the_lanes_in_order() {
 async fn a_deadline_ends_a_batch_and_dropping_one_cancels_it() {
     // Far more than sockets hold.
     let bytes = 16 << 20;
-    let (writer, mut owner) = pair(bytes).await;
+    let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
+    let (writer, mut owner) = (TestNode::tcp(one_lane, bytes).await, TestNode::tcp(config("o", 1), bytes).await);
+    writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallAfter(50_000)]).await;
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..bytes as u64]));
     let late = writer.write_within(Duration::from_millis(60), &remote, grant, whole(bytes as u64)).await.unwrap_err();

@@ -51,6 +51,8 @@ impl Proxy {
     /// Connection `i` gets fault `i`, the later ones the last.
     pub(super) async fn before(owner: &SegmentDescriptor, tasks: &TaskSet, faults: &[Fault]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Inherited by what it accepts, so that a stalled connection holds a known number of bytes: these, and Linux' 4 MiB at the writer (tcp_wmem).
+        socket2::SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared { faults: Mutex::new(faults.iter().copied().collect()), ..Shared::default() });
         let target = owner.address(TransportKind::Tcp).unwrap().to_owned();

@@ -45,8 +45,20 @@ pub(super) enum Outcome {
     Acknowledged,
     /// The owner does not want it.
     Refused(Refusal),
-    /// The lane ended before. `begun`: part of it may have left.
-    Lost { part: u32, lane: u64, begun: bool, end: LaneEnd },
+    /// The lane ended before.
+    Lost(Loss),
+}
+
+/// A part was given to a lane that has ended.
+#[derive(Debug, Clone)]
+pub(super) struct Loss {
+    pub(super) part: u32,
+    pub(super) lane: u64,
+    /// When the lane ended.
+    pub(super) at: Instant,
+    /// Whether some of the part may have left.
+    pub(super) begun: bool,
+    pub(super) end: LaneEnd,
 }
 
 /// Why a lane ended.
@@ -168,16 +180,16 @@ impl LaneTask {
             () = self.host.closed.cancelled() => LaneEnd::Closing,
         };
         waiting.close();
-        let (lane, sent) = (self.lane.id, std::mem::take(&mut *self.sent()));
+        let (lane, at, sent) = (self.lane.id, Instant::now(), std::mem::take(&mut *self.sent()));
         // Closed before anybody hears of the loss: a retry finds it so.
         drop(self.stream);
-        for (_, sending) in sent {
-            let part = sending.part.id.part;
-            sending.resolve(Outcome::Lost { part, lane, begun: true, end: end.clone() });
-        }
+        let lose = |sending: Sending, begun| {
+            let loss = Loss { part: sending.part.id.part, lane, at, begun, end: end.clone() };
+            sending.resolve(Outcome::Lost(loss));
+        };
+        sent.into_values().for_each(|sending| lose(sending, true));
         while let Some(sending) = waiting.recv().await {
-            let part = sending.part.id.part;
-            sending.resolve(Outcome::Lost { part, lane, begun: false, end: end.clone() });
+            lose(sending, false);
         }
         end
     }

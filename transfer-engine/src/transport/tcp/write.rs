@@ -19,8 +19,9 @@ const LANE_CHOICES: u32 = 16;
 /// A part that is to be sent.
 struct Attempt {
     part: Arc<Part>,
-    /// Lanes that it failed on, and when the last of them did.
+    /// Lanes that it failed on.
     failed: Vec<u64>,
+    /// When the last of them ended: others may have ended with it, unnoticed, but not those opened since.
     fresh: Option<Instant>,
 }
 
@@ -47,13 +48,13 @@ pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<(), Transfer
         match outcome {
             Outcome::Acknowledged => open -= 1,
             Outcome::Refused(refusal) => return Err(refusal.into()),
-            Outcome::Lost { part, lane, begun, end } => {
-                let lanes = &mut failed[part as usize];
-                lanes.extend(begun.then_some(lane));
-                check_retry(&peer, lanes.len(), end)?;
-                peer.host.metrics.retries.increment(u64::from(begun));
-                let (part, failed) = (Arc::clone(&parts[part as usize]), lanes.clone());
-                attempts.push_back(Attempt { part, failed, fresh: Some(Instant::now()) });
+            Outcome::Lost(loss) => {
+                let lanes = &mut failed[loss.part as usize];
+                lanes.extend(loss.begun.then_some(loss.lane));
+                check_retry(&peer, lanes.len(), loss.end)?;
+                peer.host.metrics.retries.increment(u64::from(loss.begun));
+                let (part, failed) = (Arc::clone(&parts[loss.part as usize]), lanes.clone());
+                attempts.push_back(Attempt { part, failed, fresh: Some(loss.at) });
             }
         }
     }
