@@ -58,8 +58,9 @@ pub enum Arrival {
 
 /// Yields what arrives, in the order of completion.
 ///
-/// While it is full, trailers of further batches wait on their connections: writers see slow completions, and nothing else waits. Revoking a grant never
-/// does, so whoever reads arrivals may wait for a fence in between. Dropping the receiver turns notifications off; writes still complete.
+/// While it is full, trailers of further batches wait on their connections: writers see slow completions, and failures once their progress timeout has passed.
+/// Nothing else waits. Revoking a grant never does, so whoever reads arrivals may wait for a fence in between. Dropping the receiver turns notifications off;
+/// writes still complete.
 #[derive(Debug)]
 pub struct ArrivalReceiver(mpsc::Receiver<Arrival>);
 

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_types::GrantId;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -13,7 +14,6 @@ use super::wire::{Commit, Data, Frame, PREFIX_BYTES, PartId, Prefix, Reply};
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, BatchKey, Grant, Trailer};
-use baton_types::GrantId;
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
