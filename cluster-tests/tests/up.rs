@@ -32,10 +32,9 @@ async fn json(arguments: &[&str]) -> anyhow::Result<Value> {
 async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<Value> {
     let began = Instant::now();
     while began.elapsed() < READY {
-        if let Some(ready) = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()) {
-            if Some(&ready) != other_than {
-                return Ok(ready);
-            }
+        let read = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        if let Some(ready) = read.filter(|ready| Some(ready) != other_than) {
+            return Ok(ready);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
