@@ -29,7 +29,7 @@ pub const METRICS: &[MetricDoc] = &[
         REQUESTS,
         MetricKind::Counter,
         &["outcome"],
-        "Accepted requests that ended, by outcome: stop, or the kind of error.",
+        "Accepted requests that ended, by outcome: stop, length, or the kind of error.",
     ),
     doc(REJECTIONS, MetricKind::Counter, &["kind"], "Requests refused before any work, by kind of error."),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
@@ -102,8 +102,8 @@ impl Metrics {
     }
 
     /// A request ended.
-    pub fn on_end(&self, outcome: &Result<(), GenerateError>, timeline: &Timeline, usage: &Usage) {
-        let outcome = outcome.as_ref().map_or_else(|error| error.kind().as_str(), |()| FinishReason::Stop.as_str());
+    pub fn on_end(&self, outcome: &Result<FinishReason, GenerateError>, timeline: &Timeline, usage: &Usage) {
+        let outcome = outcome.as_ref().map_or_else(|error| error.kind().as_str(), |finish| finish.as_str());
         counter!(REQUESTS, "outcome" => outcome).increment(1);
         if usage.completion_tokens > 0 {
             self.ttft.record(timeline.ttft);

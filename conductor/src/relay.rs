@@ -89,14 +89,14 @@ impl Relay {
 
     /// Relays until the request ends, one way or the other.
     pub async fn run(&mut self, door: &FrontDoor) {
-        let outcome = self.relay(door).await;
+        let outcome = self.relay(door).await.map(|()| self.finish.unwrap_or(FinishReason::Length));
         // A stop string ends the output while the decode node goes on.
         let nodes_are_done = outcome.is_ok() && self.ended_by_node;
         door.end(self.key(), &self.placement, !nodes_are_done);
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
         let last = match outcome {
-            Ok(()) => Ok(response(Event::Finished(self.finished()))),
+            Ok(finish) => Ok(response(Event::Finished(self.finished(finish)))),
             Err(error) => {
                 tracing::info!(request = %self.job.request, attempt = self.attempt.0, kind = %error.kind(), %error, "request failed");
                 Err(error)
@@ -269,9 +269,9 @@ impl Relay {
         Usage { prompt_tokens, completion_tokens: self.output.len(), cached_tokens: self.cached_tokens }
     }
 
-    fn finished(&self) -> v1::Finished {
+    fn finished(&self, finish: FinishReason) -> v1::Finished {
         v1::Finished {
-            finish_reason: self.finish.unwrap_or(FinishReason::Length).as_str().into(),
+            finish_reason: finish.as_str().into(),
             usage: Some((&self.usage()).into()),
             timeline: Some((&self.timeline).into()),
             prefill_node: self.placement.prefill.to_string(),
