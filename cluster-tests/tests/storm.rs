@@ -1,0 +1,131 @@
+//! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left is accounted for.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_cluster_tests::{Ask, Cluster};
+use baton_proto::v1::generate_response::Event;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// How one request ended.
+#[derive(Debug, PartialEq)]
+enum End {
+    Finished { tokens: Vec<u32> },
+    Abandoned,
+    Refused(tonic::Code),
+}
+
+/// SplitMix64: the same requests in every run.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Request `index`: a shared beginning and an end of its own.
+fn request(index: u64) -> (Ask, Option<Duration>) {
+    let mut state = index;
+    let shared = (random(&mut state) % 40) as usize * 8;
+    let own = 1 + (random(&mut state) % 60) as usize;
+    let tokens: Vec<u32> = (0..shared)
+        .map(|i| 33 + (i as u32 * 5) % 80)
+        .chain((0..own).map(|i| 40 + (i as u32 + index as u32) % 70))
+        .collect();
+    let abandoned = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 60));
+    let ask = Ask::tokens(tokens).max_tokens(1 + (random(&mut state) % 30) as u32).seeded(index, 0.7).ignore_eos();
+    (ask, abandoned)
+}
+
+async fn serve(
+    mut client: baton_proto::v1::inference_client::InferenceClient<tonic::transport::Channel>,
+    ask: Ask,
+) -> Result<End, tonic::Status> {
+    let mut stream = client.generate(ask.0).await?.into_inner();
+    let (mut tokens, mut finished) = (Vec::new(), false);
+    while let Some(response) = stream.message().await? {
+        match response.event {
+            Some(Event::Delta(delta)) => {
+                assert_eq!(delta.index as usize, tokens.len(), "a token was lost or repeated");
+                tokens.extend(delta.token_ids);
+            }
+            Some(Event::Finished(_)) => finished = true,
+            _ => {}
+        }
+    }
+    assert!(finished, "a stream ended without Finished and without a status");
+    Ok(End::Finished { tokens })
+}
+
+/// Runs requests, `at_once` at a time; gives how each ended.
+async fn storm(cluster: &Cluster, requests: u64, at_once: usize) -> Vec<End> {
+    let places = Arc::new(Semaphore::new(at_once));
+    let mut tasks = JoinSet::new();
+    for index in 0..requests {
+        let ((ask, abandoned), client, places) = (request(index), cluster.inference(), places.clone());
+        tasks.spawn(async move {
+            let _place = places.acquire_owned().await.unwrap();
+            let served = serve(client, ask);
+            let end = match abandoned {
+                Some(after) => tokio::time::timeout(after, served).await.unwrap_or(Ok(End::Abandoned)),
+                None => served.await,
+            };
+            (index, end.unwrap_or_else(|status| End::Refused(status.code())))
+        });
+    }
+    let mut ends: Vec<_> = (0..requests).map(|_| End::Abandoned).collect();
+    while let Some(done) = tasks.join_next().await {
+        let (index, end) = done.unwrap();
+        ends[index as usize] = end;
+    }
+    ends
+}
+
+#[tokio::test]
+async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
+    let requests = if std::env::var_os("BATON_TEST_LONG").is_some() { 5000 } else { 300 };
+    let flags = ["--cache-blocks", "1500", "--max-waiting", "64"];
+    let mut cluster = Cluster::mock().prefill(3).decode(3).node_flags(&flags).start().await?;
+    let (dying_prefill, dying_decode) = (cluster.prefill.remove(1), cluster.decode.remove(2));
+    let (first, ()) = tokio::join!(storm(&cluster, requests, 48), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        dying_decode.kill().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        dying_prefill.kill().await.unwrap();
+    });
+    // What was refused was refused for a reason that a client can act on.
+    for end in &first {
+        if let End::Refused(code) = end {
+            assert!(matches!(code, tonic::Code::ResourceExhausted | tonic::Code::Unavailable), "{code:?}");
+        }
+    }
+    cluster.wait_ready(4).await?;
+    cluster
+        .wait_for("idle nodes", Duration::from_secs(2), || async {
+            let nodes = cluster.nodes().await?;
+            let mut ready = nodes.iter().filter(|node| node.state == "ready");
+            Ok(ready.all(|node| {
+                node.placed == 0 && node.load.as_ref().is_some_and(|load| load.blocks_used + load.blocks_reserved == 0)
+            }))
+        })
+        .await?;
+    let finished = first.iter().filter(|end| matches!(end, End::Finished { .. })).count();
+    println!(
+        "{finished} of {requests} finished, {} refused",
+        first.iter().filter(|end| matches!(end, End::Refused(_))).count()
+    );
+    assert!(finished * 2 > requests as usize, "{finished} of {requests}");
+
+    // In peace every request gives the tokens that it gave in the storm.
+    for index in (0..requests).filter(|index| index % 7 == 1) {
+        if let End::Finished { tokens } = &first[index as usize] {
+            let again = cluster.ask(request(index).0).await?;
+            assert_eq!(&again.token_ids, tokens, "request {index}");
+        }
+    }
+    cluster.stop().await
+}
