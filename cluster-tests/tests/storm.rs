@@ -36,7 +36,7 @@ fn request(index: u64) -> (Ask, Option<Duration>) {
         .map(|i| 33 + (i as u32 * 5) % 80)
         .chain((0..own).map(|i| 40 + (i as u32 + index as u32) % 70))
         .collect();
-    let abandoned = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 60));
+    let abandoned = index.is_multiple_of(3).then(|| Duration::from_millis(random(&mut state) % 60));
     let ask = Ask::tokens(tokens).max_tokens(1 + (random(&mut state) % 30) as u32).seeded(index, 0.7).ignore_eos();
     (ask, abandoned)
 }
