@@ -23,6 +23,9 @@ if cargo nextest --version >/dev/null 2>&1; then
   cargo nextest run --release --locked --workspace --profile "$profile"
 else
   echo "test: cargo-nextest is not installed: running with cargo test"
-  cargo test --release --locked --workspace --exclude baton-cluster-tests
-  cargo test --release --locked --package baton-cluster-tests -- --test-threads=1
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  cargo test --release --locked --workspace --exclude baton-cluster-tests --no-fail-fast 2>&1 | tee "$log"
+  cargo test --release --locked --package baton-cluster-tests --no-fail-fast -- --test-threads=1 2>&1 | tee -a "$log"
+  awk '/^test result:/ { passed += $4; failed += $6 } END { print passed " passed, " failed " failed" }' "$log"
 fi

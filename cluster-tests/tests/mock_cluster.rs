@@ -183,6 +183,46 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_can_be_aborted() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let ask = Ask::tokens(prompt(60, 5)).max_tokens(20_000).ignore_eos().sampling(|s| s.logprobs = Some(20));
+    let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) =
+        stream.message().await?.and_then(|r| r.event)
+    else {
+        panic!("no Accepted");
+    };
+    // Enough for the connection's window and the queue behind it to be full.
+    tokio::time::sleep(2 * SECOND).await;
+    cluster.inference().abort(baton_proto::v1::AbortRequest { request_id: accepted.request_id }).await?;
+    cluster.wait_idle(SECOND).await?;
+    let placed: u32 = cluster.nodes().await?.iter().map(|node| node.placed).sum();
+    assert_eq!(placed, 0, "its charges are given back");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn the_only_decode_node_dies_and_comes_back_in_time() -> anyhow::Result<()> {
+    let builder = Cluster::mock().node_flags(&["--mock-base-us", "10000"]);
+    let mut cluster = builder.clone().start().await?;
+    let ask = Ask::tokens(prompt(90, 6)).max_tokens(40).ignore_eos();
+    let expected = cluster.ask(ask.clone()).await?.token_ids;
+    let dying = cluster.decode.remove(0);
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let (answer, again) = tokio::join!(cluster.ask(ask), async {
+        tokio::time::sleep(SECOND / 5).await;
+        dying.kill().await?;
+        tokio::time::sleep(SECOND).await;
+        builder.start_node("decode", 0, &conductor, cluster.folder()).await
+    });
+    assert_eq!(answer?.token_ids, expected);
+    cluster.decode.push(again?);
+    cluster.wait_ready(2).await?;
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
 async fn a_drain_lets_requests_finish() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(64, 2)).max_tokens(80).ignore_eos();

@@ -60,7 +60,7 @@ pub struct FrontDoor {
     /// How far this conductor is on its way down.
     pub shutdown: Shutdown,
     cluster: Mutex<Cluster>,
-    tokenizing: Semaphore,
+    tokenizing: Arc<Semaphore>,
 }
 
 impl FrontDoor {
@@ -79,7 +79,7 @@ impl FrontDoor {
     ) -> Self {
         let live = LiveRequests::new(limits.max_requests);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let (cluster, tokenizing) = (Mutex::new(cluster), Semaphore::new(threads));
+        let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
         Self { id, model: Arc::new(model), limits, live, nodes, metrics, clock, tasks, shutdown, cluster, tokenizing }
     }
 
@@ -113,9 +113,12 @@ impl FrontDoor {
         if self.live.len() >= self.limits.max_requests {
             return Err(self.full());
         }
+        // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
+        self.model.check_size(&request)?;
+        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+        let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let checked = self.check(request).await?;
-        let request = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
-        let entry = self.live.enter(request, &checked.idempotency_key).map_err(|error| self.cannot_enter(error))?;
+        let request = id;
         let job = Job::new(request, checked, &self.cluster())?;
         let placement = match self.place(&job, Attempt(0), &[], &entry) {
             // Its session ended in this moment: the choice among the others is as good as new.
@@ -162,8 +165,12 @@ impl FrontDoor {
             return model.check(request, limits, seed);
         }
         // Closed only with the process.
-        let _permit = self.tokenizing.acquire().await.map_err(|_| GenerateError::Aborted)?;
-        let checking = tokio::task::spawn_blocking(move || model.check(request, limits, seed));
+        let permit = Arc::clone(&self.tokenizing).acquire_owned().await.map_err(|_| GenerateError::Aborted)?;
+        let checking = tokio::task::spawn_blocking(move || {
+            // Held until the work is over, even where the client has gone away.
+            let _permit = permit;
+            model.check(request, limits, seed)
+        });
         checking.await.unwrap_or_else(|panic| {
             let message = format!("checking the request failed: {panic}");
             Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
@@ -179,7 +186,7 @@ impl FrontDoor {
         entry: &LiveEntry,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
-        let (placement, target) = {
+        let (placement, target, starts) = {
             let mut cluster = self.cluster();
             let placed = cluster.place(self.clock.now(), &job.placement_request(key, exclude), &mut random_u64);
             let placement = placed.map_err(|refusal| GenerateError::Refused {
@@ -192,10 +199,12 @@ impl FrontDoor {
                 generation: node.info().generation,
                 address: node.info().address.clone(),
             });
-            (placement, target)
+            let start = |node: NodeId| cluster.node(&node).map(|known| (node.clone(), known.info().generation));
+            let starts = placement.nodes().into_iter().filter_map(start).collect();
+            (placement, target, starts)
         };
         // Before the job goes out: its first event must find the attempt entered.
-        entry.placed(attempt, placement.nodes());
+        entry.placed(attempt, starts);
         let command = v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target)).into());
         if !self.nodes.send(&placement.prefill, command) {
             self.cluster().on_ended(self.clock.now(), key);

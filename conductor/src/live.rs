@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use baton_types::{Attempt, DecodeEvent, NodeId, PrefillEvent, RequestId, RequestKey};
+use baton_types::{Attempt, DecodeEvent, Generation, NodeId, PrefillEvent, RequestId, RequestKey};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 /// Something happened to a request.
 #[derive(Debug)]
@@ -15,15 +16,15 @@ pub enum LiveEvent {
     Decode(DecodeEvent),
     /// A node that it was placed on is gone.
     NodeLost(NodeId),
-    /// Somebody called `Abort`.
-    Aborted,
 }
 
 struct Live {
     attempt: Attempt,
-    nodes: Vec<NodeId>,
+    nodes: Vec<(NodeId, Generation)>,
     /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
     events: mpsc::UnboundedSender<LiveEvent>,
+    /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
+    aborted: CancellationToken,
     idempotency_key: String,
 }
 
@@ -56,6 +57,8 @@ pub struct Entry {
     request: RequestId,
     /// What happens to the request.
     pub events: mpsc::UnboundedReceiver<LiveEvent>,
+    /// Cancelled by `Abort`.
+    pub aborted: CancellationToken,
 }
 
 impl LiveRequests {
@@ -82,9 +85,10 @@ impl LiveRequests {
             inner.keys.insert(idempotency_key.to_owned(), request);
         }
         let (events, receiver) = mpsc::unbounded_channel();
-        let idempotency_key = idempotency_key.to_owned();
-        inner.requests.insert(request, Live { attempt: Attempt(0), nodes: Vec::new(), events, idempotency_key });
-        Ok(Entry { registry: self.clone(), request, events: receiver })
+        let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
+        let live = Live { attempt: Attempt(0), nodes: Vec::new(), events, aborted: aborted.clone(), idempotency_key };
+        inner.requests.insert(request, live);
+        Ok(Entry { registry: self.clone(), request, events: receiver, aborted })
     }
 
     /// Delivers an event of the current attempt. `false`: the request is over, or the event is of an older attempt.
@@ -94,9 +98,10 @@ impl LiveRequests {
         live.is_some_and(|live| live.events.send(event).is_ok())
     }
 
-    /// Tells every request placed on a node that it is gone.
-    pub fn node_lost(&self, node: &NodeId) {
-        for live in self.lock().requests.values().filter(|live| live.nodes.contains(node)) {
+    /// Tells every request placed on that start of a node that it is gone.
+    pub fn node_lost(&self, node: &NodeId, generation: Generation) {
+        let placed = |live: &&Live| live.nodes.iter().any(|(id, start)| id == node && *start == generation);
+        for live in self.lock().requests.values().filter(placed) {
             // A request that ended in this moment does not need to know.
             let _ = live.events.send(LiveEvent::NodeLost(node.clone()));
         }
@@ -105,7 +110,7 @@ impl LiveRequests {
     /// Aborts a request. `false` where it is not running here.
     pub fn abort(&self, request: RequestId) -> bool {
         let inner = self.lock();
-        inner.requests.get(&request).is_some_and(|live| live.events.send(LiveEvent::Aborted).is_ok())
+        inner.requests.get(&request).map(|live| live.aborted.cancel()).is_some()
     }
 
     /// Requests being served.
@@ -121,7 +126,7 @@ impl LiveRequests {
 
 impl Entry {
     /// Says where the request runs now; events of earlier attempts are dropped from here on.
-    pub fn placed(&self, attempt: Attempt, nodes: Vec<NodeId>) {
+    pub fn placed(&self, attempt: Attempt, nodes: Vec<(NodeId, Generation)>) {
         if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
             live.attempt = attempt;
             live.nodes = nodes;
@@ -131,6 +136,13 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Entry {
+    /// Gives the place up.
+    pub fn leave(&self) {
         let mut inner = self.registry.lock();
         if let Some(live) = inner.requests.remove(&self.request) {
             inner.keys.remove(&live.idempotency_key);
@@ -150,14 +162,18 @@ mod tests {
     fn events_of_an_older_attempt_are_dropped() {
         let live = LiveRequests::new(4);
         let mut entry = live.enter(RequestId(1), "").unwrap();
-        entry.placed(Attempt(1), vec![NodeId::new("p").unwrap()]);
-        assert!(!live.deliver(key(0), LiveEvent::Aborted));
-        assert!(live.deliver(key(1), LiveEvent::Aborted));
-        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::Aborted)));
-        live.node_lost(&NodeId::new("other").unwrap());
+        let p = NodeId::new("p").unwrap();
+        entry.placed(Attempt(1), vec![(p.clone(), Generation(4))]);
+        let event = || LiveEvent::Prefill(PrefillEvent::Started { queue: std::time::Duration::ZERO, cached_tokens: 0 });
+        assert!(!live.deliver(key(0), event()));
+        assert!(live.deliver(key(1), event()));
+        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::Prefill(_))));
+        live.node_lost(&NodeId::new("other").unwrap(), Generation(4));
+        live.node_lost(&p, Generation(3));
         assert!(entry.events.try_recv().is_err());
-        live.node_lost(&NodeId::new("p").unwrap());
+        live.node_lost(&p, Generation(4));
         assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::NodeLost(_))));
+        assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
     }

@@ -13,7 +13,7 @@ use crate::nodes::{SessionError, SessionEvents, run_session};
 /// Takes a node in, and dials it where it is new.
 pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
     check_model(door, &info)?;
-    let Some(dial) = door.nodes.register(info) else { return Ok(()) };
+    let Some(dial) = door.nodes.register(info)? else { return Ok(()) };
     let node = dial.info.node.clone();
     let door = Arc::clone(door);
     door.clone().tasks.spawn_request("node session", async move {
@@ -78,7 +78,7 @@ impl SessionEvents for FrontDoor {
     fn on_lost(&self, info: &NodeInfo, error: &SessionError) {
         tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
         self.cluster().on_node_left(self.clock.now(), &info.node, info.generation);
-        self.live.node_lost(&info.node);
+        self.live.node_lost(&info.node, info.generation);
         self.metrics.on_node_lost(info.role);
     }
 }

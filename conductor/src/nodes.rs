@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
-use baton_types::{ConductorId, Generation, NodeId, NodeInfo};
+use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Session {
     generation: Generation,
+    address: String,
     commands: mpsc::Sender<v1::NodeCommand>,
     closed: CancellationToken,
 }
@@ -67,20 +68,28 @@ impl NodeSessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node registered: gives back what to dial where it is new or a later start, `None` where its session stands. An older start is ignored.
-    pub fn register(&self, info: NodeInfo) -> Option<Dial> {
+    /// A node registered: gives back what to dial where it is new or a later start, `None` where its session stands. An older start is refused: two processes
+    /// with one name would take each other's place for ever.
+    pub fn register(&self, info: NodeInfo) -> Result<Option<Dial>, Refused> {
         let mut sessions = self.lock();
         if let Some(session) = sessions.get(&info.node) {
-            if session.generation >= info.generation {
-                return None;
+            if session.generation > info.generation {
+                let (node, address, later) = (&info.node, &info.address, &session.address);
+                let message =
+                    format!("name: a later start of {node} is at {later}; this one, at {address}, needs another name");
+                return Err(Refused { kind: ErrorKind::Invalid, message });
+            }
+            if session.generation == info.generation {
+                return Ok(None);
             }
             session.closed.cancel();
         }
         let (commands, receiver) = mpsc::channel(QUEUED_COMMANDS);
         let closed = CancellationToken::new();
-        let session = Session { generation: info.generation, commands, closed: closed.clone() };
+        let address = info.address.clone();
+        let session = Session { generation: info.generation, address, commands, closed: closed.clone() };
         sessions.insert(info.node.clone(), session);
-        Some(Dial { info, commands: receiver, closed })
+        Ok(Some(Dial { info, commands: receiver, closed }))
     }
 
     /// Sends a command; `false` where the node has no session, or cannot keep up.
@@ -105,7 +114,7 @@ impl NodeSessions {
         ours
     }
 
-    /// Addresses and clients are made per call: rare operator requests only.
+    /// A connection of its own: sessions and rare operator requests only.
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;

@@ -51,6 +51,30 @@ pub struct CheckedRequest {
 }
 
 impl TextModel {
+    /// The checks that cost nothing: what is too large is refused before it waits for its turn.
+    pub fn check_size(&self, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
+        if request.idempotency_key.len() > MAX_IDEMPOTENCY_KEY_BYTES {
+            let problem =
+                format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", request.idempotency_key.len());
+            return Err(GenerateError::invalid("idempotency_key", problem));
+        }
+        match &request.prompt {
+            Some(WirePrompt::Text(prompt)) => self.check_bytes("text", prompt.text.len()),
+            Some(WirePrompt::Messages(prompt)) => {
+                self.check_bytes("messages", prompt.messages.iter().map(|m| m.role.len() + m.content.len()).sum())
+            }
+            Some(WirePrompt::TokenIds(_)) | None => Ok(()),
+        }
+    }
+
+    fn check_bytes(&self, field: &'static str, bytes: usize) -> Result<(), GenerateError> {
+        if bytes <= self.max_prompt_bytes {
+            return Ok(());
+        }
+        let problem = format!("{bytes} bytes of text, but at most {} are taken", self.max_prompt_bytes);
+        Err(GenerateError::invalid(field, problem))
+    }
+
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
     pub fn check(
         &self,
@@ -59,14 +83,11 @@ impl TextModel {
         random_seed: u64,
     ) -> Result<CheckedRequest, GenerateError> {
         self.check_model(&request.model)?;
-        if request.idempotency_key.len() > MAX_IDEMPOTENCY_KEY_BYTES {
-            let problem =
-                format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", request.idempotency_key.len());
-            return Err(GenerateError::invalid("idempotency_key", problem));
-        }
+        self.check_size(&request)?;
         let wire = request.sampling.unwrap_or_default();
         // The cheap checks come first: a bad parameter must not cost tokenizing a long prompt.
-        StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
+        StopStrings::new(&wire.stop)
+            .map_err(|error| GenerateError::invalid("stop", error.to_string().trim_start_matches("stop: ")))?;
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let tokens = self.tokens(request.prompt)?;
@@ -87,10 +108,7 @@ impl TextModel {
 
     fn tokens(&self, prompt: Option<WirePrompt>) -> Result<Vec<TokenId>, GenerateError> {
         let encode = |field, text: &str, options| {
-            if text.len() > self.max_prompt_bytes {
-                let problem = format!("{} bytes of text, but at most {} are taken", text.len(), self.max_prompt_bytes);
-                return Err(GenerateError::invalid(field, problem));
-            }
+            self.check_bytes(field, text.len())?;
             self.tokenizer.encode(text, options).map_err(|error| text_error(field, &error))
         };
         match prompt {
@@ -110,11 +128,6 @@ impl TextModel {
     fn render(&self, messages: Vec<v1::ChatMessage>) -> Result<String, GenerateError> {
         if messages.is_empty() {
             return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
-        }
-        let bytes: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
-        if bytes > self.max_prompt_bytes {
-            let problem = format!("{bytes} bytes of text, but at most {} are taken", self.max_prompt_bytes);
-            return Err(GenerateError::invalid("messages", problem));
         }
         let template = self.template.as_ref().ok_or_else(|| {
             let problem =

@@ -23,6 +23,11 @@ use crate::output::{Output, OutputToken, Piece};
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long a request whose node was lost waits for one that can take it over.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it looks.
+const RECOVERY_POLL: Duration = Duration::from_millis(100);
+
 type Responses = mpsc::Sender<Result<v1::GenerateResponse, GenerateError>>;
 
 /// One request on its way.
@@ -102,8 +107,9 @@ impl Relay {
                 Err(error)
             }
         };
-        // The client may be gone; then nobody misses it.
-        let _ = self.out.send(last).await;
+        // The client may be gone, or not read; the request is over all the same.
+        self.entry.leave();
+        let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
     }
 
     async fn relay(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
@@ -113,12 +119,12 @@ impl Relay {
             prompt_token_ids: self.job.tokens.to_vec(),
             seed: self.job.sampling.seed,
         };
-        self.send(Event::Accepted(accepted)).await?;
+        self.send(door, Event::Accepted(accepted)).await?;
         loop {
             let Some(event) = self.next_event(door).await? else { return Ok(()) };
             let progress = match self.on_event(door, event).await {
                 Ok(progress) => progress,
-                Err(error) => self.place_again(door, error)?,
+                Err(error) => self.place_again(door, error).await?,
             };
             if matches!(progress, Progress::Finished) {
                 return Ok(());
@@ -133,6 +139,7 @@ impl Relay {
         tokio::select! {
             event = self.entry.events.recv() => event.map(Some).ok_or(GenerateError::Aborted),
             () = self.out.closed() => Err(GenerateError::Aborted),
+            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
             () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
             () = tokio::time::sleep(patience) => if self.finish.is_some() { Ok(None) } else { Err(GenerateError::Stalled(stall)) },
         }
@@ -150,7 +157,6 @@ impl Relay {
                 let refused = Refused { kind: ErrorKind::Unavailable, message: "the node was lost".to_owned() };
                 Err(GenerateError::Node { node, refused })
             }
-            LiveEvent::Aborted => Err(GenerateError::Aborted),
         }
     }
 
@@ -166,7 +172,7 @@ impl Relay {
                 self.timeline.prefill_compute = compute;
                 if !prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
                     let positions = prompt_logprobs.iter().map(Into::into).collect();
-                    self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions })).await?;
+                    self.send(door, Event::PromptLogprobs(v1::PromptLogprobs { positions })).await?;
                     self.prompt_logprobs_sent = true;
                 }
                 self.transfer_settled |= finish.is_some();
@@ -177,6 +183,7 @@ impl Relay {
                 Ok(self.progress())
             }
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
+            PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
         }
     }
 
@@ -193,11 +200,13 @@ impl Relay {
                 }
                 self.on_token(door, index, OutputToken { token, logprobs, finish }).await
             }
-            DecodeEvent::Failed(refused) => {
-                let node = self.placement.decode.clone().unwrap_or_else(|| self.placement.prefill.clone());
-                Err(GenerateError::Node { node, refused })
-            }
+            DecodeEvent::Failed(refused) => Err(self.decode_failed(refused)),
         }
+    }
+
+    fn decode_failed(&self, refused: Refused) -> GenerateError {
+        let node = self.placement.decode.clone().unwrap_or_else(|| self.placement.prefill.clone());
+        GenerateError::Node { node, refused }
     }
 
     async fn on_token(&mut self, door: &FrontDoor, index: u32, token: OutputToken) -> Result<Progress, GenerateError> {
@@ -227,7 +236,7 @@ impl Relay {
             logprobs: piece.tokens.iter().filter_map(logprobs).collect(),
             text: piece.text,
         };
-        self.send(Event::Delta(delta)).await
+        self.send(door, Event::Delta(delta)).await
     }
 
     fn progress(&self) -> Progress {
@@ -235,7 +244,7 @@ impl Relay {
     }
 
     /// Starts over on other nodes after a failure that another node may not have; gives the error back where that cannot help.
-    fn place_again(&mut self, door: &FrontDoor, error: GenerateError) -> Result<Progress, GenerateError> {
+    async fn place_again(&mut self, door: &FrontDoor, error: GenerateError) -> Result<Progress, GenerateError> {
         if self.finish.is_some() {
             // The client has everything: only the report of the hand-over is missing.
             return Ok(Progress::Finished);
@@ -250,9 +259,8 @@ impl Relay {
         door.end(self.key(), &self.placement, true);
         self.failed_nodes.push(node.clone());
         let attempt = Attempt(self.attempt.0 + 1);
-        let excluded = door.place(&self.job, attempt, &self.failed_nodes, &self.entry);
-        // With no other node left, the one that failed may have recovered; its refusal says more than "none left".
-        let placement = excluded.or_else(|_| door.place(&self.job, attempt, &[], &self.entry)).map_err(|_| error)?;
+        // Its own reason says more than that no node is left.
+        let placement = self.place_elsewhere(door, attempt).await.ok_or(error)?;
         self.attempt = attempt;
         self.placement = placement;
         self.transfer_settled = false;
@@ -260,8 +268,34 @@ impl Relay {
         Ok(Progress::Going)
     }
 
-    async fn send(&self, event: Event) -> Result<(), GenerateError> {
-        self.out.send(Ok(response(event))).await.map_err(|_| GenerateError::Aborted)
+    /// A placement on other nodes, or on those that failed, should they be back: a supervisor starts a node again within seconds. `None` where none is to be had
+    /// in time, or nobody waits any more.
+    async fn place_elsewhere(&self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
+        let deadline = door.clock.now() + RECOVERY_PATIENCE;
+        loop {
+            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry);
+            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry)) {
+                Ok(placement) => return Some(placement),
+                Err(error) if error.kind() == ErrorKind::Invalid || door.clock.now() >= deadline => return None,
+                Err(_) => {}
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RECOVERY_POLL) => {}
+                () = self.out.closed() => return None,
+                () = self.entry.aborted.cancelled() => return None,
+                () = door.shutdown.wait_for(Phase::Closing) => return None,
+            }
+        }
+    }
+
+    /// Waits for a client that is slow, and for nothing that must not wait.
+    async fn send(&self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
+        tokio::select! {
+            sent = self.out.send(Ok(response(event))) => sent.map_err(|_| GenerateError::Aborted),
+            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
+            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
+            () = tokio::time::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
+        }
     }
 
     fn usage(&self) -> Usage {

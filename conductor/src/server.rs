@@ -115,7 +115,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
         bail!(SettingsError::Invalid { key, value, origin: "settings".to_owned(), expected });
     }
     let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
-    let file = ModelFile::open(path).with_context(|| format!("model: {}", path.display()))?;
+    let file = ModelFile::open(path).context("model")?;
     let tokenizer = Tokenizer::from_model(&file).with_context(|| format!("model: tokenizer of {}", path.display()))?;
     let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
     let template = ChatTemplate::from_model(&file, &tokenizer)

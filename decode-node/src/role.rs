@@ -61,7 +61,7 @@ impl DecodeRole {
     }
 
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
-        let EngineEvent::StepDone { step, result, elapsed } = event else { return };
+        let EngineEvent::StepDone { step, result, elapsed, .. } = event else { return };
         if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
             self.steps.on_step(rows, elapsed);
             let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };
@@ -206,6 +206,11 @@ impl Role for DecodeRole {
                 self.core.on_grant_request(now, request);
             }
             Input::ReleaseGrant(key, grant) => self.core.on_release_grant(now, key, grant),
+            // Its tokens would go nowhere: the conductor, or its session, is gone.
+            Input::HandOver(handover, answer) if !self.parts.sessions.is_open(handover.conductor) => {
+                let message = format!("conductor {} has no session with {}", handover.conductor, self.parts.info.node);
+                let _ = answer.send(Err(Refused { kind: ErrorKind::Unavailable, message }));
+            }
             Input::HandOver(handover, answer) => {
                 self.handover_answers.insert(handover.key, answer);
                 self.core.on_handover(now, handover);

@@ -95,7 +95,7 @@ impl Metrics {
                 }
             }
             PrefillEvent::HandedOver(transfer) => self.on_handed_over(transfer),
-            PrefillEvent::Failed(_) => self.failed.increment(1),
+            PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.failed.increment(1),
         }
     }
 

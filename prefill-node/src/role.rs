@@ -78,7 +78,8 @@ impl PrefillRole {
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
         match event {
             EngineEvent::KvReady { step, layer } => self.core.on_kv_ready(now, step, layer),
-            EngineEvent::StepDone { step, result, elapsed } => {
+            EngineEvent::StepDone { step, result, elapsed, layers_ended } => {
+                self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
                     self.steps.on_step(rows, elapsed);
                     let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };

@@ -429,6 +429,7 @@ impl w::PrefillEvent {
             }
             d::PrefillEvent::HandedOver(transfer) => Event::HandedOver(transfer.into()),
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
+            d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
         };
         Self { key: Some(key.into()), event: Some(event) }
     }
@@ -450,6 +451,7 @@ impl w::PrefillEvent {
             },
             Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
             Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
+            Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
         };
         Ok((key(self.key)?, event))
     }

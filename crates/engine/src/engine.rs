@@ -55,6 +55,9 @@ pub trait StepObserver {
     /// overlaps with it.
     fn kv_ready(&mut self, layer: u32);
 
+    /// Every layer is computed; the output head follows.
+    fn layers_done(&mut self) {}
+
     /// Logits of one row, `[vocab_size]`, of the sequence of that index in the batch.
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]);
 }

@@ -216,6 +216,7 @@ impl Engine for MockEngine {
             observer.kv_ready(layer);
             std::thread::sleep(time / self.options.num_layers);
         }
+        observer.layers_done();
         for (index, sequence) in batch.iter().enumerate() {
             let end = sequence.start as usize + sequence.tokens.len();
             let first = match sequence.logits {

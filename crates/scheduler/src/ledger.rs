@@ -8,8 +8,9 @@ use baton_types::{Generation, NodeId, RequestKey};
 /// What one placed request was charged.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Charge {
-    /// Where it is prefilled. The generation keeps a node that came back from being credited for its past.
-    pub prefill: (NodeId, Generation),
+    /// Where it is prefilled, until that node leaves. The generation keeps a node that came back from being credited for its past.
+    pub prefill: Option<(NodeId, Generation)>,
+    /// Until that node leaves.
     pub decode: Option<DecodeCharge>,
 }
 

@@ -135,6 +135,8 @@ pub enum PrefillEvent {
     HandedOver(KvTransfer),
     /// This node is done with the request and could not do it.
     Failed(Refused),
+    /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
+    DecodeFailed(Refused),
 }
 
 /// Decode node to conductor, about one request.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Name of the node; by default the role and the process id.
+    /// Name of the node; by default the role and a random number.
     pub name: Option<String>,
     /// The conductor to register with, `http://host:port`.
     pub conductor: String,
@@ -91,7 +91,7 @@ impl Default for Settings {
 /// What can be given on the command line; everything else through `--config` or the environment.
 #[derive(Debug, Default, clap::Args, Serialize)]
 pub struct Flags {
-    /// Name of the node [default: the role and the process id]
+    /// Name of the node [default: the role and a random number]
     #[arg(long)]
     pub name: Option<String>,
     /// The conductor to register with [default: http://127.0.0.1:7070]
@@ -161,7 +161,10 @@ pub struct Flags {
 
 /// The command line.
 #[derive(Debug, clap::Parser)]
-#[command(version)]
+#[command(
+    version,
+    about = "A node of a Baton cluster: computes prompts (baton-prefill) or streams tokens (baton-decode)"
+)]
 pub struct Cli {
     /// Settings file (TOML); the environment (BATON_...) and flags go before it
     #[arg(long, value_name = "FILE")]

@@ -30,6 +30,8 @@ pub enum EngineEvent {
         result: Result<Vec<StepOutput>, Refused>,
         /// How long it took, sampling included.
         elapsed: Duration,
+        /// When its last layer was computed.
+        layers_ended: Instant,
     },
 }
 
@@ -72,8 +74,9 @@ fn run<T: From<EngineEvent>>(
 ) {
     while let Ok(plan) = queue.recv() {
         let began = Instant::now();
-        let result = step(&mut *engine, &plan, watch_layers, events);
-        let done = EngineEvent::StepDone { step: plan.id, result, elapsed: began.elapsed() };
+        let mut layers_ended = began;
+        let result = step(&mut *engine, &plan, watch_layers, events, &mut layers_ended);
+        let done = EngineEvent::StepDone { step: plan.id, result, elapsed: began.elapsed(), layers_ended };
         if events.blocking_send(done.into()).is_err() {
             return;
         }
@@ -85,10 +88,12 @@ fn step<T: From<EngineEvent>>(
     plan: &StepPlan,
     watch_layers: bool,
     events: &mpsc::Sender<T>,
+    layers_ended: &mut Instant,
 ) -> Result<Vec<StepOutput>, Refused> {
     let batch: Vec<_> = plan.sequences.iter().map(sequence_step).collect();
     let arena = engine.arena().clone();
-    let mut observer = Observer { plan, arena, watch_layers, events, outputs: empty_outputs(plan), error: None };
+    let mut observer =
+        Observer { plan, arena, watch_layers, events, layers_ended, outputs: empty_outputs(plan), error: None };
     let stepped = engine.step(&batch, &mut observer).and_then(|()| observer.error.take().map_or(Ok(()), Err));
     stepped.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })?;
     Ok(observer.outputs)
@@ -118,6 +123,7 @@ struct Observer<'a, T> {
     arena: KvArena,
     watch_layers: bool,
     events: &'a mpsc::Sender<T>,
+    layers_ended: &'a mut Instant,
     outputs: Vec<StepOutput>,
     error: Option<EngineError>,
 }
@@ -148,6 +154,10 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
             // The loop is gone only when the process ends; then nobody needs the layer.
             let _ = self.events.blocking_send(EngineEvent::KvReady { step: self.plan.id, layer }.into());
         }
+    }
+
+    fn layers_done(&mut self) {
+        *self.layers_ended = Instant::now();
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {

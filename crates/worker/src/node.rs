@@ -10,7 +10,7 @@ use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, MockEngine, MockOp
 use baton_formats::{ModelFile, model_name};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation};
+use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation, random_u64};
 use baton_scheduler::ModelConfig;
 use baton_transfer_engine::{ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine};
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
@@ -150,7 +150,7 @@ async fn listen(key: &str, address: &str) -> anyhow::Result<TcpListener> {
 }
 
 fn node_name(settings: &Settings, role: NodeRole) -> anyhow::Result<NodeId> {
-    let name = settings.name.clone().unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+    let name = settings.name.clone().unwrap_or_else(|| format!("{role}-{:08x}", random_u64() as u32));
     NodeId::new(&name).map_err(|error| anyhow::anyhow!("name: {error}"))
 }
 
@@ -196,7 +196,7 @@ fn load_engine(settings: &Settings) -> anyhow::Result<Box<dyn Engine>> {
         }
         "cpu" => {
             let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
-            Ok(Box::new(load_cpu(path, settings).with_context(|| format!("model: {}", path.display()))?))
+            Ok(Box::new(load_cpu(path, settings).context("model")?))
         }
         other => bail!("engine: '{other}', but must be cpu or mock"),
     }

@@ -68,10 +68,7 @@ impl<R: Role> NodeLoop<R> {
             let wakeup = self.role.next_wakeup();
             tokio::select! {
                 biased;
-                input = self.inputs.recv() => match input {
-                    Some(input) => self.take_in(input),
-                    None => return Ok(()),
-                },
+                // What is rarely due comes first: a stream of inputs must not starve deadlines and reports.
                 () = sleep_until(wakeup) => self.role.on_wakeup(self.clock.now()),
                 () = self.shutdown.wait_for(Phase::Draining), if !draining => {
                     draining = true;
@@ -79,6 +76,10 @@ impl<R: Role> NodeLoop<R> {
                 }
                 () = self.shutdown.wait_for(Phase::Closing), if draining => return Ok(()),
                 _ = reports.tick() => self.report(),
+                input = self.inputs.recv() => match input {
+                    Some(input) => self.take_in(input),
+                    None => return Ok(()),
+                },
             }
             self.role.carry_out()?;
             self.publish_kv_events();

@@ -114,17 +114,17 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let mut commands = request.into_inner();
         let conductor = hello(&mut commands).await?;
-        // An earlier session of this conductor ends here, and its requests with it.
-        self.input(Input::SessionClosed(conductor)).await?;
-        let (epoch, events) = self.sessions.open(conductor);
         let welcome = v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some((&*self.info).into()) };
-        self.sessions.send(conductor, v1::node_event::Event::Welcome(welcome));
+        let (epoch, replaced, events) = self.sessions.open(conductor, v1::node_event::Event::Welcome(welcome));
+        // An earlier session of this conductor ended here, and its requests with it.
+        self.input(Input::SessionClosed(conductor)).await?;
         self.input(Input::SessionOpened(conductor)).await?;
         let (inputs, sessions, end) = (self.inputs.clone(), self.sessions.clone(), self.tasks.clone());
         self.tasks.spawn_request("session reader", async move {
             let read = tokio::select! {
                 read = read_commands(commands, conductor, &inputs) => read,
                 () = end.cancelled() => Ok(()),
+                () = replaced.cancelled() => Ok(()),
             };
             if let Err(status) = read {
                 tracing::warn!(%conductor, reason = status.message(), "session broke");

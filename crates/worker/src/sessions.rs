@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use baton_proto::v1;
 use baton_types::ConductorId;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// Messages that may wait for one conductor. One that reads slower than this loses its session, and with it its requests: it cannot be served, and must not
@@ -17,6 +18,8 @@ pub type EventReceiver = mpsc::Receiver<Result<v1::NodeEvent, Status>>;
 
 struct Session {
     epoch: u64,
+    /// Cancelled when a later session takes its place: its reader must not take in another command.
+    replaced: CancellationToken,
     events: mpsc::Sender<Result<v1::NodeEvent, Status>>,
 }
 
@@ -36,14 +39,28 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session; one that the same conductor had before ends. Returns the session's epoch and the stream of its events.
-    pub fn open(&self, conductor: ConductorId) -> (u64, EventReceiver) {
+    /// Opens a session whose first event is `welcome`; one that the same conductor had before ends. Returns the session's epoch, what is cancelled when a later
+    /// one takes its place, and the stream of its events.
+    pub fn open(
+        &self,
+        conductor: ConductorId,
+        welcome: v1::node_event::Event,
+    ) -> (u64, CancellationToken, EventReceiver) {
         let (events, receiver) = mpsc::channel(QUEUED_EVENTS);
+        // Before anybody else can send: a new channel has room.
+        let _ = events.try_send(Ok(v1::NodeEvent { event: Some(welcome) }));
         let mut inner = self.lock();
         inner.next_epoch += 1;
-        let epoch = inner.next_epoch;
-        inner.sessions.insert(conductor, Session { epoch, events });
-        (epoch, receiver)
+        let (epoch, replaced) = (inner.next_epoch, CancellationToken::new());
+        if let Some(before) = inner.sessions.insert(conductor, Session { epoch, replaced: replaced.clone(), events }) {
+            before.replaced.cancel();
+        }
+        (epoch, replaced, receiver)
+    }
+
+    /// Whether the conductor has a session.
+    pub fn is_open(&self, conductor: ConductorId) -> bool {
+        self.lock().sessions.contains_key(&conductor)
     }
 
     /// Closes the session of that epoch. `false` where a later one of the same conductor lives on: its requests must not be touched.
@@ -96,8 +113,9 @@ mod tests {
     #[test]
     fn a_later_session_replaces_the_earlier_and_survives_its_close() {
         let sessions = Sessions::default();
-        let (first, mut old) = sessions.open(ConductorId(1));
-        let (second, mut new) = sessions.open(ConductorId(1));
+        let (first, replaced, mut old) = sessions.open(ConductorId(1), event());
+        let (second, _, mut new) = sessions.open(ConductorId(1), event());
+        assert!(replaced.is_cancelled() && old.try_recv().is_ok() && new.try_recv().is_ok(), "both were welcomed");
         assert!(matches!(old.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
         assert!(!sessions.close(ConductorId(1), first));
         sessions.send(ConductorId(1), event());
@@ -109,8 +127,8 @@ mod tests {
     #[test]
     fn a_conductor_that_does_not_read_is_cut_off_and_its_requests_end() {
         let sessions = Sessions::default();
-        let (epoch, _stuck) = sessions.open(ConductorId(1));
-        let (_, mut healthy) = sessions.open(ConductorId(2));
+        let (epoch, _, _stuck) = sessions.open(ConductorId(1), event());
+        let (_, _, mut healthy) = sessions.open(ConductorId(2), event());
         for _ in 0..=QUEUED_EVENTS {
             sessions.send(ConductorId(1), event());
         }

@@ -124,6 +124,7 @@ impl Llama {
             step.attend(index, layer, workspace);
             step.feed_forward(layer, workspace);
         }
+        observer.layers_done();
         self.logits(&step, workspace, observer)
     }
 

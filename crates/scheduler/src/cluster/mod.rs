@@ -121,6 +121,12 @@ impl Cluster {
         let Some(lost) = self.nodes.get_mut(node).filter(|lost| lost.info().generation == generation) else { return };
         lost.on_left(now);
         self.index.remove_node(node);
+        // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
+        let gone = (node.clone(), generation);
+        for charge in self.charges.values_mut() {
+            charge.prefill.take_if(|prefill| *prefill == gone);
+            charge.decode.take_if(|decode| decode.node == gone);
+        }
         let lost = self.nodes.values().filter(|node| node.state() == NodeState::Lost);
         let mut by_age: Vec<_> = lost.map(|node| (node.reported(), node.info().node.clone())).collect();
         by_age.sort();
@@ -202,7 +208,7 @@ impl Cluster {
     /// The request's first token is here: its prefill node has done its part.
     pub fn on_first_token(&mut self, now: Instant, key: RequestKey) {
         let Some(charge) = self.charges.get(&key) else { return };
-        if let Some(node) = charged(&mut self.nodes, &charge.prefill) {
+        if let Some(node) = charge.prefill.as_ref().and_then(|prefill| charged(&mut self.nodes, prefill)) {
             node.charges.finish_prefill(now, key);
         }
     }
@@ -210,7 +216,7 @@ impl Cluster {
     /// The attempt is over, one way or the other: everything that it was charged is given back. Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
         let Some(charge) = self.charges.remove(&key) else { return };
-        if let Some(node) = charged(&mut self.nodes, &charge.prefill) {
+        if let Some(node) = charge.prefill.as_ref().and_then(|prefill| charged(&mut self.nodes, prefill)) {
             node.charges.finish_prefill(now, key);
             node.charges.requests -= 1;
         }

@@ -241,7 +241,7 @@ impl Cluster {
         if let Some(node) = self.nodes.get_mut(&prefill.node) {
             node.charges.add_prefill(now, request.key, prefill.compute);
             let prefill = (prefill.node.clone(), node.info().generation);
-            self.charges.insert(request.key, Charge { prefill, decode });
+            self.charges.insert(request.key, Charge { prefill: Some(prefill), decode });
         }
     }
 

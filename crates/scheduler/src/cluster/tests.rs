@@ -200,6 +200,23 @@ fn nodes_that_left_or_restarted_are_not_credited_for_their_past() {
 }
 
 #[test]
+fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgotten() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PolicyKind::RoundRobin);
+    let first = place(&mut cluster, now, &request(0, &[])).unwrap();
+    for node in first.nodes() {
+        let role = cluster.node(&node).unwrap().info().role;
+        cluster.on_node_left(now, &node, Generation(1));
+        cluster.on_node_joined(now, info(node.as_str(), role, 1));
+        assert!(cluster.node(&node).unwrap().is_ready());
+    }
+    cluster.on_first_token(now, key(0));
+    cluster.on_ended(now, key(0));
+    assert!(first.nodes().iter().all(|node| cluster.node(node).unwrap().placed() == 0));
+    assert_eq!(cluster.placed(), 0);
+}
+
+#[test]
 fn suspects_serve_only_where_nobody_else_can() {
     let start = Instant::now();
     let mut cluster = cluster(start, PolicyKind::RoundRobin);

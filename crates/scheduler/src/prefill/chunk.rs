@@ -27,6 +27,12 @@ impl PrefillCore {
         self.layer_ready(now, layer);
     }
 
+    /// Every layer of the step in flight is computed; the output head and sampling follow. Optional: without it the step's end stands for it.
+    pub fn on_layers_done(&mut self, step: StepId, at: Instant) {
+        self.assert_running(step);
+        self.layers_ended = Some(at);
+    }
+
     /// The step is over. On failure every request in it fails; another node may have better luck.
     ///
     /// # Panics
@@ -40,11 +46,15 @@ impl PrefillCore {
             }
         }
         let Some(running) = self.step.take() else { return };
+        let layers_ended = self.layers_ended.take().unwrap_or(now);
         let (mut outputs, failure) = match result {
             Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output)).collect(), None),
             Err(refused) => (BTreeMap::new(), Some(refused)),
         };
         for (key, range) in running.sequences {
+            if let Some(transfer) = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut()) {
+                transfer.on_compute_ended(layers_ended);
+            }
             self.on_sequence_done(now, key, range, outputs.remove(&key), failure.as_ref());
         }
         self.plan_step(now);
@@ -127,9 +137,6 @@ impl PrefillCore {
             return self.end(key, Some(event));
         }
         request.first_token = Some(token);
-        if let Some(transfer) = &mut request.transfer {
-            transfer.on_compute_ended(now);
-        }
         let conductor = request.job.conductor;
         self.emit(conductor, key, event);
         self.advance_transfer(now, key);

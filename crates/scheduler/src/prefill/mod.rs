@@ -5,7 +5,7 @@
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
-//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], or silence
+//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
 //! after an abort. Its blocks stay until its step is over and each of its batches has answered.
 
 mod chunk;
@@ -41,6 +41,8 @@ pub struct PrefillCore {
     /// Active requests whose prompt is not computed yet, in the order in which they started.
     computing: Vec<RequestKey>,
     step: Option<RunningStep>,
+    /// When the last layer of the step in flight was computed, once it is.
+    layers_ended: Option<Instant>,
     /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     deadlines: Deadlines,
@@ -57,6 +59,10 @@ fn failed(kind: ErrorKind, message: String) -> PrefillEvent {
     PrefillEvent::Failed(Refused { kind, message })
 }
 
+fn decode_failed(kind: ErrorKind, message: String) -> PrefillEvent {
+    PrefillEvent::DecodeFailed(Refused { kind, message })
+}
+
 impl PrefillCore {
     /// A core with an empty arena.
     pub fn new(config: PrefillConfig) -> Result<Self, InvalidConfig> {
@@ -70,6 +76,7 @@ impl PrefillCore {
             active: BTreeMap::new(),
             computing: Vec::new(),
             step: None,
+            layers_ended: None,
             late_grants: BTreeMap::new(),
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
@@ -232,7 +239,10 @@ impl PrefillCore {
         let handed_over = request.transfer.as_ref().is_some_and(|transfer| transfer.handover == HandoverState::Sent);
         let (what, limit) =
             if handed_over { ("hand-over", config.handover_timeout) } else { ("grant request", config.grant_timeout) };
-        failed(ErrorKind::Unavailable, format!("decode node {target} did not answer the {what} within {limit:?}"))
+        decode_failed(
+            ErrorKind::Unavailable,
+            format!("decode node {target} did not answer the {what} within {limit:?}"),
+        )
     }
 
     fn emit(&mut self, conductor: ConductorId, key: RequestKey, event: PrefillEvent) {

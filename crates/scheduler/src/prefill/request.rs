@@ -100,8 +100,9 @@ pub(super) struct Transfer {
     first_start: Option<Instant>,
     last_ack: Option<Instant>,
     transport: String,
+    /// When each acknowledged batch was, and its bytes. At most one batch per layer and chunk.
+    acks: Vec<(Instant, u64)>,
     compute_ended: Option<Instant>,
-    bytes_at_compute_end: u64,
 }
 
 impl Transfer {
@@ -117,8 +118,8 @@ impl Transfer {
             first_start: None,
             last_ack: None,
             transport: String::new(),
+            acks: Vec::new(),
             compute_ended: None,
-            bytes_at_compute_end: 0,
         }
     }
 
@@ -151,17 +152,20 @@ impl Transfer {
         spans
     }
 
+    /// Of each chunk; the last one's counts.
     pub(super) fn on_compute_ended(&mut self, now: Instant) {
         self.compute_ended = Some(now);
-        self.bytes_at_compute_end = self.acked_bytes;
+    }
+
+    /// Bytes whose acknowledgement was here when the last layer's compute ended, whenever it was taken in.
+    fn bytes_at_compute_end(&self) -> u64 {
+        let early = |&&(at, _): &&(Instant, u64)| self.compute_ended.is_some_and(|ended| at <= ended);
+        self.acks.iter().filter(early).map(|(_, bytes)| bytes).sum()
     }
 
     pub(super) fn on_acked(&mut self, report: &PushReport) {
         self.acked_bytes += report.bytes;
-        // The report may have waited for its turn behind the end of the step.
-        if self.compute_ended.is_some_and(|ended| report.completed <= ended) {
-            self.bytes_at_compute_end += report.bytes;
-        }
+        self.acks.push((report.completed, report.bytes));
         self.first_start = Some(self.first_start.map_or(report.started, |first| first.min(report.started)));
         self.last_ack = Some(self.last_ack.map_or(report.completed, |last| last.max(report.completed)));
         self.transport.clone_from(&report.transport);
@@ -186,7 +190,7 @@ impl Transfer {
             transport: self.transport.clone(),
             elapsed: between(self.first_start, self.last_ack),
             exposed: between(self.compute_ended, self.last_ack),
-            bytes_at_compute_end: self.bytes_at_compute_end,
+            bytes_at_compute_end: self.bytes_at_compute_end(),
         }
     }
 }

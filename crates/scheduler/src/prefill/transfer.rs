@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use baton_types::{ErrorKind, GrantReply, Handover, PrefillEvent, Refused, RequestKey};
 
-use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, failed};
+use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, decode_failed};
 
 impl PrefillCore {
     /// The decode node's answer to a grant request.
@@ -18,13 +18,13 @@ impl PrefillCore {
                 transfer.grant = GrantState::Granted(reply);
                 self.deadlines.clear(key);
                 if let Err(message) = self.check_grant(key) {
-                    self.end(key, Some(failed(ErrorKind::Internal, message)));
+                    self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
             Err(Refused { kind, message }) => {
                 transfer.grant = GrantState::Gone;
                 let message = format!("decode node {}: {message}", transfer.target.node);
-                self.end(key, Some(failed(kind, message)));
+                self.end(key, Some(decode_failed(kind, message)));
             }
         }
         self.advance_transfer(now, key);
@@ -46,11 +46,11 @@ impl PrefillCore {
             Ok(report) if report.bytes == expected => transfer.on_acked(&report),
             Ok(report) => {
                 let message = format!("push to {target}: {} bytes acknowledged of {expected}", report.bytes);
-                self.end(key, Some(failed(ErrorKind::DataLoss, message)));
+                self.end(key, Some(decode_failed(ErrorKind::DataLoss, message)));
             }
             Err(Refused { kind, message }) => {
                 let message = format!("push to {target} failed: {message}");
-                self.end(key, Some(failed(kind, message)));
+                self.end(key, Some(decode_failed(kind, message)));
             }
         }
         self.advance_transfer(now, key);
@@ -69,7 +69,7 @@ impl PrefillCore {
             Ok(()) => transfer.handover = HandoverState::Accepted,
             Err(Refused { kind, message }) => {
                 let message = format!("decode node {} refused the hand-over: {message}", transfer.target.node);
-                self.end(key, Some(failed(kind, message)));
+                self.end(key, Some(decode_failed(kind, message)));
             }
         }
         self.advance_transfer(now, key);

@@ -90,7 +90,9 @@ impl Node {
 
     fn take_failure(&mut self, of: u64) -> (ErrorKind, String) {
         match self.take_event(of) {
-            PrefillEvent::Failed(Refused { kind, message }) => (kind, message),
+            PrefillEvent::Failed(Refused { kind, message }) | PrefillEvent::DecodeFailed(Refused { kind, message }) => {
+                (kind, message)
+            }
             event => panic!("{event:?} is no failure"),
         }
     }

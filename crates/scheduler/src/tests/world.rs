@@ -500,7 +500,7 @@ impl World {
                 story.prefill_ends += 1;
                 story.handed_over = Some(transfer);
             }
-            PrefillEvent::Failed(refused) => {
+            PrefillEvent::Failed(refused) | PrefillEvent::DecodeFailed(refused) => {
                 story.prefill_ends += 1;
                 self.counts.refused_at_once += u32::from(refused.message.contains("p0"));
             }
