@@ -153,7 +153,7 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
     let mut cluster = Cluster::mock().prefill(2).decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(200, 4)).max_tokens(60).ignore_eos();
     let expected = cluster.ask(ask.clone()).await?;
-    let name = expected.finished.decode_node.clone();
+    let mut name = String::new();
 
     let mut stream = cluster.inference().generate(ask.0.clone()).await?.into_inner();
     let (mut tokens, mut killed, mut finished) = (Vec::new(), false, None);
@@ -164,14 +164,18 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
             _ => {}
         }
         if tokens.len() >= 10 && !killed {
-            // Both, because either may have it.
-            let index = usize::from(name == "decode-1");
-            cluster.decode.remove(index).kill().await?;
+            // The one that has it now, wherever the first request was.
+            let nodes = cluster.nodes().await?;
+            let mut names =
+                nodes.iter().filter(|node| node.placed == 1).filter_map(|node| Some(node.info.as_ref()?.name.clone()));
+            name = names.find(|name| name.starts_with("decode")).expect("a decode node has the request");
+            cluster.decode.remove(usize::from(name == "decode-1")).kill().await?;
             killed = true;
         }
     }
     assert_eq!(tokens, expected.token_ids, "nothing lost, repeated or changed");
-    assert!(finished.is_some());
+    assert!(killed);
+    assert_ne!(finished.map(|last| last.decode_node), Some(name), "another node took it over");
     cluster.wait_ready(3).await?;
     cluster
         .wait_for("idle nodes", SECOND, || async {

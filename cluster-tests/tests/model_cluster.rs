@@ -252,6 +252,13 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         assert!(done??, "a request ended without Finished");
     }
     cluster.wait_idle(SECOND).await?;
+    // One by one, so that each abort's own release is seen.
+    for after in [0, 30, 120, 300, 500, 900] {
+        let ask = Ask::tokens(text[after as usize % 7..240].to_vec()).max_tokens(200).ignore_eos();
+        let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask)).await;
+        assert!(aborted.is_err(), "it was to be aborted after {after} ms");
+        cluster.wait_idle(SECOND).await?;
+    }
     for ((process, cache), before) in processes.iter().zip(before) {
         let grown = process.resident_bytes()?.saturating_sub(before);
         println!(

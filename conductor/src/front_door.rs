@@ -118,8 +118,7 @@ impl FrontDoor {
         let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
         let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let checked = self.check(request).await?;
-        let request = id;
-        let job = Job::new(request, checked, &self.cluster())?;
+        let job = Job::new(id, checked, &self.cluster())?;
         let placement = match self.place(&job, Attempt(0), &[], &entry) {
             // Its session ended in this moment: the choice among the others is as good as new.
             Err(GenerateError::Node { node, .. }) => self.place(&job, Attempt(0), &[node], &entry)?,
@@ -183,7 +182,7 @@ impl FrontDoor {
         job: &Job,
         attempt: Attempt,
         exclude: &[NodeId],
-        entry: &LiveEntry,
+        entry: &Entry,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
         let (placement, target, starts) = {
@@ -293,6 +292,3 @@ impl Job {
         Ok(Output::new(self.sampling.max_tokens, model.tokenizer.detokenizer(), stops))
     }
 }
-
-/// Keeps the entry's type in the public signature of [`Relay::new`].
-pub type LiveEntry = Entry;

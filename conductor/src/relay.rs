@@ -16,8 +16,8 @@ use baton_types::{
 use tokio::sync::mpsc;
 
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Job, LiveEntry};
-use crate::live::LiveEvent;
+use crate::front_door::{FrontDoor, Job};
+use crate::live::{Entry, LiveEvent};
 use crate::output::{Output, OutputToken, Piece};
 
 /// How long the report of the hand-over may come after the last token.
@@ -36,7 +36,7 @@ pub struct Relay {
     placement: Placement,
     attempt: Attempt,
     failed_nodes: Vec<NodeId>,
-    entry: LiveEntry,
+    entry: Entry,
     out: Responses,
     output: Output,
     arrived: Instant,
@@ -63,7 +63,7 @@ impl Relay {
         door: &FrontDoor,
         job: Job,
         placement: Placement,
-        entry: LiveEntry,
+        entry: Entry,
         out: Responses,
         arrived: Instant,
     ) -> Result<Self, GenerateError> {
