@@ -7,7 +7,7 @@ use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
     KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{CancelHandle, SegmentDescriptor, SpanPair, TransferError, WriteOptions};
+use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError};
 use baton_types::{
     BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
@@ -170,7 +170,7 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let options = WriteOptions { deadline: Instant::now() + PUSH_DEADLINE, tag: push.0 };
+        let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
         let batch = self.parts.transfer.write(self.parts.segment, &remote.segment, grant, pairs, options);
         self.pushes.entry(key).or_default().push((push, batch.cancel_handle()));
         self.answer("push", async move {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_memory::MemoryRegion;
 use baton_runtime::{TaskSet, new_generation};
 use baton_transfer_engine::{
-    Arrival, GrantSpec, SegmentDescriptor, SpanPair, TransferConfig, TransferEngine, WriteOptions,
+    Arrival, BatchOptions, GrantSpec, SegmentDescriptor, SpanPair, TransferConfig, TransferEngine,
 };
 use baton_types::{GrantId, NodeId};
 
@@ -56,7 +56,7 @@ async fn writer(hex: &str) -> Result<(), Failure> {
     let (segment, _) = engine.register(region)?;
 
     let all = SpanPair { local_offset: 0, remote_offset: 0, len: remote.length };
-    let options = WriteOptions { deadline: Instant::now() + MINUTE, tag: 42 };
+    let options = BatchOptions::new(Instant::now() + MINUTE).tag(42);
     let report = engine.write(segment, &remote, GrantId(1), vec![all], options).await?;
     let seconds = (report.completed - report.started).as_secs_f64();
     println!(

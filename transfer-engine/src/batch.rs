@@ -22,13 +22,42 @@ pub struct SpanPair {
     pub len: u64,
 }
 
-/// How a batch is written.
+/// What goes first where two batches want the same path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Priority {
+    /// Somebody waits for it: the KV of a running request.
+    #[default]
+    Urgent,
+    /// Nobody does: replication of hot prefixes. It delays an urgent batch by at most one part of [`TransferConfig::stripe_bytes`](crate::TransferConfig).
+    Bulk,
+}
+
+/// How a batch is carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WriteOptions {
+pub struct BatchOptions {
     /// The batch fails if it is not complete by then.
     pub deadline: Instant,
     /// Travels with the batch to [`Arrival::Batch`](crate::Arrival::Batch).
     pub tag: u64,
+    /// What it may delay.
+    pub priority: Priority,
+}
+
+impl BatchOptions {
+    /// An urgent batch with tag 0.
+    pub fn new(deadline: Instant) -> Self {
+        Self { deadline, tag: 0, priority: Priority::Urgent }
+    }
+
+    /// With a tag.
+    pub fn tag(self, tag: u64) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// With a priority.
+    pub fn priority(self, priority: Priority) -> Self {
+        Self { priority, ..self }
+    }
 }
 
 /// A complete batch.
@@ -51,12 +80,12 @@ pub struct BatchReport {
 /// Dropping it cancels the batch too, but then nothing tells when the local spans are free.
 #[derive(Debug)]
 #[must_use = "dropping a batch cancels it"]
-pub struct WriteBatch {
+pub struct Batch {
     result: oneshot::Receiver<Result<BatchReport, TransferError>>,
     source: Arc<Gate>,
 }
 
-impl WriteBatch {
+impl Batch {
     pub(crate) fn new(result: oneshot::Receiver<Result<BatchReport, TransferError>>, source: Arc<Gate>) -> Self {
         Self { result, source }
     }
@@ -82,7 +111,7 @@ impl WriteBatch {
     }
 }
 
-impl Future for WriteBatch {
+impl Future for Batch {
     type Output = Result<BatchReport, TransferError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -91,7 +120,7 @@ impl Future for WriteBatch {
     }
 }
 
-impl Drop for WriteBatch {
+impl Drop for Batch {
     fn drop(&mut self) {
         self.source.close();
     }
@@ -102,7 +131,7 @@ impl Drop for WriteBatch {
 pub struct CancelHandle(Arc<Gate>);
 
 impl CancelHandle {
-    /// As [`WriteBatch::cancel`].
+    /// As [`Batch::cancel`].
     pub fn cancel(&self) {
         self.0.close();
     }
@@ -241,6 +270,6 @@ mod tests {
     async fn a_batch_whose_task_is_gone_resolves() {
         let (sender, result) = oneshot::channel();
         drop(sender);
-        assert_eq!(WriteBatch::new(result, Arc::default()).await, Err(TransferError::Closed));
+        assert_eq!(Batch::new(result, Arc::default()).await, Err(TransferError::Closed));
     }
 }

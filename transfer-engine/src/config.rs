@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use baton_types::{Generation, NodeId};
 
-use crate::TransferError;
 use crate::transport::tcp::MAX_FRAME_PAYLOAD;
+use crate::{TransferError, TransportChoice};
 
 /// Settings of a [`TransferEngine`](crate::TransferEngine). [`TransferConfig::new`] gives the defaults; `bind` checks them.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub struct TransferConfig {
     pub listen: SocketAddr,
     /// Host or IP that peers reach this node at. Needed where `listen` is the unspecified address.
     pub advertise_host: Option<String>,
+    /// Which transports may carry.
+    pub transport: TransportChoice,
     /// Most connections to one peer.
     pub lanes_per_peer: usize,
     /// Most bytes on their way to one peer: handed to a connection and not yet acknowledged.
@@ -55,6 +57,7 @@ impl TransferConfig {
             generation,
             listen,
             advertise_host: None,
+            transport: TransportChoice::Auto,
             lanes_per_peer: 4,
             max_bytes_in_flight_per_peer: 64 << 20,
             stripe_bytes: 2 << 20,

@@ -19,8 +19,8 @@ use crate::metrics::Metrics;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{Transport, WriteJob, fake};
 use crate::{
-    ArrivalReceiver, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair, TransferConfig,
-    TransferError, TransportAddress, TransportKind, WriteBatch, WriteOptions,
+    ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
+    TransferConfig, TransferError, TransportAddress, TransportKind,
 };
 
 /// Most segments of one engine: a node has a few arenas.
@@ -90,6 +90,10 @@ pub struct TransferEngine(Arc<Inner>);
 impl TransferEngine {
     /// Listens, and starts. Needs a tokio runtime, as all methods do.
     pub async fn bind(config: TransferConfig, tasks: &TaskSet) -> Result<(Self, ArrivalReceiver), TransferError> {
+        if !config.transport.allows(TransportKind::Tcp) {
+            let problem = format!("{}, which is not built into this binary", config.transport);
+            return Err(TransferError::Config { field: "transport", problem });
+        }
         let (host, arrivals) = Host::new(config, TransportKind::Tcp, tasks)?;
         let (transport, local_addr) = TcpTransport::bind(Arc::clone(&host)).await?;
         Ok((Self::new(host, transport, local_addr), arrivals))
@@ -164,13 +168,13 @@ impl TransferEngine {
         remote: &SegmentDescriptor,
         grant: GrantId,
         spans: Vec<SpanPair>,
-        options: WriteOptions,
-    ) -> WriteBatch {
+        options: BatchOptions,
+    ) -> Batch {
         match self.job(local, remote, grant, spans, options) {
             Ok((job, slot)) => self.start(job, slot, options.deadline),
             Err(error) => {
                 self.0.host.metrics.on_batch(Duration::ZERO, Some(&error));
-                WriteBatch::failed(error)
+                Batch::failed(error)
             }
         }
     }
@@ -181,7 +185,7 @@ impl TransferEngine {
         remote: &SegmentDescriptor,
         grant: GrantId,
         spans: Vec<SpanPair>,
-        options: WriteOptions,
+        options: BatchOptions,
     ) -> Result<(WriteJob, Slot), TransferError> {
         let (host, kind) = (&self.0.host, self.0.transport.kind());
         if host.closed.is_cancelled() {
@@ -207,9 +211,9 @@ impl TransferEngine {
         Ok((job, slot))
     }
 
-    fn start(&self, job: WriteJob, slot: Slot, deadline: Instant) -> WriteBatch {
+    fn start(&self, job: WriteJob, slot: Slot, deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
-        let batch = WriteBatch::new(receiver, Arc::clone(&job.gate));
+        let batch = Batch::new(receiver, Arc::clone(&job.gate));
         let (host, transport, started) = (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), Instant::now());
         let (bytes, spans, kind) = (total(&job.spans), job.spans.len(), transport.kind());
         self.0.host.tasks.spawn_request("transfer write", async move {

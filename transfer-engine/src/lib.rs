@@ -18,7 +18,7 @@
 //!   [`Arrival::Batch`], which is queued at the owner before the writer hears of the completion, retries or not.
 //! - No byte lands outside the ranges of a live grant, from anybody but its writer, or from an older generation.
 //! - Once [`TransferEngine::revoke`] resolves, or [`Arrival::GrantExpired`] is received, no byte lands under that grant again.
-//! - Once a [`WriteBatch`] resolves, whatever the result, its local spans are not read again.
+//! - Once a [`Batch`] resolves, whatever the result, its local spans are not read again.
 //! - Bytes that a failed connection still carries never land after a retry of them has begun: the owner closes the old connection first.
 //! - Everything queued is bounded; a peer that failed is tried again, for ever.
 
@@ -36,11 +36,11 @@ mod segment;
 mod tests;
 mod transport;
 
-pub use batch::{BatchReport, CancelHandle, SpanPair, WriteBatch, WriteOptions};
+pub use batch::{Batch, BatchOptions, BatchReport, CancelHandle, Priority, SpanPair};
 pub use config::TransferConfig;
 pub use engine::TransferEngine;
 pub use error::{RefusalReason, TransferError};
 pub use grant::{Arrival, ArrivalReceiver, GrantSpec};
 pub use metrics::METRICS;
-pub use segment::{SegmentDescriptor, SegmentId, TransportAddress, TransportKind};
+pub use segment::{SegmentDescriptor, SegmentId, TransportAddress, TransportChoice, TransportKind};
 pub use transport::fake::{FakeFaults, FakeNetwork};

@@ -1,6 +1,7 @@
 //! Registered memory, and how others learn of it.
 
 use std::fmt;
+use std::str::FromStr;
 
 use baton_types::{Generation, NodeId};
 use bytes::{Buf, BufMut};
@@ -27,6 +28,10 @@ impl fmt::Display for SegmentId {
 /// What carries bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransportKind {
+    /// One-sided writes and reads by the network adapter (InfiniBand, RoCE).
+    Rdma,
+    /// Copies from the peer's memory, on the same host.
+    Shm,
     /// TCP connections.
     Tcp,
     /// Copies within one process, for tests.
@@ -34,9 +39,13 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
-    /// `tcp` or `fake`: in metrics, reports and logs.
+    const ALL: [Self; 4] = [Self::Rdma, Self::Shm, Self::Tcp, Self::Fake];
+
+    /// `rdma`, `shm`, `tcp` or `fake`: in metrics, reports and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Rdma => "rdma",
+            Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Fake => "fake",
         }
@@ -45,18 +54,63 @@ impl TransportKind {
     const fn code(self) -> u8 {
         match self {
             Self::Tcp => 1,
+            Self::Shm => 2,
+            Self::Rdma => 3,
             Self::Fake => 255,
         }
     }
 
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Tcp, Self::Fake].into_iter().find(|kind| kind.code() == code)
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 }
 
 impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Which transports may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TransportChoice {
+    /// The best that both ends have: rdma before shm before tcp; the next best while it fails.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Only(TransportKind),
+}
+
+impl TransportChoice {
+    /// Whether `kind` may carry.
+    pub fn allows(self, kind: TransportKind) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Only(only) => only == kind,
+        }
+    }
+}
+
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Only(kind) => kind.fmt(f),
+        }
+    }
+}
+
+impl FromStr for TransportChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "rdma" => Ok(Self::Only(TransportKind::Rdma)),
+            "shm" => Ok(Self::Only(TransportKind::Shm)),
+            "tcp" => Ok(Self::Only(TransportKind::Tcp)),
+            _ => Err(format!("'{text}' is none of auto, rdma, shm, tcp")),
+        }
     }
 }
 

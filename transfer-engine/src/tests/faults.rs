@@ -273,7 +273,7 @@ async fn the_fake_network_fails_as_told() {
     assert!(matches!(write().await, Err(TransferError::PeerUnreachable { .. })));
     network.set_faults(|faults| *faults = crate::FakeFaults { reorder: true, ..Default::default() });
     while owner.arrivals.try_recv().is_some() {}
-    let options = |tag| crate::WriteOptions { deadline: Instant::now() + LONG, tag };
+    let options = |tag| crate::BatchOptions::new(Instant::now() + LONG).tag(tag);
     let both = [1, 2].map(|tag| writer.engine.write(writer.segment, &remote, grant, whole(64), options(tag)));
     for batch in both {
         batch.await.unwrap();

@@ -11,8 +11,8 @@ use baton_runtime::TaskSet;
 use baton_types::{Generation, GrantId, NodeId};
 
 use crate::{
-    Arrival, ArrivalReceiver, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair, TransferConfig,
-    TransferEngine, WriteBatch, WriteOptions,
+    Arrival, ArrivalReceiver, Batch, BatchOptions, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
+    TransferConfig, TransferEngine,
 };
 
 /// Longer than any test takes.
@@ -74,7 +74,7 @@ impl TestNode {
         id
     }
 
-    pub(super) fn write(&self, to: &SegmentDescriptor, grant: GrantId, spans: Vec<SpanPair>) -> WriteBatch {
+    pub(super) fn write(&self, to: &SegmentDescriptor, grant: GrantId, spans: Vec<SpanPair>) -> Batch {
         self.write_within(LONG, to, grant, spans)
     }
 
@@ -84,8 +84,8 @@ impl TestNode {
         to: &SegmentDescriptor,
         grant: GrantId,
         spans: Vec<SpanPair>,
-    ) -> WriteBatch {
-        self.engine.write(self.segment, to, grant, spans, WriteOptions { deadline: Instant::now() + time, tag: 7 })
+    ) -> Batch {
+        self.engine.write(self.segment, to, grant, spans, BatchOptions::new(Instant::now() + time).tag(7))
     }
 
     /// Fills the region with bytes that depend on place and seed.

@@ -231,7 +231,7 @@ async fn what_cannot_work_is_said_at_once() {
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let outside = writer.write(&owner.descriptor, grant, whole(4097)).await.unwrap_err();
     assert_eq!(outside.to_string(), "local span: 4097 bytes at 0 of a segment of 4096 bytes");
-    let options = crate::WriteOptions { deadline: std::time::Instant::now() + LONG, tag: 0 };
+    let options = crate::BatchOptions::new(std::time::Instant::now() + LONG);
     let nothing =
         writer.engine.write(crate::SegmentId(9), &owner.descriptor, grant, whole(1), options).await.unwrap_err();
     assert_eq!(nothing.to_string(), "segment: 9 is not registered");
