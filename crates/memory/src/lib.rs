@@ -7,9 +7,14 @@
 
 #![allow(unsafe_code)] // mmap, and spans of memory that other threads and machines write; see each SAFETY note
 
+mod shared;
+
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+
+pub use shared::{SharedView, ViewError};
 
 /// A memory region could not be had, or a span lies outside it.
 #[derive(Debug, thiserror::Error)]
@@ -22,16 +27,26 @@ pub enum MemoryError {
         /// Its error.
         source: io::Error,
     },
+    /// The operating system has no memory to share.
+    #[error("cannot make {bytes} bytes of shared memory: {source}")]
+    Share {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Its error.
+        source: io::Error,
+    },
     /// Zero bytes asked for.
     #[error("a memory region must have at least one byte")]
     Empty,
 }
 
-/// Anonymous mapped memory, page-aligned and zeroed. Pages are committed when first touched.
+/// Mapped memory, page-aligned and zeroed. Pages are committed when first touched.
 #[derive(Debug)]
 pub struct MemoryRegion {
     base: NonNull<u8>,
     len: usize,
+    /// Where other processes of the host can map it, read-only.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the region is plain memory without thread affinity; all access to its bytes goes through unsafe functions whose callers answer for exclusion.
@@ -40,7 +55,7 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Maps `len` zeroed bytes.
+    /// Maps `len` zeroed bytes, which stay this process's own.
     pub fn allocate(len: usize) -> Result<Self, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);
@@ -60,7 +75,21 @@ impl MemoryRegion {
             return Err(MemoryError::Map { bytes: len, source: io::Error::last_os_error() });
         }
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Empty)?;
-        Ok(Self { base, len })
+        Ok(Self { base, len, file: None })
+    }
+
+    /// Maps `len` zeroed bytes that other processes can be given to read: a memfd, sealed so that whoever gets it can neither write nor resize it.
+    pub fn allocate_shared(len: usize) -> Result<Self, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let (base, file) = shared::create(len).map_err(|source| MemoryError::Share { bytes: len, source })?;
+        Ok(Self { base, len, file: Some(file) })
+    }
+
+    /// The memory as a file, where it was allocated to be shared.
+    pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// First byte of the region.
