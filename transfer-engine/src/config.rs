@@ -1,11 +1,12 @@
 //! Settings of an engine.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_types::{Generation, NodeId};
 
-use crate::transport::tcp::MAX_FRAME_PAYLOAD;
+use crate::transport::net::MAX_FRAME_PAYLOAD;
 use crate::{TransferError, TransportChoice};
 
 /// Settings of a [`TransferEngine`](crate::TransferEngine). [`TransferConfig::new`] gives the defaults; `bind` checks them.
@@ -21,7 +22,10 @@ pub struct TransferConfig {
     pub advertise_host: Option<String>,
     /// Which transports may carry.
     pub transport: TransportChoice,
-    /// Most connections to one peer.
+    /// Folder of the Unix socket by which processes of this host find each other's memory. Without one, the socket is known to the processes of this network
+    /// namespace only; with one, to those that see the folder.
+    pub shm_folder: Option<PathBuf>,
+    /// Most connections to one peer, of each kind.
     pub lanes_per_peer: usize,
     /// Most bytes on their way to one peer: handed to a connection and not yet acknowledged.
     pub max_bytes_in_flight_per_peer: u64,
@@ -58,6 +62,7 @@ impl TransferConfig {
             listen,
             advertise_host: None,
             transport: TransportChoice::Auto,
+            shm_folder: None,
             lanes_per_peer: 4,
             max_bytes_in_flight_per_peer: 64 << 20,
             stripe_bytes: 2 << 20,
@@ -65,7 +70,7 @@ impl TransferConfig {
             connect_timeout: Duration::from_secs(3),
             progress_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(60),
-            retries: 1,
+            retries: 8,
             max_connections: 1024,
             max_batches: 16_384,
             max_spans: 4 << 20,
@@ -95,7 +100,7 @@ impl TransferConfig {
         at_most("frame_bytes", u64::from(self.frame_bytes), u64::from(MAX_FRAME_PAYLOAD))?;
         at_most("max_bytes_in_flight_per_peer", self.max_bytes_in_flight_per_peer, u64::from(u32::MAX))?;
         at_most("lanes_per_peer", self.lanes_per_peer as u64, 64)?;
-        at_most("retries", u64::from(self.retries), 8)?;
+        at_most("retries", u64::from(self.retries), 64)?;
         // A host name has at most 253 characters (RFC 1035).
         at_most("advertise_host (characters)", self.advertise_host.as_deref().map_or(0, str::len) as u64, 253)?;
         if self.listen.ip().is_unspecified() && self.advertise_host.is_none() {

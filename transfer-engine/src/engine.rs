@@ -16,11 +16,12 @@ use crate::batch::{normalize, total};
 use crate::gate::Gate;
 use crate::grant::{GrantTable, Writer};
 use crate::metrics::Metrics;
-use crate::transport::tcp::TcpTransport;
+use crate::path::PathReport;
+use crate::transport::net::NetTransport;
 use crate::transport::{Transport, WriteJob, fake};
 use crate::{
     ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
-    TransferConfig, TransferError, TransportAddress, TransportKind,
+    TransferConfig, TransferError, TransportChoice, TransportKind,
 };
 
 /// Most segments of one engine: a node has a few arenas.
@@ -38,17 +39,13 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn new(
-        config: TransferConfig,
-        transport: TransportKind,
-        tasks: &TaskSet,
-    ) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
+    fn new(config: TransferConfig, tasks: &TaskSet) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
         config.validate()?;
         let (grants, arrivals) = GrantTable::new(config.max_grants, config.arrival_queue);
         let host = Arc::new(Self {
             config,
             grants: Arc::new(grants),
-            metrics: Metrics::new(transport),
+            metrics: Metrics::new(),
             tasks: tasks.clone(),
             closed: tasks.token().child_token(),
             segments: RwLock::default(),
@@ -90,12 +87,12 @@ pub struct TransferEngine(Arc<Inner>);
 impl TransferEngine {
     /// Listens, and starts. Needs a tokio runtime, as all methods do.
     pub async fn bind(config: TransferConfig, tasks: &TaskSet) -> Result<(Self, ArrivalReceiver), TransferError> {
-        if !config.transport.allows(TransportKind::Tcp) {
+        if config.transport == TransportChoice::Only(TransportKind::Rdma) {
             let problem = format!("{}, which is not built into this binary", config.transport);
             return Err(TransferError::Config { field: "transport", problem });
         }
-        let (host, arrivals) = Host::new(config, TransportKind::Tcp, tasks)?;
-        let (transport, local_addr) = TcpTransport::bind(Arc::clone(&host)).await?;
+        let (host, arrivals) = Host::new(config, tasks)?;
+        let (transport, local_addr) = NetTransport::bind(Arc::clone(&host)).await?;
         Ok((Self::new(host, transport, local_addr), arrivals))
     }
 
@@ -106,7 +103,7 @@ impl TransferEngine {
         tasks: &TaskSet,
     ) -> Result<(Self, ArrivalReceiver), TransferError> {
         let local_addr = config.listen;
-        let (host, arrivals) = Host::new(config, TransportKind::Fake, tasks)?;
+        let (host, arrivals) = Host::new(config, tasks)?;
         let transport = fake::FakeTransport::join(network, &host);
         Ok((Self::new(host, transport, local_addr), arrivals))
     }
@@ -131,7 +128,7 @@ impl TransferEngine {
         let id = SegmentId(segments.len() as u32);
         let length = region.len() as u64;
         segments.insert(id, region);
-        let transports = vec![TransportAddress { kind: transport.kind(), address: transport.address() }];
+        let transports = transport.addresses();
         let (node, generation) = (host.config.node.clone(), host.config.generation);
         Ok((id, SegmentDescriptor { id, node, generation, length, transports }))
     }
@@ -173,7 +170,7 @@ impl TransferEngine {
         match self.job(local, remote, grant, spans, options) {
             Ok((job, slot)) => self.start(job, slot, options.deadline),
             Err(error) => {
-                self.0.host.metrics.on_batch(Duration::ZERO, Some(&error));
+                self.0.host.metrics.on_batch(Duration::ZERO, Err(&error));
                 Batch::failed(error)
             }
         }
@@ -187,24 +184,23 @@ impl TransferEngine {
         spans: Vec<SpanPair>,
         options: BatchOptions,
     ) -> Result<(WriteJob, Slot), TransferError> {
-        let (host, kind) = (&self.0.host, self.0.transport.kind());
+        let host = &self.0.host;
         if host.closed.is_cancelled() {
             return Err(TransferError::Closed);
         }
         let slot = self.0.load.take(spans.len(), &host.config)?;
         let source = host.region(local)?;
         let spans = normalize(spans, source.len() as u64, remote.length)?;
-        let no_way = || {
-            TransferError::invalid("segment descriptor", format!("node {} cannot be reached by {kind}", remote.node))
-        };
         let job = WriteJob {
             target: Writer { node: remote.node.clone(), generation: remote.generation },
-            address: remote.address(kind).ok_or_else(no_way)?.to_owned(),
+            addresses: remote.transports.clone(),
             segment: remote.id,
             grant,
             batch: self.0.next_batch.fetch_add(1, Relaxed),
             tag: options.tag,
+            priority: options.priority,
             source,
+            source_segment: local,
             spans,
             gate: Arc::new(Gate::default()),
         };
@@ -215,16 +211,26 @@ impl TransferEngine {
         let (sender, receiver) = oneshot::channel();
         let batch = Batch::new(receiver, Arc::clone(&job.gate));
         let (host, transport, started) = (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), Instant::now());
-        let (bytes, spans, kind) = (total(&job.spans), job.spans.len(), transport.kind());
+        let (bytes, spans) = (total(&job.spans), job.spans.len());
         self.0.host.tasks.spawn_request("transfer write", async move {
             let result = carry(&host, transport, job, deadline).await;
             let completed = Instant::now();
             drop(slot);
-            host.metrics.on_batch(completed - started, result.as_ref().err());
+            host.metrics.on_batch(completed - started, result.as_ref().copied());
             // The caller may have dropped the batch.
-            let _ = sender.send(result.map(|()| BatchReport { bytes, spans, transport: kind, started, completed }));
+            let _ = sender.send(result.map(|transport| BatchReport { bytes, spans, transport, started, completed }));
         });
         batch
+    }
+
+    /// How each owner written to is reached, and how well.
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.0.transport.paths()
+    }
+
+    /// Closes every connection to owners at once. Batches under way are sent again over new ones: for tests of that, and for operators who move a network.
+    pub fn disconnect(&self) {
+        self.0.transport.disconnect();
     }
 
     /// Ends all grants, batches and connections. Batches under way resolve to [`TransferError::Closed`].
@@ -251,7 +257,7 @@ async fn carry(
     transport: Arc<dyn Transport>,
     job: WriteJob,
     deadline: Instant,
-) -> Result<(), TransferError> {
+) -> Result<TransportKind, TransferError> {
     let gate = Arc::clone(&job.gate);
     let result = tokio::select! {
         biased;

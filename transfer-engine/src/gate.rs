@@ -1,6 +1,8 @@
 //! A gate that closes once, and tells when the last one who passed has left.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -10,12 +12,23 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 /// Guards memory that belongs to somebody else after a moment in time: a grant's ranges after the fence, a batch's source after its end.
 ///
 /// Whoever touches the memory holds a [`Pass`]. After [`Gate::close`] no new pass is given, and [`Gate::drained`] resolves when the last one is back.
-#[derive(Debug, Default)]
+///
+/// Where the memory is touched by somebody who cannot hold a pass, another process, closing runs what ends that.
+#[derive(Default)]
 pub(crate) struct Gate {
     /// Passes out; the top bit is set once the gate is closed.
     state: AtomicUsize,
     left: Notify,
     closed: CancellationToken,
+    on_close: Mutex<Vec<OnClose>>,
+}
+
+type OnClose = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 /// The right to touch what the gate guards, until it is dropped.
@@ -32,10 +45,23 @@ impl Gate {
     /// Closes. True for the call that did it.
     pub(crate) fn close(&self) -> bool {
         let first = self.state.fetch_or(CLOSED, SeqCst) & CLOSED == 0;
+        // Under the lock, and by every call: once any of them returns, all have run.
+        let mut on_close = self.on_close.lock().unwrap_or_else(PoisonError::into_inner);
+        on_close.drain(..).for_each(|run| run());
+        drop(on_close);
         self.closed.cancel();
         // For those who wait for a gate that nobody is inside of.
         self.left.notify_waiters();
         first
+    }
+
+    /// Has `run` run when the gate closes; at once if it is closed.
+    pub(crate) fn on_close(&self, run: impl FnOnce() + Send + 'static) {
+        let mut on_close = self.on_close.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.is_closed() {
+            true => run(),
+            false => on_close.push(Box::new(run)),
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -87,6 +113,22 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(5), gate.drained()).await.is_err());
         drop(second);
         gate.drained().await;
+    }
+
+    #[test]
+    fn closing_runs_what_is_to_run_once() {
+        let (gate, ran) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
+        let count = || {
+            let ran = Arc::clone(&ran);
+            move || drop(ran.fetch_add(1, SeqCst))
+        };
+        gate.on_close(count());
+        assert_eq!(ran.load(SeqCst), 0);
+        gate.close();
+        gate.close();
+        assert_eq!(ran.load(SeqCst), 1);
+        gate.on_close(count());
+        assert_eq!(ran.load(SeqCst), 2);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -31,6 +31,7 @@ mod error;
 mod gate;
 mod grant;
 mod metrics;
+mod path;
 mod segment;
 #[cfg(test)]
 mod tests;
@@ -42,5 +43,6 @@ pub use engine::TransferEngine;
 pub use error::{RefusalReason, TransferError};
 pub use grant::{Arrival, ArrivalReceiver, GrantSpec};
 pub use metrics::METRICS;
+pub use path::PathReport;
 pub use segment::{SegmentDescriptor, SegmentId, TransportAddress, TransportChoice, TransportKind};
 pub use transport::fake::{FakeFaults, FakeNetwork};

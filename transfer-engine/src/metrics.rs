@@ -10,8 +10,13 @@ use crate::{TransferError, TransportKind};
 const BYTES: &str = "baton_transfer_bytes_total";
 const BATCHES: &str = "baton_transfer_batches_total";
 const BATCH_SECONDS: &str = "baton_transfer_batch_seconds";
-const IN_FLIGHT: &str = "baton_transfer_in_flight_bytes";
-const RETRIES: &str = "baton_transfer_retries_total";
+pub(crate) const PEER_BYTES: &str = "baton_transfer_peer_bytes_total";
+pub(crate) const PEER_BATCHES: &str = "baton_transfer_peer_batches_total";
+pub(crate) const PEER_BUSY: &str = "baton_transfer_peer_busy_microseconds_total";
+pub(crate) const PEER_IN_FLIGHT: &str = "baton_transfer_peer_in_flight_bytes";
+pub(crate) const PEER_BANDWIDTH: &str = "baton_transfer_peer_bandwidth_bytes_per_second";
+pub(crate) const RETRIES: &str = "baton_transfer_retries_total";
+pub(crate) const FAILOVERS: &str = "baton_transfer_failovers_total";
 const REFUSALS: &str = "baton_transfer_refusals_total";
 const CONNECTS: &str = "baton_transfer_connects_total";
 const CONNECTIONS: &str = "baton_transfer_connections";
@@ -33,25 +38,13 @@ pub const METRICS: &[MetricDoc] = &[
         name: BATCHES,
         kind: MetricKind::Counter,
         labels: &["transport", "outcome"],
-        help: "Batches written, by how they ended: complete, or the name of the error.",
+        help: "Batches, by what carried them and how they ended: complete, or (carried by none) the name of the error.",
     },
     MetricDoc {
         name: BATCH_SECONDS,
         kind: MetricKind::Histogram(BATCH_BUCKETS),
         labels: &["transport"],
         help: "Time from the call to the acknowledgement of the last byte, of complete batches.",
-    },
-    MetricDoc {
-        name: IN_FLIGHT,
-        kind: MetricKind::Gauge,
-        labels: &["transport"],
-        help: "Bytes given to a connection and not yet acknowledged.",
-    },
-    MetricDoc {
-        name: RETRIES,
-        kind: MetricKind::Counter,
-        labels: &["transport"],
-        help: "Parts of batches sent again after their connection failed.",
     },
     MetricDoc {
         name: REFUSALS,
@@ -72,53 +65,104 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Open connections: out, to write; in, accepted.",
     },
     MetricDoc { name: GRANTS, kind: MetricKind::Gauge, labels: &[], help: "Live grants given by this node." },
+    MetricDoc {
+        name: PEER_BYTES,
+        kind: MetricKind::Counter,
+        labels: &["peer", "transport"],
+        help: "Payload bytes acknowledged by a peer.",
+    },
+    MetricDoc {
+        name: PEER_BATCHES,
+        kind: MetricKind::Counter,
+        labels: &["peer", "transport"],
+        help: "Batches completed with a peer, by what carried them.",
+    },
+    MetricDoc {
+        name: PEER_BUSY,
+        kind: MetricKind::Counter,
+        labels: &["peer"],
+        help: "Microseconds during which bytes were on their way to a peer.",
+    },
+    MetricDoc {
+        name: PEER_IN_FLIGHT,
+        kind: MetricKind::Gauge,
+        labels: &["peer"],
+        help: "Bytes given to a connection to a peer and not yet acknowledged.",
+    },
+    MetricDoc {
+        name: PEER_BANDWIDTH,
+        kind: MetricKind::Gauge,
+        labels: &["peer"],
+        help: "Bytes per second to a peer while any are on their way: a moving average.",
+    },
+    MetricDoc {
+        name: RETRIES,
+        kind: MetricKind::Counter,
+        labels: &["peer"],
+        help: "Parts of batches sent again after their connection failed.",
+    },
+    MetricDoc {
+        name: FAILOVERS,
+        kind: MetricKind::Counter,
+        labels: &["peer", "from", "to"],
+        help: "Changes of the transport to a peer.",
+    },
 ];
 
 /// Handles, made once per engine.
 pub(crate) struct Metrics {
-    transport: &'static str,
+    kinds: [KindMetrics; TransportKind::ALL.len()],
+    pub(crate) grants: Gauge,
+}
+
+/// Those of one kind of transport.
+pub(crate) struct KindMetrics {
     pub(crate) bytes_out: Counter,
     pub(crate) bytes_in: Counter,
     complete: Counter,
     batch_seconds: Histogram,
-    pub(crate) in_flight: Gauge,
-    pub(crate) retries: Counter,
     pub(crate) refusals: Counter,
     pub(crate) connects_ok: Counter,
     pub(crate) connects_failed: Counter,
     pub(crate) connections_out: Gauge,
     pub(crate) connections_in: Gauge,
-    pub(crate) grants: Gauge,
 }
 
-impl Metrics {
-    pub(crate) fn new(transport: TransportKind) -> Self {
+impl KindMetrics {
+    fn new(transport: TransportKind) -> Self {
         let transport = transport.as_str();
         Self {
-            transport,
             bytes_out: counter!(BYTES, "transport" => transport, "direction" => "out"),
             bytes_in: counter!(BYTES, "transport" => transport, "direction" => "in"),
             complete: counter!(BATCHES, "transport" => transport, "outcome" => "complete"),
             batch_seconds: histogram!(BATCH_SECONDS, "transport" => transport),
-            in_flight: gauge!(IN_FLIGHT, "transport" => transport),
-            retries: counter!(RETRIES, "transport" => transport),
             refusals: counter!(REFUSALS, "transport" => transport),
             connects_ok: counter!(CONNECTS, "transport" => transport, "outcome" => "ok"),
             connects_failed: counter!(CONNECTS, "transport" => transport, "outcome" => "failed"),
             connections_out: gauge!(CONNECTIONS, "transport" => transport, "direction" => "out"),
             connections_in: gauge!(CONNECTIONS, "transport" => transport, "direction" => "in"),
-            grants: gauge!(GRANTS),
         }
     }
+}
 
-    pub(crate) fn on_batch(&self, elapsed: Duration, error: Option<&TransferError>) {
-        match error {
-            None => {
-                self.complete.increment(1);
-                self.batch_seconds.record(elapsed);
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        Self { kinds: TransportKind::ALL.map(KindMetrics::new), grants: gauge!(GRANTS) }
+    }
+
+    /// Those of one kind of transport.
+    pub(crate) fn of(&self, kind: TransportKind) -> &KindMetrics {
+        &self.kinds[kind.rank()]
+    }
+
+    pub(crate) fn on_batch(&self, elapsed: Duration, result: Result<TransportKind, &TransferError>) {
+        match result {
+            Ok(kind) => {
+                self.of(kind).complete.increment(1);
+                self.of(kind).batch_seconds.record(elapsed);
             }
             // Failures are rare: their handle is looked up.
-            Some(error) => counter!(BATCHES, "transport" => self.transport, "outcome" => error.name()).increment(1),
+            Err(error) => counter!(BATCHES, "transport" => "none", "outcome" => error.name()).increment(1),
         }
     }
 }

@@ -39,7 +39,7 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
-    const ALL: [Self; 4] = [Self::Rdma, Self::Shm, Self::Tcp, Self::Fake];
+    pub(crate) const ALL: [Self; 4] = [Self::Rdma, Self::Shm, Self::Tcp, Self::Fake];
 
     /// `rdma`, `shm`, `tcp` or `fake`: in metrics, reports and logs.
     pub const fn as_str(self) -> &'static str {
@@ -51,7 +51,12 @@ impl TransportKind {
         }
     }
 
-    const fn code(self) -> u8 {
+    /// Place among all, the best first.
+    pub(crate) const fn rank(self) -> usize {
+        self as usize
+    }
+
+    pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Tcp => 1,
             Self::Shm => 2,
@@ -60,7 +65,7 @@ impl TransportKind {
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 }
@@ -115,11 +120,11 @@ impl FromStr for TransportChoice {
 }
 
 /// One way to a segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TransportAddress {
     /// What carries the bytes.
     pub kind: TransportKind,
-    /// Where: `host:port` for TCP, the node's name for the fake.
+    /// Where: `host:port` for tcp, boot id and socket for shm, the node's name for the fake.
     pub address: String,
 }
 

@@ -106,7 +106,7 @@ async fn a_slow_network_is_not_a_broken_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_other_batches_on_a_broken_lane_are_retried_too() {
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::tcp(one_lane, 2 << 20).await, TestNode::tcp(config("o", 1), 2 << 20).await);
+    let (writer, mut owner) = (TestNode::bind(one_lane, 2 << 20).await, TestNode::bind(config("o", 1), 2 << 20).await);
     writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::CutAfter(700_000), Fault::None]).await;
     let (remote, part) = (proxy.via(&owner.descriptor), 200_000);
@@ -124,7 +124,7 @@ async fn parts_of_other_batches_on_a_broken_lane_are_retried_too() {
 async fn a_cancelled_batch_frees_its_source_at_once_and_others_go_on() {
     let patient = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
     let bytes = 16 << 20;
-    let (writer, mut owner) = (TestNode::tcp(patient, bytes).await, TestNode::tcp(config("o", 1), bytes).await);
+    let (writer, mut owner) = (TestNode::bind(patient, bytes).await, TestNode::bind(config("o", 1), bytes).await);
     writer.fill(1);
     // Stalls in mid-payload, with far more to come than sockets hold.
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallAfter(50_000)]).await;
@@ -182,7 +182,7 @@ async fn a_deadline_ends_a_batch_and_dropping_one_cancels_it() {
     // Far more than sockets hold.
     let bytes = 16 << 20;
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::tcp(one_lane, bytes).await, TestNode::tcp(config("o", 1), bytes).await);
+    let (writer, mut owner) = (TestNode::bind(one_lane, bytes).await, TestNode::bind(config("o", 1), bytes).await);
     writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallAfter(50_000)]).await;
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..bytes as u64]));
@@ -200,10 +200,10 @@ async fn a_deadline_ends_a_batch_and_dropping_one_cancels_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_peer_is_reported_soon_and_found_again() {
-    let writer = TestNode::tcp(config("w", 1), 4096).await;
+    let writer = TestNode::bind(config("w", 1), 4096).await;
     let place = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let owner_config = TransferConfig { listen: place, ..config("o", 1) };
-    let first = TestNode::tcp(owner_config.clone(), 4096).await;
+    let first = TestNode::bind(owner_config.clone(), 4096).await;
     let (remote, grant) = (first.descriptor.clone(), first.grant(1, &writer, vec![0..4096]));
     writer.write(&remote, grant, whole(4096)).await.unwrap();
     first.stop().await;
@@ -216,14 +216,14 @@ async fn a_dead_peer_is_reported_soon_and_found_again() {
     assert!(asked.elapsed() < Duration::from_secs(2), "they share their attempts: {:?}", asked.elapsed());
 
     // The same start, reachable again, as after a network failure.
-    let back = TestNode::tcp(owner_config.clone(), 4096).await;
+    let back = TestNode::bind(owner_config.clone(), 4096).await;
     back.grant(1, &writer, vec![0..4096]);
     writer.write(&remote, grant, whole(4096)).await.unwrap();
     back.stop().await;
 
     // Another start at the same place.
     let restarted =
-        TestNode::tcp(TransferConfig { generation: baton_types::Generation(2), ..owner_config }, 4096).await;
+        TestNode::bind(TransferConfig { generation: baton_types::Generation(2), ..owner_config }, 4096).await;
     restarted.grant(1, &writer, vec![0..4096]);
     let stale = writer.write(&remote, grant, whole(4096)).await.unwrap_err();
     assert!(matches!(stale, TransferError::StaleGeneration { .. }), "{stale}");
@@ -233,7 +233,7 @@ async fn a_dead_peer_is_reported_soon_and_found_again() {
 
 #[tokio::test]
 async fn a_port_in_use_is_an_error_that_names_it() {
-    let owner = TestNode::tcp(config("o", 1), 4096).await;
+    let owner = TestNode::bind(config("o", 1), 4096).await;
     let taken = TransferConfig { listen: owner.engine.local_addr(), ..config("p", 1) };
     let error = TransferEngine::bind(taken, &owner.tasks).await.err().expect("the port is taken");
     assert!(error.to_string().starts_with(&format!("cannot listen on {}", owner.engine.local_addr())), "{error}");

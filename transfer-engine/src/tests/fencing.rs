@@ -6,7 +6,7 @@ use baton_types::{Generation, GrantId};
 
 use super::harness::{LONG, TestNode, config, pair, span, whole};
 use super::raw::{RawWriter, raw_identity};
-use crate::transport::tcp::wire::{PartId, Rejection, Reply};
+use crate::transport::net::wire::{PROTOCOL_VERSION, PartId, Rejection, Reply};
 use crate::{Arrival, GrantSpec, RefusalReason, SegmentId, TransferError};
 
 fn reason(error: TransferError) -> RefusalReason {
@@ -64,7 +64,7 @@ async fn each_violation_of_a_grant_is_refused_and_leaves_the_memory_alone() {
 
 #[tokio::test]
 async fn a_fence_takes_effect_in_the_middle_of_a_frame() {
-    let owner = TestNode::tcp(config("o", 1), 1 << 16).await;
+    let owner = TestNode::bind(config("o", 1), 1 << 16).await;
     let spec = |id| GrantSpec {
         id: GrantId(id),
         segment: owner.segment,
@@ -101,7 +101,7 @@ async fn a_fence_takes_effect_in_the_middle_of_a_frame() {
 
 #[tokio::test]
 async fn a_fenced_connection_cannot_land_what_it_still_carries() {
-    let mut owner = TestNode::tcp(config("o", 1), 1 << 12).await;
+    let mut owner = TestNode::bind(config("o", 1), 1 << 12).await;
     let (grant, ranges, writer) = (GrantId(1), vec![0..1 << 12], Some(raw_identity()));
     let spec = GrantSpec { id: grant, segment: owner.segment, ranges, writer, expires: Instant::now() + LONG };
     owner.engine.grant(spec).unwrap();
@@ -119,7 +119,7 @@ async fn a_fenced_connection_cannot_land_what_it_still_carries() {
     owner.fill(3);
     let after = owner.bytes(0..4096);
     // Writing into a closed connection may or may not fail.
-    let _ = old.stream.try_write(&[0xaa; 3996]);
+    let _ = tokio::time::timeout(Duration::from_millis(100), old.stream.write_all(&[0xaa; 3996])).await;
     assert_eq!(old.reply().await, None);
     assert!(owner.bytes(0..4096) == after);
     // A repetition of the complete batch is acknowledged, and neither lands nor counts again.
@@ -156,7 +156,7 @@ async fn after_a_fence_at_any_moment_the_memory_never_changes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_expires_in_mid_transfer_is_fenced_before_it_says_so() {
-    let mut owner = TestNode::tcp(config("o", 1), 1 << 16).await;
+    let mut owner = TestNode::bind(config("o", 1), 1 << 16).await;
     let (grant, ranges, expires) = (GrantId(1), vec![0..1 << 16], Instant::now() + Duration::from_millis(50));
     owner.engine.grant(GrantSpec { id: grant, segment: owner.segment, ranges, writer: None, expires }).unwrap();
     let raw = RawWriter::open(&owner, 1).await;
@@ -172,22 +172,24 @@ async fn a_grant_that_expires_in_mid_transfer_is_fenced_before_it_says_so() {
 
 #[tokio::test]
 async fn the_handshake_refuses_who_does_not_belong() {
-    let owner = TestNode::tcp(config("o", 7), 4096).await;
+    let owner = TestNode::bind(config("o", 7), 4096).await;
     let first = RawWriter::open(&owner, 1).await;
     let answer = async |version, connection| {
         let raw = RawWriter::connect(&owner).await;
         raw.hello(&owner, version, connection).await;
         raw.reply().await
     };
-    assert_eq!(answer(9, 2).await, Some(Reply::Reject(Rejection::Version(1))));
-    assert_eq!(answer(2, 2).await, Some(Reply::Welcome { version: 1 }), "a later version speaks this one, too");
+    assert_eq!(answer(9, 2).await, Some(Reply::Reject(Rejection::Version(PROTOCOL_VERSION))));
+    assert_eq!(answer(1, 3).await, Some(Reply::Welcome { version: 1 }), "the version before is understood");
+    let later = answer(PROTOCOL_VERSION + 1, 2).await;
+    assert_eq!(later, Some(Reply::Welcome { version: PROTOCOL_VERSION }), "a later version speaks this one, too");
     assert_eq!(answer(1, 1).await, Some(Reply::Reject(Rejection::InUse)));
     let stranger = RawWriter::connect(&owner).await;
     stranger.send(b"GET / HTTP/1.1\r\n\r\n").await;
     assert_eq!(stranger.reply().await, None);
     drop(first);
 
-    let writer = TestNode::tcp(config("w", 1), 4096).await;
+    let writer = TestNode::bind(config("w", 1), 4096).await;
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let mut other = owner.descriptor.clone();
     other.generation = Generation(6);
@@ -208,8 +210,8 @@ async fn the_handshake_refuses_who_does_not_belong() {
 
 #[tokio::test]
 async fn a_later_start_of_a_writer_shuts_the_earlier_one_out() {
-    let owner = TestNode::tcp(config("o", 1), 4096).await;
-    let (old, new) = (TestNode::tcp(config("w", 1), 4096).await, TestNode::tcp(config("w", 2), 4096).await);
+    let owner = TestNode::bind(config("o", 1), 4096).await;
+    let (old, new) = (TestNode::bind(config("w", 1), 4096).await, TestNode::bind(config("w", 2), 4096).await);
     let (first, second) = (owner.grant(1, &old, vec![0..10]), owner.grant(2, &new, vec![10..20]));
     old.write(&owner.descriptor, first, whole(10)).await.unwrap();
     new.write(&owner.descriptor, second, vec![span(0, 10, 10)]).await.unwrap();
@@ -223,7 +225,7 @@ async fn a_later_start_of_a_writer_shuts_the_earlier_one_out() {
 
 #[tokio::test]
 async fn frames_that_make_no_sense_end_the_connection_with_a_reason() {
-    let owner = TestNode::tcp(config("o", 1), 4096).await;
+    let owner = TestNode::bind(config("o", 1), 4096).await;
     let writer = Some(raw_identity());
     let spec = GrantSpec {
         id: GrantId(1),

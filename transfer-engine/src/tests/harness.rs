@@ -12,7 +12,7 @@ use baton_types::{Generation, GrantId, NodeId};
 
 use crate::{
     Arrival, ArrivalReceiver, Batch, BatchOptions, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
-    TransferConfig, TransferEngine,
+    TransferConfig, TransferEngine, TransportChoice, TransportKind,
 };
 
 /// Longer than any test takes.
@@ -32,16 +32,18 @@ pub(super) struct TestNode {
 pub(super) fn config(name: &str, generation: u64) -> TransferConfig {
     let mut config =
         TransferConfig::new(NodeId::new(name).unwrap(), Generation(generation), "127.0.0.1:0".parse().unwrap());
+    config.transport = TransportChoice::Only(TransportKind::Tcp);
     // Small, so that small tests have many frames and parts.
     config.stripe_bytes = 256 << 10;
     config.frame_bytes = 32 << 10;
     config.connect_timeout = Duration::from_secs(2);
     config.progress_timeout = Duration::from_millis(400);
+    config.retries = 1;
     config
 }
 
 impl TestNode {
-    pub(super) async fn tcp(config: TransferConfig, bytes: usize) -> Self {
+    pub(super) async fn bind(config: TransferConfig, bytes: usize) -> Self {
         let (tasks, identity) = (TaskSet::new(), (config.node.clone(), config.generation));
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
         Self::new(engine, arrivals, bytes, tasks, identity)
@@ -60,7 +62,7 @@ impl TestNode {
         tasks: TaskSet,
         identity: (NodeId, Generation),
     ) -> Self {
-        let region = Arc::new(MemoryRegion::allocate(bytes).unwrap());
+        let region = Arc::new(MemoryRegion::allocate_shared(bytes).unwrap());
         let (segment, descriptor) = engine.register(Arc::clone(&region)).unwrap();
         Self { engine, arrivals, region, segment, descriptor, tasks, identity }
     }
@@ -133,7 +135,13 @@ pub(super) fn whole(len: u64) -> Vec<SpanPair> {
 
 /// Writer `w` and owner `o`, over TCP.
 pub(super) async fn pair(bytes: usize) -> (TestNode, TestNode) {
-    let writer = TestNode::tcp(config("w", 1), bytes).await;
+    pair_over(TransportChoice::Only(TransportKind::Tcp), bytes).await
+}
+
+/// Writer `w` and owner `o`.
+pub(super) async fn pair_over(transport: TransportChoice, bytes: usize) -> (TestNode, TestNode) {
+    let config = |name| TransferConfig { transport, ..config(name, 1) };
+    let writer = TestNode::bind(config("w"), bytes).await;
     writer.fill(1);
-    (writer, TestNode::tcp(config("o", 1), bytes).await)
+    (writer, TestNode::bind(config("o"), bytes).await)
 }

@@ -6,3 +6,4 @@ mod harness;
 mod proxy;
 mod raw;
 mod round_trip;
+mod shm;

@@ -8,14 +8,14 @@ use tokio::net::TcpStream;
 use super::harness::{TestNode, span};
 use crate::TransportKind;
 use crate::grant::Writer;
-use crate::transport::tcp::socket::{read_exact, write_all};
-use crate::transport::tcp::wire::{
-    Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, put_commit, put_data, put_fence,
+use crate::transport::net::stream::Stream;
+use crate::transport::net::wire::{
+    Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, Target, put_commit, put_data, put_fence,
 };
 
 /// A connection that speaks the protocol as it likes.
 pub(super) struct RawWriter {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     segment: crate::SegmentId,
 }
 
@@ -39,26 +39,30 @@ impl RawWriter {
     pub(super) async fn hello(&self, owner: &TestNode, version: u16, connection: u64) {
         let ((node, generation), (owner, owners)) = (raw_identity(), owner.identity.clone());
         let writer = Writer { node, generation };
-        let hello = Hello { version, connection, writer, target: Writer { node: owner, generation: owners } };
+        let target = Writer { node: owner, generation: owners };
+        let hello = Hello { version, connection, writer, target, transport: TransportKind::Tcp };
         self.send(&hello.encode()).await;
     }
 
     pub(super) async fn send(&self, bytes: &[u8]) {
-        write_all(&self.stream, bytes).await.unwrap();
+        self.stream.write_all(bytes).await.unwrap();
     }
 
     /// The head of a DATA frame of one part of batch `batch`; its payload is the caller's.
     pub(super) async fn data(&self, batch: u64, grant: GrantId, offset: u64, len: u64) {
         let mut out = Vec::new();
-        put_data(&mut out, PartId { batch, part: 0 }, grant, self.segment, &[span(0, offset, len)]);
+        put_data(&mut out, &self.target(batch, grant), &[span(0, offset, len)], &[]);
         self.send(&out).await;
     }
 
     pub(super) async fn commit(&self, batch: u64, grant: GrantId, bytes: u64) {
-        let (id, segment) = (PartId { batch, part: 0 }, self.segment);
         let mut out = Vec::new();
-        put_commit(&mut out, &Commit { id, grant, segment, parts: 1, bytes, tag: 1 });
+        put_commit(&mut out, &Commit { target: self.target(batch, grant), parts: 1, bytes, tag: 1 });
         self.send(&out).await;
+    }
+
+    fn target(&self, batch: u64, grant: GrantId) -> Target {
+        Target { id: PartId { batch, part: 0 }, grant, segment: self.segment }
     }
 
     pub(super) async fn fence(&self, connection: u64) {
@@ -76,12 +80,12 @@ impl RawWriter {
         loop {
             let mut prefix = [0; PREFIX_BYTES];
             // A reset is an end, too.
-            if !read_exact(&self.stream, &mut prefix).await.unwrap_or(false) {
+            if !self.stream.read_exact(&mut prefix).await.unwrap_or(false) {
                 return None;
             }
             let prefix = Prefix::decode(prefix).unwrap();
             let mut body = vec![0; prefix.body];
-            read_exact(&self.stream, &mut body).await.unwrap();
+            self.stream.read_exact(&mut body).await.unwrap();
             match Reply::decode(prefix, &body).unwrap() {
                 Reply::Progress => {}
                 reply => return Some(reply),
@@ -90,6 +94,6 @@ impl RawWriter {
     }
 }
 
-async fn connect(owner: &TestNode) -> TcpStream {
-    TcpStream::connect(owner.descriptor.address(TransportKind::Tcp).unwrap()).await.unwrap()
+async fn connect(owner: &TestNode) -> Stream {
+    Stream::tcp(TcpStream::connect(owner.descriptor.address(TransportKind::Tcp).unwrap()).await.unwrap()).unwrap()
 }

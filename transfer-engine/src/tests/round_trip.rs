@@ -52,7 +52,7 @@ fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
 }
 
 /// Writes each list and compares the owner's whole region with the naive model.
-fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: &tokio::runtime::Runtime, region: u64) {
+pub(super) fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: &tokio::runtime::Runtime, region: u64) {
     let (next, owner) = (Cell::new(0), RefCell::new(owner));
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 24,
@@ -136,7 +136,7 @@ async fn sixteen_batches_of_two_hundred_spans_share_the_lanes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_kept_between_batches_and_closed_when_idle() {
     let quick = crate::TransferConfig { idle_timeout: Duration::from_millis(150), ..config("w", 1) };
-    let (writer, owner) = (TestNode::tcp(quick, 1 << 16).await, TestNode::tcp(config("o", 1), 1 << 16).await);
+    let (writer, owner) = (TestNode::bind(quick, 1 << 16).await, TestNode::bind(config("o", 1), 1 << 16).await);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..1 << 16]));
     for _ in 0..100 {
@@ -171,7 +171,7 @@ async fn a_large_batch_is_striped_and_completes_once() {
 async fn bytes_in_flight_are_bounded() {
     let limit = 512 << 10;
     let small = crate::TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::tcp(small, 4 << 20).await, TestNode::tcp(config("o", 1), 4 << 20).await);
+    let (writer, mut owner) = (TestNode::bind(small, 4 << 20).await, TestNode::bind(config("o", 1), 4 << 20).await);
     // The welcome comes through, no acknowledgement does.
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallRepliesAfter(10)]).await;
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..4 << 20]));
@@ -190,7 +190,7 @@ async fn bytes_in_flight_are_bounded() {
 async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() {
     let narrow = crate::TransferConfig { arrival_queue: 2, ..config("o", 1) };
     let patient = crate::TransferConfig { progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::tcp(patient, 1 << 20).await, TestNode::tcp(narrow, 1 << 20).await);
+    let (writer, mut owner) = (TestNode::bind(patient, 1 << 20).await, TestNode::bind(narrow, 1 << 20).await);
     let grants: Vec<_> = (0..40).map(|i| owner.grant(i, &writer, vec![i * 4096..(i + 1) * 4096])).collect();
     let mut batches: Vec<_> =
         grants.iter().map(|&g| Box::pin(writer.write(&owner.descriptor, g, vec![span(0, g.0 * 4096, 4096)]))).collect();
@@ -214,7 +214,7 @@ async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() 
 #[tokio::test]
 async fn batches_and_spans_under_way_are_bounded() {
     let small = crate::TransferConfig { max_batches: 2, max_spans: 10, ..config("w", 1) };
-    let (writer, owner) = (TestNode::tcp(small, 4096).await, TestNode::tcp(config("o", 1), 4096).await);
+    let (writer, owner) = (TestNode::bind(small, 4096).await, TestNode::bind(config("o", 1), 4096).await);
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let spans = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0); 11]).await.unwrap_err();
     assert_eq!(spans, TransferError::Overloaded { what: "spans under way", limit: 10 });

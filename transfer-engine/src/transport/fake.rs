@@ -13,7 +13,7 @@ use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, BatchKey, Grant, RemoteSpan, Trailer};
 use crate::transport::{Transport, WriteFuture, WriteJob};
-use crate::{SpanPair, TransferError, TransportKind, batch};
+use crate::{SpanPair, TransferError, TransportAddress, TransportKind, batch};
 
 /// Bytes that move without a break.
 const STEP_BYTES: u64 = 64 << 10;
@@ -70,7 +70,7 @@ impl FakeNetwork {
         let host = network.hosts.get(&node).filter(|_| reachable).and_then(Weak::upgrade);
         let Some(host) = host.filter(|host| !host.closed.is_cancelled()) else {
             let reason = "it is not on the network".into();
-            return Err(TransferError::PeerUnreachable { node, address: job.address.clone(), reason });
+            return Err(TransferError::PeerUnreachable { address: node.to_string(), node, reason });
         };
         let (expected, found) = (job.target.generation, host.config.generation);
         match expected == found {
@@ -123,7 +123,7 @@ impl FakeTransport {
         }
         let trailer = Trailer { part: 0, parts: 1, bytes: batch::total(&job.spans), tag: job.tag };
         target.grants.commit(&grant, &key, job.segment, &trailer).await?;
-        target.metrics.bytes_in.increment(trailer.bytes);
+        target.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
         self.network.overtaken.notify_waiters();
         Ok(())
     }
@@ -149,7 +149,7 @@ impl FakeTransport {
         // SAFETY: both spans lie inside their mappings (asserted), which the Arcs keep alive. Both passes are held: the writer leaves the source unchanged
         // until its batch resolves, and the owner keeps everybody off granted ranges until the grant is fenced. `copy` allows overlap.
         unsafe { std::ptr::copy(job.source.as_ptr().add(from), grant.region.as_ptr().add(to), len) };
-        self.host.metrics.bytes_out.increment(len as u64);
+        self.host.metrics.of(TransportKind::Fake).bytes_out.increment(len as u64);
         *allowed -= len as u64;
         if (len as u64) < span.len {
             let reason = "as the faults of this network have it".into();
@@ -160,15 +160,11 @@ impl FakeTransport {
 }
 
 impl Transport for FakeTransport {
-    fn kind(&self) -> TransportKind {
-        TransportKind::Fake
-    }
-
-    fn address(&self) -> String {
-        self.host.config.node.to_string()
+    fn addresses(&self) -> Vec<TransportAddress> {
+        vec![TransportAddress { kind: TransportKind::Fake, address: self.host.config.node.to_string() }]
     }
 
     fn write(self: Arc<Self>, job: WriteJob) -> WriteFuture {
-        Box::pin(async move { self.carry(job).await })
+        Box::pin(async move { self.carry(job).await.map(|()| TransportKind::Fake) })
     }
 }

@@ -5,20 +5,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::connections::{Connections, Registered};
-use super::socket::{Cursor, read_exact, try_receive, write_all};
-use super::wire::{Commit, Data, Frame, PREFIX_BYTES, PartId, Prefix, Reply};
+use super::payload::{Cursor, try_receive};
+use super::shm::{Views, copy_in};
+use super::stream::Stream;
+use super::wire::{Commit, Copy, Data, Frame, PREFIX_BYTES, PartId, Prefix, Reply, Target};
+use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
-use crate::grant::{Admission, BatchKey, Grant, Trailer};
+use crate::grant::{Admission, BatchKey, Grant, RemoteSpan, Trailer};
+use crate::metrics::KindMetrics;
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Dropped payload is received in pieces of this size.
 const SCRATCH_BYTES: usize = 16 << 10;
+/// Bytes copied without looking at the grant and letting others run: about 30 microseconds.
+const COPY_STEP: usize = 256 << 10;
 
 /// The part that the connection is in the middle of; a lane sends one after the other.
 struct OpenPart {
@@ -26,17 +31,32 @@ struct OpenPart {
     received: u64,
     /// It is answered, and what still comes of it is dropped.
     refused: bool,
+    /// Where its writer says that it is still wanted (shm).
+    place: Option<(u32, u64)>,
 }
 
 /// One accepted connection, after its handshake.
 pub(super) struct Receiver<'a> {
     host: &'a Host,
-    stream: &'a TcpStream,
+    stream: &'a Stream,
+    kind: TransportKind,
     connections: &'a Arc<Connections>,
     registered: &'a Registered,
     open: Option<OpenPart>,
+    views: Views,
     body: Vec<u8>,
     last_reply: Instant,
+}
+
+/// What may become of bytes that come.
+enum Landing {
+    Lands(Arc<Grant>),
+    /// They are refused, or have landed before.
+    Dropped,
+}
+
+fn ended_in_transfer(grant: &Grant) -> Refusal {
+    Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0))
 }
 
 fn invalid(problem: impl Into<String>) -> io::Error {
@@ -46,11 +66,16 @@ fn invalid(problem: impl Into<String>) -> io::Error {
 impl<'a> Receiver<'a> {
     pub(super) fn new(
         host: &'a Host,
-        stream: &'a TcpStream,
+        (stream, kind): (&'a Stream, TransportKind),
         connections: &'a Arc<Connections>,
         registered: &'a Registered,
     ) -> Self {
-        Self { host, stream, connections, registered, open: None, body: Vec::new(), last_reply: Instant::now() }
+        let (body, views, last_reply) = (Vec::new(), Views::default(), Instant::now());
+        Self { host, stream, kind, connections, registered, open: None, views, body, last_reply }
+    }
+
+    fn metrics(&self) -> &KindMetrics {
+        self.host.metrics.of(self.kind)
     }
 
     /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection, with the reason.
@@ -71,24 +96,38 @@ impl<'a> Receiver<'a> {
     async fn serve(&mut self) -> io::Result<()> {
         while let Some(frame) = self.next_frame().await? {
             match frame {
-                Frame::Data(data) => self.on_data(data).await?,
                 Frame::Commit(commit) => self.on_commit(commit).await?,
                 Frame::Cancel { batch, grant } => self.on_cancel(batch, grant),
                 Frame::Fence { connection } => self.on_fence(connection).await?,
+                other => self.on_payload(other).await?,
             }
         }
         Ok(())
     }
 
+    /// Each kind of connection has its own frames for the bytes.
+    async fn on_payload(&mut self, frame: Frame) -> io::Result<()> {
+        match (self.kind, frame) {
+            (TransportKind::Tcp, Frame::Data(data)) => self.on_data(data).await,
+            (TransportKind::Shm, Frame::Copy(copy)) => self.on_copy(copy).await,
+            (TransportKind::Shm, Frame::Slots { bytes }) => self.views.on_slots(self.stream, bytes).map_err(invalid),
+            (TransportKind::Shm, Frame::Source { source, bytes }) => {
+                let (cache, writer) = (&self.connections.views, self.registered.writer());
+                self.views.on_source(self.stream, cache, writer, (source, bytes)).map_err(invalid)
+            }
+            (kind, _) => Err(invalid(format!("a frame that has no place on a connection over {kind}"))),
+        }
+    }
+
     /// The next frame's head; `None` when the writer has closed between frames.
     async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
         let mut prefix = [0; PREFIX_BYTES];
-        if !read_exact(self.stream, &mut prefix).await? {
+        if !self.stream.read_exact(&mut prefix).await? {
             return Ok(None);
         }
         let prefix = Prefix::decode(prefix).map_err(|error| invalid(error.0))?;
         self.body.resize(prefix.body, 0);
-        let whole = timeout(self.patience(), read_exact(self.stream, &mut self.body)).await;
+        let whole = timeout(self.patience(), self.stream.read_exact(&mut self.body)).await;
         whole.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Frame::decode(prefix, &self.body).map(Some).map_err(|error| invalid(error.0))
     }
@@ -102,29 +141,73 @@ impl<'a> Receiver<'a> {
         BatchKey { writer: self.registered.writer().clone(), batch }
     }
 
-    async fn on_data(&mut self, data: Data) -> io::Result<()> {
-        let bytes = data.payload_bytes();
-        if self.open.as_ref().is_none_or(|open| open.id != data.id) {
-            self.open = Some(OpenPart { id: data.id, received: 0, refused: false });
+    /// Opens a part, or goes on with it. What may land of it; `None`: nothing, and its writer knows.
+    async fn admit(&mut self, target: &Target, spans: &[RemoteSpan], place: Option<(u32, u64)>) -> io::Result<Landing> {
+        if self.open.as_ref().is_none_or(|open| open.id != target.id) {
+            self.open = Some(OpenPart { id: target.id, received: 0, refused: false, place });
         }
         if self.open.as_ref().is_some_and(|open| open.refused) {
-            return self.drop_payload(bytes).await;
+            return Ok(Landing::Dropped);
         }
-        let admitted = self.host.grants.find(data.grant).and_then(|grant| {
-            let admission =
-                grant.admit(&self.key(data.id.batch), data.id.part, data.segment, &data.spans, Instant::now())?;
+        if self.open.as_ref().is_some_and(|open| open.place != place) {
+            return Err(invalid("a part that changes its slot"));
+        }
+        let admitted = self.host.grants.find(target.grant).and_then(|grant| {
+            let key = self.key(target.id.batch);
+            let admission = grant.admit(&key, target.id.part, target.segment, spans, Instant::now())?;
             Ok((grant, admission))
         });
         match admitted {
-            Ok((grant, Admission::Land)) => self.land(&grant, &data).await?,
-            Ok((_, Admission::Duplicate)) => self.drop_payload(bytes).await?,
+            Ok((grant, Admission::Land)) => Ok(Landing::Lands(grant)),
+            Ok((_, Admission::Duplicate)) => Ok(Landing::Dropped),
             Err(refusal) => {
-                self.refuse(data.id, refusal).await?;
-                self.drop_payload(bytes).await?;
+                self.refuse(target.id, refusal).await?;
+                Ok(Landing::Dropped)
             }
         }
+    }
+
+    fn count(&mut self, bytes: u64) {
         if let Some(open) = &mut self.open {
             open.received += bytes;
+        }
+    }
+
+    async fn on_data(&mut self, data: Data) -> io::Result<()> {
+        let bytes = data.payload_bytes();
+        match self.admit(&data.target, &data.spans, None).await? {
+            Landing::Lands(grant) => self.land(&grant, &data).await?,
+            Landing::Dropped => self.drop_payload(bytes).await?,
+        }
+        self.count(bytes);
+        Ok(())
+    }
+
+    async fn on_copy(&mut self, copy: Copy) -> io::Result<()> {
+        let spans: Vec<_> = copy.spans.iter().map(|span| span.to).collect();
+        let landing = self.admit(&copy.target, &spans, Some((copy.slot, copy.token))).await?;
+        if let Landing::Lands(grant) = landing {
+            self.copy(&grant, &copy).await?;
+        }
+        self.count(spans.iter().map(|span| u64::from(span.len)).sum());
+        Ok(())
+    }
+
+    /// Copies spans out of the writer's memory, step by step: a fence takes effect after the step under way.
+    async fn copy(&mut self, grant: &Grant, copy: &Copy) -> io::Result<()> {
+        let view = self.views.source(copy.source, &copy.spans).map_err(invalid)?;
+        for span in &copy.spans {
+            let (mut from, mut to, mut len) = (span.from as usize, span.to.offset as usize, span.to.len as usize);
+            while len > 0 {
+                let step = len.min(COPY_STEP);
+                let Some(pass) = grant.gate.enter() else {
+                    return self.refuse(copy.target.id, ended_in_transfer(grant)).await;
+                };
+                copy_in(&view, from, &grant.region, to, step);
+                drop(pass);
+                (from, to, len) = (from + step, to + step, len - step);
+                self.on_progress(step).await?;
+            }
         }
         Ok(())
     }
@@ -138,9 +221,7 @@ impl<'a> Receiver<'a> {
             let landed = match grant.gate.enter() {
                 Some(_pass) => try_receive(self.stream, &grant.region, &mut cursor),
                 None => {
-                    let refusal =
-                        Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0));
-                    self.refuse(data.id, refusal).await?;
+                    self.refuse(data.target.id, ended_in_transfer(grant)).await?;
                     return self.drop_payload(cursor.remaining() as u64).await;
                 }
             };
@@ -166,7 +247,7 @@ impl<'a> Receiver<'a> {
     }
 
     async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
-        self.host.metrics.bytes_in.increment(landed as u64);
+        self.metrics().bytes_in.increment(landed as u64);
         if self.last_reply.elapsed() >= PROGRESS_INTERVAL {
             self.reply(&Reply::Progress).await?;
         }
@@ -179,7 +260,7 @@ impl<'a> Receiver<'a> {
         let mut scratch = vec![0; SCRATCH_BYTES.min(bytes as usize)];
         while bytes > 0 {
             let piece = scratch.len().min(bytes as usize);
-            let read = timeout(self.patience(), read_exact(self.stream, &mut scratch[..piece])).await;
+            let read = timeout(self.patience(), self.stream.read_exact(&mut scratch[..piece])).await;
             if !read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -189,7 +270,7 @@ impl<'a> Receiver<'a> {
     }
 
     async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
-        self.host.metrics.refusals.increment(1);
+        self.metrics().refusals.increment(1);
         tracing::debug!(writer = %self.registered.writer().node, reason = %refusal.reason, refusal.message, "refused");
         if let Some(open) = &mut self.open {
             open.refused = true;
@@ -198,28 +279,36 @@ impl<'a> Receiver<'a> {
     }
 
     async fn on_commit(&mut self, commit: Commit) -> io::Result<()> {
-        let open = self.open.take().filter(|open| open.id == commit.id);
+        let id = commit.target.id;
+        let open = self.open.take().filter(|open| open.id == id);
         if open.as_ref().is_some_and(|open| open.refused) {
             return Ok(());
         }
-        let received = open.map_or(0, |open| open.received);
+        let received = open.as_ref().map_or(0, |open| open.received);
         if received != commit.bytes {
-            let PartId { batch, part } = commit.id;
+            let PartId { batch, part } = id;
             return Err(invalid(format!(
                 "part {part} of batch {batch} has {} bytes, but {received} came",
                 commit.bytes
             )));
         }
-        let trailer = Trailer { part: commit.id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
+        if let Some(place) = open.and_then(|open| open.place)
+            && !self.views.is_wanted(place)
+        {
+            // Its writer gave it up while it was copied, and waits for no answer.
+            return Ok(());
+        }
+        let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
         match self.account(&commit, &trailer).await {
-            Ok(()) => self.reply(&Reply::Ack(commit.id)).await,
-            Err(refusal) => self.refuse(commit.id, refusal).await,
+            Ok(()) => self.reply(&Reply::Ack(id)).await,
+            Err(refusal) => self.refuse(id, refusal).await,
         }
     }
 
     async fn account(&self, commit: &Commit, trailer: &Trailer) -> Result<(), Refusal> {
-        let grant = self.host.grants.find(commit.grant)?;
-        self.host.grants.commit(&grant, &self.key(commit.id.batch), commit.segment, trailer).await
+        let Target { id, grant, segment } = commit.target;
+        let grant = self.host.grants.find(grant)?;
+        self.host.grants.commit(&grant, &self.key(id.batch), segment, trailer).await
     }
 
     fn on_cancel(&mut self, batch: u64, grant: GrantId) {
@@ -240,7 +329,7 @@ impl<'a> Receiver<'a> {
 
     async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
         self.last_reply = Instant::now();
-        let written = timeout(self.host.config.progress_timeout, write_all(self.stream, &reply.encode())).await;
+        let written = timeout(self.host.config.progress_timeout, self.stream.write_all(&reply.encode())).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 }

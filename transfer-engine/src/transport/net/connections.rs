@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
+use super::shm::ViewCache;
 use super::wire::Rejection;
 use crate::grant::Writer;
 
@@ -21,7 +22,11 @@ type Key = (Writer, u64);
 
 /// The live connections, by writer and the number that the writer gave them.
 #[derive(Default)]
-pub(super) struct Connections(Mutex<HashMap<Key, Live>>);
+pub(super) struct Connections {
+    live: Mutex<HashMap<Key, Live>>,
+    /// Writers' memory that their connections share.
+    pub(super) views: ViewCache,
+}
 
 /// A place in [`Connections`]; dropped when the connection has ended.
 pub(super) struct Registered {
@@ -61,7 +66,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Live>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

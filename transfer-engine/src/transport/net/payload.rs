@@ -1,26 +1,15 @@
-//! Reading and writing a socket, straight from and into registered memory.
+//! Payload, straight from and into registered memory.
 
 #![allow(unsafe_code)] // scatter and gather lists that point into registered memory; see the SAFETY notes
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::time::Duration;
 
 use baton_memory::MemoryRegion;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
+
+use super::stream::{NO_PIECE, Stream};
 
 /// Pieces of memory handed to the kernel at once. Its own limit is 1024.
-const MAX_PIECES: usize = 64;
-/// A silent connection is probed after this long, and then as often.
-const KEEPALIVE: Duration = Duration::from_secs(15);
-
-/// Small frames must not wait for each other, and a peer whose machine is gone must be noticed.
-pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
-}
+const MAX_PIECES: usize = 256;
 
 /// A place in a list of spans of a region.
 #[derive(Debug, Clone)]
@@ -90,31 +79,23 @@ impl Cursor {
 /// Receives what is there into what is left of the spans, without waiting, and moves the cursor on. 0: the peer has closed.
 ///
 /// The caller holds a pass of the gate that guards the spans: nobody else may use them.
-pub(super) fn try_receive(stream: &TcpStream, region: &MemoryRegion, cursor: &mut Cursor) -> io::Result<usize> {
-    let mut pieces = [EMPTY; MAX_PIECES];
+pub(super) fn try_receive(stream: &Stream, region: &MemoryRegion, cursor: &mut Cursor) -> io::Result<usize> {
+    let mut pieces = [NO_PIECE; MAX_PIECES];
     let mut count = 0;
     for (slot, (offset, len)) in pieces.iter_mut().zip(cursor.pieces()) {
         *slot = piece(region, offset, len);
         count += 1;
     }
-    let received = stream.try_io(Interest::READABLE, || {
-        // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call. The kernel writes plain bytes, valid in any region; no
-        // reference to them is made here.
-        result(unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), count as libc::c_int) })
-    })?;
+    // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call. The kernel writes plain bytes, valid in any region; no
+    // reference to them is made here, and the caller's pass keeps others off.
+    let received = unsafe { stream.try_receive(&mut pieces[..count]) }?;
     cursor.advance(received);
     Ok(received)
 }
 
-const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-
 fn piece(region: &MemoryRegion, offset: usize, len: usize) -> libc::iovec {
     // SAFETY: the span lies inside the region's one mapping (checked by the cursor).
     libc::iovec { iov_base: unsafe { region.as_ptr().add(offset) }.cast(), iov_len: len }
-}
-
-fn result(bytes: isize) -> io::Result<usize> {
-    usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
 }
 
 /// A frame on its way out: head, payload from a region, and what follows it.
@@ -137,17 +118,11 @@ impl Outgoing<'_> {
     /// Sends as much as the socket takes, without waiting, and moves on.
     ///
     /// The caller holds a pass of the gate that guards the payload: nobody writes it meanwhile.
-    pub(super) fn try_send(&mut self, stream: &TcpStream) -> io::Result<usize> {
-        let mut pieces = [EMPTY; MAX_PIECES];
+    pub(super) fn try_send(&mut self, stream: &Stream) -> io::Result<usize> {
+        let mut pieces = [NO_PIECE; MAX_PIECES];
         let count = self.fill(&mut pieces);
-        let sent = stream.try_io(Interest::WRITABLE, || {
-            // SAFETY: a msghdr of zeros is a valid one with no name, no data and no control message.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = pieces.as_mut_ptr();
-            message.msg_iovlen = count as _;
-            // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which outlive this call; the kernel only reads them.
-            result(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
-        })?;
+        // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which outlive this call; the kernel only reads them.
+        let sent = unsafe { stream.try_send(&mut pieces[..count], None) }?;
         self.advance(sent);
         Ok(sent)
     }
@@ -180,33 +155,6 @@ impl Outgoing<'_> {
         let payload = unsafe { self.payload.copy(self.region) };
         [self.head, &payload].concat()
     }
-}
-
-/// Reads exactly as much. `Ok(false)`: the peer closed before the first byte.
-pub(crate) async fn read_exact(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match stream.try_read(&mut buffer[filled..]) {
-            Ok(0) if filled == 0 => return Ok(false),
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(bytes) => filled += bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.readable().await?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(true)
-}
-
-/// Writes everything.
-pub(crate) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match stream.try_write(bytes) {
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

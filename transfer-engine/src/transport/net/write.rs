@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-use super::lane::{LaneEnd, Outcome, Part, Sending};
-use super::peer::Peer;
+use super::part::{LaneEnd, Outcome, Part, Sending};
+use super::peer::{Peer, Wanted};
 use super::wire::PartId;
-use crate::metrics::Held;
+use crate::path::InFlight;
 use crate::transport::WriteJob;
-use crate::{TransferError, batch};
+use crate::{TransferError, TransportKind, batch};
 
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
 const LANE_CHOICES: u32 = 16;
@@ -26,13 +26,15 @@ struct Attempt {
 }
 
 /// Writes a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
-pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<(), TransferError> {
+pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let mut attempts: VecDeque<_> = parts(&job, peer.host.config.part_bytes())?.into();
     let parts: Vec<_> = attempts.iter().map(|attempt| Arc::clone(&attempt.part)).collect();
     // What a part failed on before, by its index.
     let mut failed = vec![Vec::new(); parts.len()];
     let mut open = parts.len();
+    // A batch has at least one part, so that this is overwritten.
+    let mut carried_by = TransportKind::Tcp;
     while open > 0 {
         let outcome = match heard.try_recv() {
             Ok(outcome) => outcome,
@@ -46,19 +48,24 @@ pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<(), Transfer
             },
         };
         match outcome {
-            Outcome::Acknowledged => open -= 1,
+            Outcome::Acknowledged { by, bytes } => {
+                open -= 1;
+                carried_by = by;
+                peer.stats.on_acknowledged(by, bytes);
+            }
             Outcome::Refused(refusal) => return Err(refusal.into()),
             Outcome::Lost(loss) => {
                 let lanes = &mut failed[loss.part as usize];
                 lanes.extend(loss.begun.then_some(loss.lane));
                 check_retry(&peer, lanes.len(), loss.end)?;
-                peer.host.metrics.retries.increment(u64::from(loss.begun));
+                peer.stats.on_retry(u64::from(loss.begun));
                 let (part, failed) = (Arc::clone(&parts[loss.part as usize]), lanes.clone());
                 attempts.push_back(Attempt { part, failed, fresh: Some(loss.at) });
             }
         }
     }
-    Ok(())
+    peer.stats.on_batch(carried_by);
+    Ok(carried_by)
 }
 
 /// Cuts a batch into parts. One without spans has one part without bytes.
@@ -75,7 +82,9 @@ fn parts(job: &WriteJob, part_bytes: u64) -> Result<Vec<Attempt>, TransferError>
         grant: job.grant,
         segment: job.segment,
         tag: job.tag,
+        priority: job.priority,
         source: Arc::clone(&job.source),
+        source_segment: job.source_segment,
         gate: Arc::clone(&job.gate),
         bytes: batch::total(&spans),
         spans,
@@ -89,7 +98,7 @@ fn check_retry(peer: &Peer, failures: usize, end: LaneEnd) -> Result<(), Transfe
         LaneEnd::Closing => Err(TransferError::Closed),
         LaneEnd::Protocol(message) => Err(TransferError::Protocol(message)),
         LaneEnd::Failed(reason) if failures > peer.host.config.retries as usize => {
-            Err(TransferError::ConnectionLost { node: peer.key.target.node.clone(), reason })
+            Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason })
         }
         LaneEnd::Failed(_) | LaneEnd::Idle => Ok(()),
     }
@@ -106,15 +115,16 @@ async fn send(
     // A part has at most as many bytes as there are permits, and those fit into 32 bits (checked with the configuration).
     let permit =
         Arc::clone(&peer.in_flight).acquire_many_owned(bytes as u32).await.map_err(|_| TransferError::Closed)?;
-    let _in_flight = (permit, Held::new(&peer.host.metrics.in_flight, bytes as f64));
-    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight, load: None };
+    let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
+    let wanted = Wanted { fresh, shared: part.source.shared_file().is_some() };
+    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight, load: None, armed: None };
     for _ in 0..LANE_CHOICES {
-        let lane = peer.lane(fresh).await?;
+        let lane = peer.lane(wanted).await?;
         match lane.send(sending).await {
             Ok(()) => return Ok(()),
             Err(back) => sending = back,
         }
     }
     let reason = "its connections end as soon as they are open".into();
-    Err(TransferError::ConnectionLost { node: peer.key.target.node.clone(), reason })
+    Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason })
 }

@@ -1,0 +1,197 @@
+//! Shared memory between processes of a host, and the choice between it and tcp.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_memory::MemoryRegion;
+
+use super::harness::{LONG, TestNode, config, pair_over, span, whole};
+use super::round_trip::check_against_a_copy;
+use crate::{
+    Arrival, BatchOptions, RefusalReason, SegmentDescriptor, TransferConfig, TransferError, TransportChoice,
+    TransportKind,
+};
+
+const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_of_a_host_find_each_others_memory() {
+    let (writer, mut owner) = pair_over(TransportChoice::Auto, 1 << 20).await;
+    let grant = owner.grant(1, &writer, vec![0..1 << 20]);
+    let report = writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
+    assert_eq!((report.bytes, report.transport), (1 << 20, TransportKind::Shm));
+    assert!(matches!(owner.arrival().await, Arrival::Batch { bytes, tag: 7, .. } if bytes == 1 << 20));
+    assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
+    let path = &writer.engine.paths()[0];
+    assert_eq!((path.transport, path.bytes, path.batches), (Some(TransportKind::Shm), 1 << 20, 1));
+    assert_eq!((path.fallbacks, path.in_flight_bytes), (0, 0));
+    writer.stop().await;
+    owner.stop().await;
+}
+
+#[test]
+fn random_spans_arrive_as_a_copy_would_put_them() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (writer, owner) = runtime.block_on(pair_over(SHM, 1 << 20));
+    check_against_a_copy(&writer, owner, &runtime, 1 << 20);
+}
+
+#[tokio::test]
+async fn a_span_outside_the_grant_is_refused_and_the_lane_goes_on() {
+    let (writer, mut owner) = pair_over(SHM, 1 << 16).await;
+    let grant = owner.grant(1, &writer, vec![0..1000]);
+    let before = owner.bytes(0..1 << 16);
+    let refused = writer.write(&owner.descriptor, grant, vec![span(0, 500, 501)]).await.unwrap_err();
+    assert!(matches!(refused, TransferError::Refused { reason: RefusalReason::OutOfRange, .. }), "{refused}");
+    assert!(owner.bytes(0..1 << 16) == before);
+    writer.write(&owner.descriptor, grant, vec![span(0, 500, 500)]).await.unwrap();
+    assert!(matches!(owner.arrival().await, Arrival::Batch { bytes: 500, .. }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_stops_the_owners_copies() {
+    let (writer, owner) = pair_over(SHM, 64 << 20).await;
+    for round in 0..20 {
+        let grant = owner.grant(round, &writer, vec![0..64 << 20]);
+        let batch = writer.write(&owner.descriptor, grant, whole(64 << 20));
+        tokio::time::sleep(Duration::from_micros(round * 400)).await;
+        owner.engine.revoke(grant).await;
+        owner.fill_first(64 << 20, round + 99);
+        let filled = owner.bytes(0..1 << 16);
+        let _ = batch.await;
+        assert!(owner.bytes(0..1 << 16) == filled, "round {round}");
+        let rest = (1 << 20..64 << 20).step_by(1 << 20).map(|at| owner.bytes(at..at + 8));
+        let expected: Vec<_> = rest.collect();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let now: Vec<_> = (1 << 20..64 << 20).step_by(1 << 20).map(|at| owner.bytes(at..at + 8)).collect();
+        assert!(now == expected, "round {round}");
+    }
+}
+
+/// Waits more exactly than the runtime's clock does.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// A batch that has resolved leaves its source to its owner: what is copied later must never be believed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_batch_never_arrives_with_later_bytes() {
+    let bytes = 32 << 20;
+    let (writer, mut owner) = pair_over(SHM, bytes).await;
+    let (mut complete, mut cancelled, mut whole_takes) = (0, 0, Duration::from_secs(1));
+    for round in 0..100u32 {
+        writer.fill(round.into());
+        let first = writer.bytes(bytes - 8..bytes);
+        let grant = owner.grant(round.into(), &writer, vec![0..bytes as u64]);
+        let batch = writer.write(&owner.descriptor, grant, whole(bytes as u64));
+        // The first ones are let go on, so that the others can be cancelled all along the way.
+        if round >= 5 {
+            spin(whole_takes * (round % 20) / 14);
+            batch.cancel();
+        }
+        let result = batch.await;
+        if let Ok(report) = &result {
+            whole_takes = whole_takes.min(report.completed - report.started);
+        }
+        // From here on the source is the test's again.
+        writer.fill(u64::from(round) + 1_000_000);
+        let later = writer.bytes(bytes - 8..bytes);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        while let Some(Arrival::Batch { grant: arrived, .. }) = owner.arrivals.try_recv() {
+            // It may have become complete before it was cancelled, unheard; then with the bytes it had.
+            assert_eq!(arrived, grant);
+            assert!(owner.bytes(bytes - 8..bytes) == first && first != later, "round {round}: torn");
+            complete += 1;
+        }
+        cancelled += u32::from(result.is_err());
+        owner.engine.revoke(grant).await;
+    }
+    println!("{complete} complete, {cancelled} cancelled");
+    assert!(cancelled > 5 && complete > 5, "{complete} complete, {cancelled} cancelled: both must happen");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
+    for (transport, carried_by) in [(TransportChoice::Auto, Some(TransportKind::Tcp)), (SHM, None)] {
+        let (writer, owner) = pair_over(transport, 1 << 16).await;
+        let own = Arc::new(MemoryRegion::allocate(1 << 16).unwrap());
+        let (segment, _) = writer.engine.register(own).unwrap();
+        let grant = owner.grant(1, &writer, vec![0..1 << 16]);
+        let options = BatchOptions::new(Instant::now() + LONG);
+        let result = writer.engine.write(segment, &owner.descriptor, grant, whole(1 << 16), options).await;
+        match (result, carried_by) {
+            (Ok(report), Some(kind)) => assert_eq!(report.transport, kind),
+            (Err(error), None) => assert!(error.to_string().contains("cannot be reached by shm"), "{error}"),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+}
+
+fn with_shm_at(descriptor: &SegmentDescriptor, address: &str) -> SegmentDescriptor {
+    let mut changed = descriptor.clone();
+    let shm = changed.transports.iter_mut().find(|transport| transport.kind == TransportKind::Shm).unwrap();
+    shm.address = address.to_owned();
+    changed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_that_cannot_share_fall_back() {
+    let (writer, owner) = pair_over(TransportChoice::Auto, 1 << 16).await;
+    let here = owner.descriptor.address(TransportKind::Shm).unwrap().split_once('/').unwrap().0.to_owned();
+    for address in [format!("{here}/@nobody-listens-here"), "another-host/@x".to_owned()] {
+        let grant = owner.grant(address.len() as u64, &writer, vec![0..1 << 16]);
+        let remote = with_shm_at(&owner.descriptor, &address);
+        let report = writer.write(&remote, grant, whole(1 << 16)).await.unwrap();
+        assert_eq!(report.transport, TransportKind::Tcp, "{address}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_that_are_closed_in_mid_transfer_lose_nothing_and_shm_comes_back() {
+    let bytes = 4u64 << 20;
+    let retrying = |name| TransferConfig { transport: TransportChoice::Auto, retries: 8, ..config(name, 1) };
+    let writer = TestNode::bind(retrying("w"), bytes as usize).await;
+    let mut owner = TestNode::bind(retrying("o"), bytes as usize).await;
+    for round in 0..40 {
+        writer.fill(round);
+        let grant = owner.grant(round, &writer, vec![0..bytes]);
+        let batch = writer.write(&owner.descriptor, grant, whole(bytes));
+        tokio::time::sleep(Duration::from_micros(round * 50)).await;
+        writer.engine.disconnect();
+        batch.await.unwrap();
+        assert!(matches!(owner.arrival().await, Arrival::Batch { grant: arrived, .. } if arrived == grant));
+        assert!(owner.bytes(0..1 << 16) == writer.bytes(0..1 << 16), "round {round}");
+        assert!(owner.arrivals.try_recv().is_none());
+        owner.engine.revoke(grant).await;
+    }
+    let path = writer.engine.paths().remove(0);
+    assert!(path.retries > 0 && path.fallbacks > 0, "{path:?}");
+    let back = Instant::now();
+    loop {
+        let grant = owner.grant(1_000, &writer, vec![0..10]);
+        let report = writer.write(&owner.descriptor, grant, whole(10)).await.unwrap();
+        owner.engine.revoke(grant).await;
+        if report.transport == TransportKind::Shm {
+            break;
+        }
+        assert!(back.elapsed() < Duration::from_secs(3), "no failure is for ever");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    println!("back on shm after {:?}; {path:?}", back.elapsed());
+}
+
+#[tokio::test]
+async fn a_folder_can_be_the_meeting_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name| TransferConfig { transport: SHM, shm_folder: Some(folder.path().to_owned()), ..config(name, 1) };
+    let writer = TestNode::bind(at("w"), 4096).await;
+    let owner = TestNode::bind(at("o"), 4096).await;
+    let grant = owner.grant(1, &writer, vec![0..4096]);
+    assert_eq!(writer.write(&owner.descriptor, grant, whole(4096)).await.unwrap().transport, TransportKind::Shm);
+    writer.stop().await;
+    owner.stop().await;
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the sockets' files go with their engines");
+}

@@ -1,0 +1,181 @@
+//! Takes connections in.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::connections::{Connections, Registered};
+use super::receive::Receiver;
+use super::shm::{Listener, check_user};
+use super::stream::Stream;
+use super::wire::{Hello, MAGIC, PREFIX_BYTES, PROTOCOL_VERSION, Prefix, Rejection, Reply, common_version};
+use crate::TransportKind;
+use crate::engine::Host;
+use crate::metrics::Held;
+
+/// Wait after an error of accept(2), which is mostly that of having no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections whose handshake is not done. One more ends the oldest: whoever means it is done within a round trip, so that peers who say nothing only push
+/// each other out.
+const MAX_HANDSHAKES: usize = 256;
+
+/// Handshakes under way, oldest first.
+#[derive(Default)]
+struct Handshakes(Mutex<VecDeque<CancellationToken>>);
+
+impl Handshakes {
+    fn begin(&self) -> CancellationToken {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that are done have cancelled their own.
+        all.retain(|one| !one.is_cancelled());
+        if all.len() >= MAX_HANDSHAKES
+            && let Some(oldest) = all.pop_front()
+        {
+            oldest.cancel();
+        }
+        let handshake = CancellationToken::new();
+        all.push_back(handshake.clone());
+        handshake
+    }
+}
+
+/// Connections being served, and how many may be.
+#[derive(Clone)]
+pub(super) struct Acceptor {
+    host: Arc<Host>,
+    connections: Arc<Connections>,
+    handshakes: Arc<Handshakes>,
+    places: Arc<Semaphore>,
+}
+
+impl Acceptor {
+    pub(super) fn new(host: &Arc<Host>) -> Self {
+        let places = Arc::new(Semaphore::new(host.config.max_connections));
+        Self { host: Arc::clone(host), connections: Arc::default(), handshakes: Arc::default(), places }
+    }
+
+    /// Accepts until the engine is closed.
+    pub(super) async fn tcp(self, listener: TcpListener) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.host.closed.cancelled() => return,
+            };
+            match accepted.and_then(|(stream, peer)| Ok((Stream::tcp(stream)?, peer))) {
+                Ok((stream, peer)) => self.start(stream, TransportKind::Tcp, Some(peer)),
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    /// The same for processes of this host.
+    pub(super) async fn shm(self, listener: Listener) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.socket.accept() => accepted,
+                () = self.host.closed.cancelled() => return,
+            };
+            match accepted.and_then(|(stream, _)| check_user(&stream).map(|()| stream)) {
+                Ok(stream) => self.start(Stream::unix(stream), TransportKind::Shm, None),
+                Err(error) => pause(&error).await,
+            }
+        }
+    }
+
+    fn start(&self, stream: Stream, kind: TransportKind, peer: Option<SocketAddr>) {
+        let (acceptor, handshake) = (self.clone(), self.handshakes.begin());
+        self.host.tasks.spawn_request("transfer connection", async move {
+            tokio::select! {
+                result = acceptor.serve(stream, kind, handshake) => {
+                    if let Err(error) = result {
+                        tracing::debug!(?peer, %kind, %error, "a transfer connection ended");
+                    }
+                }
+                () = acceptor.host.closed.cancelled() => {}
+            }
+        });
+    }
+
+    async fn serve(&self, stream: Stream, kind: TransportKind, handshake: CancellationToken) -> io::Result<()> {
+        let _open = Held::new(&self.host.metrics.of(kind).connections_in, 1.0);
+        let registered = tokio::select! {
+            greeted = timeout(self.host.config.connect_timeout, self.greet(&stream, kind)) => greeted,
+            () = handshake.cancelled() => return Err(io::Error::other("pushed out by newer connections")),
+        };
+        handshake.cancel();
+        let Some((registered, _place)) = registered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else {
+            return Ok(());
+        };
+        let mut receiver = Receiver::new(&self.host, (&stream, kind), &self.connections, &registered);
+        // Dropping the receiver ends all landing: it holds a pass only within a call that does not wait. `registered` is dropped after it, and tells so.
+        tokio::select! {
+            result = receiver.run() => result,
+            () = registered.killed() => Ok(()),
+        }
+    }
+
+    /// The handshake. `None`: the connection is not taken, and the writer knows why.
+    async fn greet(
+        &self,
+        stream: &Stream,
+        kind: TransportKind,
+    ) -> io::Result<Option<(Registered, OwnedSemaphorePermit)>> {
+        let hello = read_hello(stream).await?;
+        match self.judge(kind, &hello) {
+            Ok((version, registered, place)) => {
+                stream.write_all(&Reply::Welcome { version }.encode()).await?;
+                Ok(Some((registered, place)))
+            }
+            Err(rejection) => {
+                tracing::info!(writer = %hello.writer.node, ?rejection, "a transfer connection is refused");
+                stream.write_all(&Reply::Reject(rejection).encode()).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn judge(&self, kind: TransportKind, hello: &Hello) -> Result<(u16, Registered, OwnedSemaphorePermit), Rejection> {
+        if hello.transport != kind {
+            return Err(Rejection::Transport);
+        }
+        let version = common_version(PROTOCOL_VERSION, hello.version).ok_or(Rejection::Version(PROTOCOL_VERSION))?;
+        let config = &self.host.config;
+        if hello.target.node != config.node {
+            return Err(Rejection::WrongNode(config.node.to_string()));
+        }
+        if hello.target.generation != config.generation {
+            return Err(Rejection::StaleTarget(config.generation));
+        }
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Rejection::Full)?;
+        Ok((version, self.connections.register(&hello.writer, hello.connection)?, place))
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!(%error, "cannot accept a transfer connection");
+    sleep(ACCEPT_PAUSE).await;
+}
+
+async fn read_hello(stream: &Stream) -> io::Result<Hello> {
+    let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let mut start = [0; MAGIC.len() + PREFIX_BYTES];
+    let (magic, prefix) = start.split_at_mut(MAGIC.len());
+    if !stream.read_exact(magic).await? || *magic != MAGIC {
+        return Err(invalid("not a transfer connection".into()));
+    }
+    let mut prefix_bytes = [0; PREFIX_BYTES];
+    stream.read_exact(prefix).await?;
+    prefix_bytes.copy_from_slice(prefix);
+    let prefix = Prefix::decode(prefix_bytes).map_err(|error| invalid(error.0))?;
+    let mut body = vec![0; prefix.body];
+    stream.read_exact(&mut body).await?;
+    Hello::decode(prefix, &body).map_err(|error| invalid(error.0))
+}

@@ -1,0 +1,258 @@
+//! The writer's end of a connection: sends one part after the other and hears what became of them.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::part::{LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
+use super::route::Route;
+use super::shm::Source;
+use super::stream::Stream;
+use super::wire::{Frame, PREFIX_BYTES, PartId, Prefix, Reply, WireError, put_fence};
+use super::{shm, tcp};
+use crate::TransportKind;
+use crate::engine::Host;
+use crate::grant::Writer;
+use crate::metrics::Held;
+
+/// Parts that wait for a lane; who wants to add one waits in front of it.
+const QUEUED_PARTS: usize = 128;
+
+/// What carries the payload of a lane.
+pub(super) enum Carrier {
+    /// The connection itself.
+    Tcp,
+    /// The owner, who copies it from shared memory.
+    Shm(Source),
+}
+
+/// A lane, as those who use it see it.
+pub(super) struct Lane {
+    /// The connection's number.
+    pub(super) id: u64,
+    pub(super) opened: Instant,
+    pub(super) kind: TransportKind,
+    pub(super) route: Arc<Route>,
+    /// Cancelled to end it from outside.
+    end: CancellationToken,
+    queue: mpsc::Sender<Sending>,
+    /// Bytes given to the lane and not yet resolved.
+    load: AtomicU64,
+}
+
+impl Lane {
+    /// A lane over a connection whose handshake is done, and what runs it.
+    pub(super) fn new(
+        (host, target): (Arc<Host>, Writer),
+        route: Arc<Route>,
+        stream: Stream,
+        carrier: Carrier,
+        id: u64,
+    ) -> (Arc<Self>, LaneTask) {
+        let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
+        let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
+        let lane = Arc::new(Self { id, opened, kind, route, end, queue, load: AtomicU64::new(0) });
+        let activity = AtomicU64::new(0);
+        (Arc::clone(&lane), LaneTask { host, target, stream, carrier, lane, waiting, sent: Mutex::default(), activity })
+    }
+
+    pub(super) fn add_load(&self, bytes: u64) {
+        self.load.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn sub_load(&self, bytes: u64) {
+        self.load.fetch_sub(bytes, Relaxed);
+    }
+
+    pub(super) fn load(&self) -> u64 {
+        self.load.load(Relaxed)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.queue.is_closed()
+    }
+
+    /// Closes the connection, whatever is under way: it is sent again elsewhere.
+    pub(super) fn end(&self) {
+        self.end.cancel();
+    }
+
+    /// Queues a part, or gives it back if the lane has ended.
+    pub(super) async fn send(self: &Arc<Self>, mut sending: Sending) -> Result<(), Sending> {
+        sending.load = Some(LaneLoad::new(self, &sending.part));
+        self.queue.send(sending).await.map_err(|error| error.0)
+    }
+}
+
+/// Runs a lane.
+pub(super) struct LaneTask {
+    pub(super) host: Arc<Host>,
+    target: Writer,
+    pub(super) stream: Stream,
+    carrier: Carrier,
+    lane: Arc<Lane>,
+    waiting: mpsc::Receiver<Sending>,
+    /// Parts that were begun and have no outcome yet.
+    sent: Mutex<HashMap<PartId, Sending>>,
+    /// When something last moved, in microseconds since the lane was opened.
+    activity: AtomicU64,
+}
+
+impl LaneTask {
+    /// Sends until the lane ends. Every part given to it has had its outcome then.
+    pub(super) async fn run(mut self) -> LaneEnd {
+        let _open = Held::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
+        let (_, closed) = mpsc::channel(1);
+        let mut waiting = std::mem::replace(&mut self.waiting, closed);
+        let end = tokio::select! {
+            end = self.hear() => end,
+            end = self.send(&mut waiting) => end,
+            end = self.watch() => end,
+            () = self.lane.end.cancelled() => LaneEnd::Failed("closed on demand".into()),
+            () = self.host.closed.cancelled() => LaneEnd::Closing,
+        };
+        waiting.close();
+        self.mark_route(&end).await;
+        let (lane, at, sent) = (self.lane.id, Instant::now(), std::mem::take(&mut *self.sent()));
+        // Closed before anybody hears of the loss: a retry finds it so.
+        drop(self.stream);
+        let lose = |sending: Sending, begun| {
+            let loss = Loss { part: sending.part.id.part, lane, at, begun, end: end.clone() };
+            sending.resolve(Outcome::Lost(loss));
+        };
+        sent.into_values().for_each(|sending| lose(sending, true));
+        while let Some(sending) = waiting.recv().await {
+            lose(sending, false);
+        }
+        end
+    }
+
+    /// Where there are other ways, they are taken until this one has been tried again.
+    async fn mark_route(&self, end: &LaneEnd) {
+        if let LaneEnd::Failed(reason) = end
+            && self.lane.kind != TransportKind::Tcp
+            && !self.host.closed.is_cancelled()
+        {
+            let error = self.lane.route.unreachable(&self.target, io::Error::other(reason.clone()));
+            self.lane.route.attempts.lock().await.failed(error);
+        }
+    }
+
+    pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Sending>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn touch(&self) {
+        self.activity.store(self.lane.opened.elapsed().as_micros() as u64, Relaxed);
+    }
+
+    /// Ends when nothing has moved for too long.
+    async fn watch(&self) -> LaneEnd {
+        let config = &self.host.config;
+        let interval = config.progress_timeout.min(config.idle_timeout) / 8;
+        loop {
+            tokio::time::sleep(interval.clamp(Duration::from_millis(1), Duration::from_secs(1))).await;
+            let still = self.lane.opened.elapsed().saturating_sub(Duration::from_micros(self.activity.load(Relaxed)));
+            let busy = self.lane.load() > 0;
+            if busy && still >= config.progress_timeout {
+                return LaneEnd::Failed(format!("no progress for {still:.1?}"));
+            }
+            if !busy && still >= config.idle_timeout {
+                return LaneEnd::Idle;
+            }
+        }
+    }
+
+    /// Takes replies.
+    async fn hear(&self) -> LaneEnd {
+        loop {
+            let reply = match self.reply().await {
+                Ok(reply) => reply,
+                Err(end) => return end,
+            };
+            self.touch();
+            match reply {
+                Reply::Ack(id) => self.acknowledge(id),
+                Reply::Refuse(id, refusal) => self.resolve(id, Outcome::Refused(refusal)),
+                Reply::Progress => {}
+                Reply::Fault(message) => return LaneEnd::Protocol(format!("the peer says: {message}")),
+                Reply::Welcome { .. } | Reply::Reject(_) => return LaneEnd::Protocol("a second handshake".into()),
+            }
+        }
+    }
+
+    async fn reply(&self) -> Result<Reply, LaneEnd> {
+        let mut prefix = [0; PREFIX_BYTES];
+        if !self.stream.read_exact(&mut prefix).await? {
+            return Err(LaneEnd::Failed("the peer closed the connection".into()));
+        }
+        let protocol = |error: WireError| LaneEnd::Protocol(error.0);
+        let prefix = Prefix::decode(prefix).map_err(protocol)?;
+        let mut body = vec![0; prefix.body];
+        self.stream.read_exact(&mut body).await?;
+        Reply::decode(prefix, &body).map_err(protocol)
+    }
+
+    fn acknowledge(&self, id: PartId) {
+        if let Some(sending) = self.forget(id) {
+            let bytes = sending.part.bytes;
+            sending.resolve(Outcome::Acknowledged { by: self.lane.kind, bytes });
+        }
+    }
+
+    /// A part that is not known was cancelled, or refused before.
+    fn resolve(&self, id: PartId, outcome: Outcome) {
+        if let Some(sending) = self.forget(id) {
+            sending.resolve(outcome);
+        }
+    }
+
+    fn forget(&self, id: PartId) -> Option<Sending> {
+        self.sent().remove(&id)
+    }
+
+    async fn send(&self, waiting: &mut mpsc::Receiver<Sending>) -> LaneEnd {
+        if let Carrier::Shm(source) = &self.carrier
+            && let Err(error) = shm::send_slots(self, source).await
+        {
+            return error.into();
+        }
+        while let Some(sending) = waiting.recv().await {
+            let (part, mut head) = (Arc::clone(&sending.part), Vec::new());
+            for &connection in &sending.fences {
+                put_fence(&mut head, connection);
+            }
+            self.touch();
+            self.sent().insert(part.id, sending);
+            match self.send_part(&part, head).await {
+                Ok(true) => {}
+                Ok(false) => drop(self.forget(part.id)),
+                Err(error) => return error.into(),
+            }
+        }
+        // The queue's other end lives in `self.lane`.
+        LaneEnd::Closing
+    }
+
+    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+        match &self.carrier {
+            Carrier::Tcp => tcp::send_part(self, part, head).await,
+            Carrier::Shm(source) => shm::send_part(self, source, part, head).await,
+        }
+    }
+
+    /// Tells the peer that a batch is over, if it has seen anything of it here.
+    pub(super) async fn give_up(&self, part: &Part, begun: bool) -> io::Result<bool> {
+        if begun {
+            let mut cancel = Vec::new();
+            Frame::Cancel { batch: part.id.batch, grant: part.grant }.encode(&mut cancel);
+            self.stream.write_all(&cancel).await?;
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,151 @@
+//! Bytes between processes: over TCP, or out of shared memory.
+//!
+//! A writer keeps a few connections, **lanes**, to each owner it writes to; a lane carries data one way and replies the other. A batch is cut into parts;
+//! each part goes over one lane and ends with its trailer. Parts of one batch may take different lanes, of different kinds, and parts of different batches
+//! follow each other on one. The batch is complete when the owner has acknowledged every part.
+//!
+//! ```text
+//!  writer                                                       owner
+//!    HELLO(connection, who I am, whom I expect)          -->
+//!                                                        <--    WELCOME | REJECT(why)
+//!    DATA(batch, part, grant, spans) + payload           -->    tcp: each span checked, then the payload is received in place
+//!    COPY(batch, part, grant, spans, slot)               -->    shm: each span checked, then copied out of the writer's memory
+//!    COMMIT(batch, part, parts, bytes)                   -->    part accounted for; the last one is an Arrival
+//!                                                        <--    ACK(batch, part) | REFUSE(batch, part, reason)
+//!    CANCEL(batch)  in mid-part                          -->    its later frames are dropped
+//!    FENCE(connection)  before a part is sent again      -->    the failed connection is closed here, and nothing of it lands any more
+//!                                                        <--    PROGRESS  now and then in long payloads
+//! ```
+//!
+//! A refused part's payload is received and dropped, frame by frame, until the writer has heard of the refusal: the lane and other batches on it go on. Whatever
+//! breaks the protocol closes the connection, after a FAULT that says why.
+
+mod accept;
+mod connections;
+mod lane;
+mod part;
+mod payload;
+mod peer;
+mod receive;
+mod route;
+mod shm;
+pub(crate) mod stream;
+mod tcp;
+pub(crate) mod wire;
+mod write;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::net::TcpListener;
+
+pub(crate) use self::wire::MAX_FRAME_PAYLOAD;
+
+use self::accept::Acceptor;
+use self::peer::{Peer, PeerKey};
+use crate::engine::Host;
+use crate::path::PathReport;
+use crate::transport::{Transport, WriteFuture, WriteJob};
+use crate::{TransferError, TransportAddress, TransportChoice, TransportKind};
+
+/// Peers without connections are forgotten when there are more than this.
+const REMEMBERED_PEERS: usize = 64;
+
+/// The transports between processes, of one engine.
+pub(crate) struct NetTransport {
+    host: Arc<Host>,
+    addresses: Vec<TransportAddress>,
+    peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
+    next_connection: Arc<AtomicU64>,
+}
+
+impl NetTransport {
+    /// Listens, and accepts as long as the engine lives. Returns the TCP address that was bound, too.
+    pub(crate) async fn bind(host: Arc<Host>) -> Result<(Arc<Self>, SocketAddr), TransferError> {
+        let acceptor = Acceptor::new(&host);
+        let mut addresses = Vec::new();
+        if host.config.transport.allows(TransportKind::Shm) {
+            addresses.extend(listen_shm(&host, &acceptor)?);
+        }
+        let bound = listen_tcp(&host, acceptor).await?;
+        if host.config.transport.allows(TransportKind::Tcp) {
+            addresses.push(TransportAddress { kind: TransportKind::Tcp, address: host.config.advertised(bound) });
+        }
+        let next_connection = Arc::new(AtomicU64::new(1));
+        Ok((Arc::new(Self { host, addresses, peers: Mutex::default(), next_connection }), bound))
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<PeerKey, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peer(&self, job: &WriteJob) -> Arc<Peer> {
+        let key = PeerKey { target: job.target.clone(), addresses: job.addresses.clone() };
+        let mut peers = self.peers();
+        if let Some(peer) = peers.get(&key) {
+            return Arc::clone(peer);
+        }
+        if peers.len() >= REMEMBERED_PEERS {
+            peers.retain(|_, peer| peer.has_lanes() || Arc::strong_count(peer) > 1);
+        }
+        let peer = Arc::new(Peer::new(Arc::clone(&self.host), key.clone(), Arc::clone(&self.next_connection)));
+        peers.insert(key, Arc::clone(&peer));
+        peer
+    }
+}
+
+async fn listen_tcp(host: &Arc<Host>, acceptor: Acceptor) -> Result<SocketAddr, TransferError> {
+    let listen = host.config.listen;
+    let failed =
+        |error: std::io::Error| TransferError::Listen { address: listen.to_string(), reason: error.to_string() };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    accept_with(host, "transfer accept", acceptor.tcp(listener));
+    Ok(bound)
+}
+
+/// Where shared memory is not to be had, the others do; unless it is what was asked for.
+fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportAddress>, TransferError> {
+    match shm::listen(host.config.generation, host.config.shm_folder.as_deref()) {
+        Ok((listener, address)) => {
+            accept_with(host, "transfer accept shm", acceptor.clone().shm(listener));
+            Ok(Some(TransportAddress { kind: TransportKind::Shm, address: address.to_string() }))
+        }
+        Err(error) if host.config.transport == TransportChoice::Auto => {
+            tracing::warn!(%error, "no transfers over shared memory");
+            Ok(None)
+        }
+        Err(error) => Err(TransferError::Listen { address: "shared memory".into(), reason: error.to_string() }),
+    }
+}
+
+fn accept_with(host: &Arc<Host>, name: &'static str, accept: impl Future<Output = ()> + Send + 'static) {
+    let accepting = Arc::clone(host);
+    host.tasks.spawn(name, async move {
+        accept.await;
+        // An engine may be shut down before its process; the task itself must not end earlier.
+        accepting.tasks.cancelled().await;
+        Ok::<(), TransferError>(())
+    });
+}
+
+impl Transport for NetTransport {
+    fn addresses(&self) -> Vec<TransportAddress> {
+        self.addresses.clone()
+    }
+
+    fn write(self: Arc<Self>, job: WriteJob) -> WriteFuture {
+        let peer = self.peer(&job);
+        Box::pin(write::write(peer, job))
+    }
+
+    fn paths(&self) -> Vec<PathReport> {
+        self.peers().values().map(|peer| peer.path()).collect()
+    }
+
+    fn disconnect(&self) {
+        self.peers().values().for_each(|peer| peer.disconnect());
+    }
+}

@@ -1,0 +1,130 @@
+//! What a batch is cut into, and what becomes of it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_memory::MemoryRegion;
+use baton_types::GrantId;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::lane::Lane;
+use super::shm::Armed;
+use super::wire::{Commit, PartId, Target};
+use crate::error::Refusal;
+use crate::gate::Gate;
+use crate::path::InFlight;
+use crate::{Priority, SegmentId, SpanPair, TransportKind};
+
+/// A part of a batch.
+pub(super) struct Part {
+    pub(super) id: PartId,
+    /// Parts of the batch.
+    pub(super) parts: u32,
+    pub(super) grant: GrantId,
+    /// The owner's segment.
+    pub(super) segment: SegmentId,
+    pub(super) tag: u64,
+    pub(super) priority: Priority,
+    /// This side's memory, and its name here.
+    pub(super) source: Arc<MemoryRegion>,
+    pub(super) source_segment: SegmentId,
+    pub(super) gate: Arc<Gate>,
+    pub(super) spans: Vec<SpanPair>,
+    pub(super) bytes: u64,
+}
+
+impl Part {
+    pub(super) fn target(&self) -> Target {
+        Target { id: self.id, grant: self.grant, segment: self.segment }
+    }
+
+    pub(super) fn trailer(&self) -> Commit {
+        Commit { target: self.target(), parts: self.parts, bytes: self.bytes, tag: self.tag }
+    }
+}
+
+/// What became of a part that was given to a lane. A part whose batch is over has none.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Its bytes are visible at the owner. What carried them.
+    Acknowledged { by: TransportKind, bytes: u64 },
+    /// The owner does not want it.
+    Refused(Refusal),
+    /// The lane ended before.
+    Lost(Loss),
+}
+
+/// A part was given to a lane that has ended.
+#[derive(Debug, Clone)]
+pub(super) struct Loss {
+    pub(super) part: u32,
+    pub(super) lane: u64,
+    /// When the lane ended.
+    pub(super) at: Instant,
+    /// Whether some of the part may have left.
+    pub(super) begun: bool,
+    pub(super) end: LaneEnd,
+}
+
+/// Why a lane ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LaneEnd {
+    /// Nothing was to do.
+    Idle,
+    /// The engine shuts down.
+    Closing,
+    /// The network, or the peer, failed.
+    Failed(String),
+    /// The peer broke the protocol, or says that this end did.
+    Protocol(String),
+}
+
+impl From<io::Error> for LaneEnd {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// A part on its way through a lane.
+pub(super) struct Sending {
+    pub(super) part: Arc<Part>,
+    /// Connections that earlier attempts failed on.
+    pub(super) fences: Vec<u64>,
+    /// Unbounded, but for each part there is at most one outcome per attempt.
+    pub(super) outcome: mpsc::UnboundedSender<Outcome>,
+    /// Room among the bytes in flight to this peer, until there is an outcome.
+    pub(super) _in_flight: (OwnedSemaphorePermit, InFlight),
+    /// Its share of its lane's load, until there is an outcome.
+    pub(super) load: Option<LaneLoad>,
+    /// The owner may fetch it as long as this lives (shm).
+    pub(super) armed: Option<Armed>,
+}
+
+/// Counts a part among a lane's load.
+pub(super) struct LaneLoad {
+    lane: Arc<Lane>,
+    bytes: u64,
+}
+
+impl LaneLoad {
+    pub(super) fn new(lane: &Arc<Lane>, part: &Part) -> Self {
+        // One more, so that parts without bytes count too.
+        let bytes = part.bytes + 1;
+        lane.add_load(bytes);
+        Self { lane: Arc::clone(lane), bytes }
+    }
+}
+
+impl Drop for LaneLoad {
+    fn drop(&mut self) {
+        self.lane.sub_load(self.bytes);
+    }
+}
+
+impl Sending {
+    pub(super) fn resolve(self, outcome: Outcome) {
+        // The batch may be over.
+        let _ = self.outcome.send(outcome);
+    }
+}

@@ -1,0 +1,298 @@
+//! The lanes to one owner: opened when needed, shared by batches, opened again after failures; over the best way that works.
+
+use std::cmp::Reverse;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use tokio::time::sleep_until;
+
+use super::lane::{Carrier, Lane};
+use super::part::LaneEnd;
+use super::route::{Attempts, Route, Way};
+use super::shm::ShmAddress;
+use super::stream::Stream;
+use crate::engine::Host;
+use crate::grant::Writer;
+use crate::path::{PathReport, PathStats};
+use crate::{TransferError, TransportAddress, TransportKind};
+
+/// Attempts to connect on behalf of one batch over the last way there is.
+const CONNECT_ATTEMPTS: u32 = 3;
+/// How long a batch waits for one more lane, where it has one.
+const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(50);
+/// Lanes over shared memory: copies are made by the owner, on as many of its threads.
+const SHM_LANES: usize = 2;
+
+/// An owner, and the ways to it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PeerKey {
+    pub(super) target: Writer,
+    pub(super) addresses: Vec<TransportAddress>,
+}
+
+/// Which lanes will do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Only those opened after this moment.
+    pub(super) fresh: Option<Instant>,
+    /// The local memory was allocated to be shared: shm can carry it.
+    pub(super) shared: bool,
+}
+
+/// One owner that this engine writes to.
+pub(super) struct Peer {
+    pub(super) host: Arc<Host>,
+    pub(super) target: Writer,
+    /// Permits are bytes.
+    pub(super) in_flight: Arc<Semaphore>,
+    pub(super) stats: Arc<PathStats>,
+    /// Best first; those of one kind next to each other.
+    routes: Vec<Arc<Route>>,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    next_connection: Arc<AtomicU64>,
+}
+
+impl Peer {
+    pub(super) fn new(host: Arc<Host>, key: PeerKey, next_connection: Arc<AtomicU64>) -> Self {
+        let in_flight = Arc::new(Semaphore::new(host.config.max_bytes_in_flight_per_peer as usize));
+        let mut routes: Vec<_> = key.addresses.iter().filter_map(|address| route(&host, address)).collect();
+        routes.sort_by_key(|route| route.kind().rank());
+        let stats = Arc::new(PathStats::new(&key.target.node));
+        Self { host, target: key.target, in_flight, stats, routes, lanes: Mutex::default(), next_connection }
+    }
+
+    pub(super) fn has_lanes(&self) -> bool {
+        !self.lanes().is_empty()
+    }
+
+    /// How this owner is reached.
+    pub(super) fn path(&self) -> PathReport {
+        self.stats.report(&self.target, self.lanes().len())
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends every lane.
+    pub(super) fn disconnect(&self) {
+        self.lanes().iter().for_each(|lane| lane.end());
+    }
+
+    /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
+    pub(super) async fn lane(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<Lane>, TransferError> {
+        let mut error = self.no_way();
+        let usable = |routes: &&[Arc<Route>]| wanted.shared || routes[0].kind() != TransportKind::Shm;
+        let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
+        while let Some(routes) = ways.next() {
+            let found = match ways.peek() {
+                Some(_) => self.try_lane(routes, wanted).await,
+                None => self.insist_on_lane(routes, wanted).await,
+            };
+            match found {
+                Ok(lane) => {
+                    self.stats.on_choice(lane.kind, &error);
+                    return Ok(lane);
+                }
+                // What no other way would change.
+                Err(stale @ TransferError::StaleGeneration { .. }) => return Err(stale),
+                Err(failed) => error = failed,
+            }
+        }
+        Err(error)
+    }
+
+    fn no_way(&self) -> TransferError {
+        let problem = format!("node {} cannot be reached by {}", self.target.node, self.host.config.transport);
+        TransferError::invalid("segment descriptor", problem)
+    }
+
+    /// A lane over one kind of routes while there are others to fall back on: each is tried once, and then again when its pause is over. A kind that has
+    /// failed is tried beside the batch, which goes another way meanwhile.
+    async fn try_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: Wanted) -> Result<Arc<Lane>, TransferError> {
+        if let Some(lane) = self.open_lane(routes, wanted).await {
+            return Ok(lane);
+        }
+        let mut error = self.no_way();
+        for route in routes {
+            if route.probing.load(Relaxed) {
+                continue;
+            }
+            let asked = Instant::now();
+            let mut attempts = route.attempts.lock().await;
+            if let Some(lane) = self.best(routes, wanted) {
+                return Ok(lane);
+            }
+            if let Some(failure) = attempts.failure_since(asked) {
+                error = failure;
+            } else if let Some(failure) = attempts.take_turn() {
+                error = failure;
+                self.probe(route);
+            } else {
+                match self.open(route, &mut attempts).await {
+                    Ok(lane) => return Ok(lane),
+                    Err(failure) => error = failure,
+                }
+            }
+        }
+        Err(error)
+    }
+
+    /// Tries a route that failed before, beside everything else.
+    fn probe(self: &Arc<Self>, route: &Arc<Route>) {
+        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        route.probing.store(true, Relaxed);
+        self.host.tasks.spawn_request("transfer probe", async move {
+            let mut attempts = route.attempts.lock().await;
+            // The outcome is in `attempts` and among the lanes.
+            let _ = peer.open(&route, &mut attempts).await;
+            route.probing.store(false, Relaxed);
+        });
+    }
+
+    /// The best lane there is over these routes, or one more where it has much to do.
+    async fn open_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: Wanted) -> Option<Arc<Lane>> {
+        let best = self.best(routes, wanted)?;
+        if best.load() < self.host.config.stripe_bytes {
+            return Some(best);
+        }
+        for route in routes.iter().filter(|route| self.lanes_of(route) < route.max_lanes) {
+            // Where somebody connects already, or nobody can, the best one does as well.
+            if let Ok(mut attempts) = route.attempts.try_lock()
+                && attempts.is_due()
+                && let Some(lane) = self.open_another(route, &mut attempts).await
+            {
+                return Some(lane);
+            }
+        }
+        Some(best)
+    }
+
+    fn lanes_of(&self, route: &Arc<Route>) -> usize {
+        self.lanes().iter().filter(|lane| Arc::ptr_eq(&lane.route, route)).count()
+    }
+
+    fn best(&self, routes: &[Arc<Route>], wanted: Wanted) -> Option<Arc<Lane>> {
+        let usable = |lane: &&Arc<Lane>| {
+            lane.is_open()
+                && wanted.fresh.is_none_or(|moment| lane.opened > moment)
+                && routes.iter().any(|route| Arc::ptr_eq(&lane.route, route))
+        };
+        // Among equals the one opened first, so that the others become idle and close.
+        self.lanes().iter().filter(usable).max_by_key(|lane| (Reverse(lane.load()), Reverse(lane.id))).cloned()
+    }
+
+    /// Connects over the last kind of routes there is, or shares what somebody who connects at the same time gets: a lane or an error.
+    async fn insist_on_lane(
+        self: &Arc<Self>,
+        routes: &[Arc<Route>],
+        wanted: Wanted,
+    ) -> Result<Arc<Lane>, TransferError> {
+        if let Some(lane) = self.open_lane(routes, wanted).await {
+            return Ok(lane);
+        }
+        let mut error = self.no_way();
+        for route in routes {
+            match self.insist(route, routes, wanted).await {
+                Ok(lane) => return Ok(lane),
+                Err(failure) => error = failure,
+            }
+        }
+        Err(error)
+    }
+
+    async fn insist(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        routes: &[Arc<Route>],
+        wanted: Wanted,
+    ) -> Result<Arc<Lane>, TransferError> {
+        let asked = Instant::now();
+        let limit = asked + self.host.config.connect_timeout;
+        let mut attempts = route.attempts.lock().await;
+        if let Some(lane) = self.best(routes, wanted) {
+            return Ok(lane);
+        }
+        if let Some(error) = attempts.failed_after(asked) {
+            return Err(error);
+        }
+        let mut attempt = 1;
+        loop {
+            if let Some(next) = attempts.next() {
+                sleep_until(next.min(limit).into()).await;
+            }
+            match self.open(route, &mut attempts).await {
+                Ok(lane) => return Ok(lane),
+                // What another attempt would not change.
+                Err(error @ (TransferError::StaleGeneration { .. } | TransferError::Incompatible { .. })) => {
+                    return Err(error);
+                }
+                Err(error) if attempt == CONNECT_ATTEMPTS || Instant::now() >= limit => return Err(error),
+                Err(_) => attempt += 1,
+            }
+        }
+    }
+
+    async fn open(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Result<Arc<Lane>, TransferError> {
+        let id = self.next_connection.fetch_add(1, Relaxed);
+        let metrics = self.host.metrics.of(route.kind());
+        match route.connect(self, id).await {
+            Ok((stream, carrier)) => {
+                metrics.connects_ok.increment(1);
+                *attempts = Attempts::default();
+                Ok(self.start(route, stream, carrier, id))
+            }
+            Err(error) => {
+                metrics.connects_failed.increment(1);
+                tracing::debug!(node = %self.target.node, way = ?route.way, %error, "cannot connect");
+                attempts.failed(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens one more lane, if that is a matter of moments.
+    async fn open_another(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Option<Arc<Lane>> {
+        match tokio::time::timeout(PATIENCE_FOR_ANOTHER, self.open(route, attempts)).await {
+            Ok(lane) => lane.ok(),
+            Err(_) => {
+                attempts.failed(route.unreachable(&self.target, io::ErrorKind::TimedOut.into()));
+                None
+            }
+        }
+    }
+
+    fn start(self: &Arc<Self>, route: &Arc<Route>, stream: Stream, carrier: Carrier, id: u64) -> Arc<Lane> {
+        let (lane, task) =
+            Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), stream, carrier, id);
+        self.lanes().push(Arc::clone(&lane));
+        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        self.host.tasks.spawn_request("transfer lane", async move {
+            let end = task.run().await;
+            peer.lanes().retain(|lane| lane.id != id);
+            if let LaneEnd::Failed(reason) | LaneEnd::Protocol(reason) = end {
+                tracing::info!(node = %peer.target.node, way = ?route.way, reason, "a transfer connection failed");
+            }
+        });
+        lane
+    }
+}
+
+/// The route to an address, if this engine may take it and it leads anywhere from here.
+fn route(host: &Host, address: &TransportAddress) -> Option<Arc<Route>> {
+    if !host.config.transport.allows(address.kind) {
+        return None;
+    }
+    match address.kind {
+        TransportKind::Tcp => Some(Route::new(Way::Tcp(address.address.clone()), host.config.lanes_per_peer)),
+        TransportKind::Shm => {
+            let shm = ShmAddress::parse(&address.address).filter(ShmAddress::is_here)?;
+            Some(Route::new(Way::Shm(shm), SHM_LANES.min(host.config.lanes_per_peer)))
+        }
+        TransportKind::Rdma | TransportKind::Fake => None,
+    }
+    .map(Arc::new)
+}

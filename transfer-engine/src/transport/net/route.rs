@@ -1,0 +1,173 @@
+//! One way to an owner: connecting, and waiting after failures.
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+use tokio::time::timeout_at;
+
+use super::lane::Carrier;
+use super::peer::Peer;
+use super::shm::{ShmAddress, Source};
+use super::stream::Stream;
+use super::wire::{Hello, PREFIX_BYTES, PROTOCOL_VERSION, Prefix, Rejection, Reply, WireError, common_version};
+use crate::grant::Writer;
+use crate::{TransferError, TransportKind};
+
+/// Pause after a first failed attempt; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause: a way that is back is found within it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// One way to an owner.
+pub(super) struct Route {
+    pub(super) way: Way,
+    /// Most lanes over it.
+    pub(super) max_lanes: usize,
+    /// Held by who connects.
+    pub(super) attempts: tokio::sync::Mutex<Attempts>,
+    /// Somebody tries it beside the batches, which do not wait for that.
+    pub(super) probing: AtomicBool,
+}
+
+/// Where a route leads over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Way {
+    Shm(ShmAddress),
+    Tcp(String),
+}
+
+/// What connecting has come to.
+#[derive(Default)]
+pub(super) struct Attempts {
+    /// Failures since the last success.
+    failures: u32,
+    last: Option<(Instant, TransferError)>,
+}
+
+impl Attempts {
+    pub(super) fn failed(&mut self, error: TransferError) {
+        self.failures = self.failures.saturating_add(1);
+        self.last = Some((Instant::now(), error));
+    }
+
+    /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
+    pub(super) fn next(&self) -> Option<Instant> {
+        let (at, _) = self.last.as_ref()?;
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
+        Some(*at + pause.min(LONGEST_PAUSE))
+    }
+
+    /// Whether an attempt may be made now.
+    pub(super) fn is_due(&self) -> bool {
+        self.next().is_none_or(|next| next <= Instant::now())
+    }
+
+    /// The last failure, if it came after `moment`.
+    pub(super) fn failed_after(&self, moment: Instant) -> Option<TransferError> {
+        self.last.as_ref().filter(|(at, _)| *at > moment).map(|(_, error)| error.clone())
+    }
+
+    /// The last failure, if it came after `moment` or its pause is not over.
+    pub(super) fn failure_since(&self, moment: Instant) -> Option<TransferError> {
+        let (at, error) = self.last.as_ref()?;
+        (*at > moment || !self.is_due()).then(|| error.clone())
+    }
+
+    /// Makes the next attempt this caller's: others wait for another pause. The last failure, if there was one.
+    pub(super) fn take_turn(&mut self) -> Option<TransferError> {
+        let (at, error) = self.last.as_mut()?;
+        *at = Instant::now();
+        Some(error.clone())
+    }
+}
+
+impl Route {
+    pub(super) fn new(way: Way, max_lanes: usize) -> Self {
+        Self { way, max_lanes, attempts: tokio::sync::Mutex::default(), probing: AtomicBool::new(false) }
+    }
+
+    pub(super) fn kind(&self) -> TransportKind {
+        match self.way {
+            Way::Shm(_) => TransportKind::Shm,
+            Way::Tcp(_) => TransportKind::Tcp,
+        }
+    }
+
+    fn address(&self) -> String {
+        match &self.way {
+            Way::Shm(address) => address.to_string(),
+            Way::Tcp(address) => address.clone(),
+        }
+    }
+
+    /// One attempt, with its handshake. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
+    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<(Stream, Carrier), TransferError> {
+        let limit = Instant::now() + peer.host.config.connect_timeout / 2;
+        let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
+        connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into())))
+    }
+
+    async fn greeted(&self, peer: &Peer, id: u64) -> Result<(Stream, Carrier), TransferError> {
+        let unreachable = |error| self.unreachable(&peer.target, error);
+        let (stream, carrier) = self.open().await.map_err(unreachable)?;
+        let (writer, target) = (peer.host.writer(), peer.target.clone());
+        let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
+        stream.write_all(&hello.encode()).await.map_err(unreachable)?;
+        match read_reply(&stream).await.map_err(unreachable)? {
+            Reply::Welcome { version } if common_version(PROTOCOL_VERSION, version) == Some(version) => {
+                Ok((stream, carrier))
+            }
+            Reply::Reject(rejection) => Err(self.rejected(peer, rejection)),
+            other => Err(incompatible(peer, format!("it answers the handshake with {other:?}"))),
+        }
+    }
+
+    async fn open(&self) -> io::Result<(Stream, Carrier)> {
+        match &self.way {
+            Way::Tcp(address) => Ok((Stream::tcp(TcpStream::connect(address).await?)?, Carrier::Tcp)),
+            Way::Shm(address) => Ok((Stream::unix(address.connect().await?), Carrier::Shm(Source::new()?))),
+        }
+    }
+
+    pub(super) fn unreachable(&self, target: &Writer, error: io::Error) -> TransferError {
+        TransferError::PeerUnreachable { node: target.node.clone(), address: self.address(), reason: error.to_string() }
+    }
+
+    fn rejected(&self, peer: &Peer, rejection: Rejection) -> TransferError {
+        let stale = |writer: Writer, found| TransferError::StaleGeneration {
+            node: writer.node,
+            expected: writer.generation,
+            found,
+        };
+        let unreachable = |reason: String| self.unreachable(&peer.target, io::Error::other(reason));
+        match rejection {
+            Rejection::StaleTarget(found) => stale(peer.target.clone(), found),
+            Rejection::StaleWriter(found) => stale(peer.host.writer(), found),
+            Rejection::Version(version) => {
+                incompatible(peer, format!("its version is {version}, and this node's {PROTOCOL_VERSION}"))
+            }
+            Rejection::WrongNode(name) => unreachable(format!("node {name} listens there")),
+            Rejection::Full => unreachable("it takes no more connections".into()),
+            Rejection::InUse => unreachable("it says that a connection of this number is open".into()),
+            Rejection::Transport => unreachable(format!("it does not take bytes over {} there", self.kind())),
+        }
+    }
+}
+
+fn incompatible(peer: &Peer, reason: String) -> TransferError {
+    TransferError::Incompatible { node: peer.target.node.clone(), reason }
+}
+
+async fn read_reply(stream: &Stream) -> io::Result<Reply> {
+    let invalid = |error: WireError| io::Error::new(io::ErrorKind::InvalidData, error.0);
+    let mut prefix = [0; PREFIX_BYTES];
+    if !stream.read_exact(&mut prefix).await? {
+        return Err(io::Error::other("the peer closed the connection in the handshake"));
+    }
+    let prefix = Prefix::decode(prefix).map_err(invalid)?;
+    let mut body = vec![0; prefix.body];
+    stream.read_exact(&mut body).await?;
+    Reply::decode(prefix, &body).map_err(invalid)
+}

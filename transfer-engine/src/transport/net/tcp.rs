@@ -1,0 +1,75 @@
+//! Payload over the connection itself.
+
+use std::io;
+
+use super::lane::LaneTask;
+use super::part::Part;
+use super::payload::{Cursor, Outgoing};
+use super::wire::{MAX_FRAME_SPANS, put_commit, put_data};
+use crate::gate::Pass;
+use crate::{TransportKind, batch};
+
+/// Sends a part with its trailer. False: its batch is over, and the peer knows it.
+pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+    let mut tail = Vec::new();
+    put_commit(&mut tail, &part.trailer());
+    let frames = batch::cut(&part.spans, u64::from(lane.host.config.frame_bytes), MAX_FRAME_SPANS);
+    let last = frames.len().saturating_sub(1);
+    for (i, spans) in frames.iter().enumerate() {
+        let Some(pass) = part.gate.enter() else { return lane.give_up(part, i > 0).await };
+        put_data(&mut head, &part.target(), spans, &[]);
+        let source = spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
+        let frame = Outgoing {
+            head: &head,
+            region: &part.source,
+            payload: Cursor::new(&part.source, source),
+            tail: if i == last { &tail } else { &[] },
+        };
+        if !send_frame(lane, part, frame, pass).await? {
+            return lane.give_up(part, true).await;
+        }
+        lane.host.metrics.of(TransportKind::Tcp).bytes_out.increment(batch::total(spans));
+        head.clear();
+    }
+    if frames.is_empty() {
+        head.append(&mut tail);
+        lane.stream.write_all(&head).await?;
+    }
+    Ok(true)
+}
+
+/// Sends a frame from the source. False: the batch was over in mid-frame. The rest of the frame has been sent from a copy, made at once, so that the source
+/// was free at once; what follows the payload has not.
+async fn send_frame(lane: &LaneTask, part: &Part, mut frame: Outgoing<'_>, pass: Pass<'_>) -> io::Result<bool> {
+    while !frame.is_done() {
+        match frame.try_send(&lane.stream) {
+            Ok(_) => {
+                lane.touch();
+                tokio::task::coop::consume_budget().await;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
+                ready = lane.stream.writable() => ready?,
+                () = part.gate.closed() => break,
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    if frame.payload_is_done() {
+        drop(pass);
+        write(lane, frame.tail).await?;
+        return Ok(true);
+    }
+    let rest = frame.copy_rest();
+    drop(pass);
+    write(lane, &rest).await?;
+    Ok(false)
+}
+
+async fn write(lane: &LaneTask, bytes: &[u8]) -> io::Result<()> {
+    // In pieces, so that slow progress is progress.
+    for piece in bytes.chunks(64 << 10) {
+        lane.stream.write_all(piece).await?;
+        lane.touch();
+    }
+    Ok(())
+}

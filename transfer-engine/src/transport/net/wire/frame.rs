@@ -1,0 +1,216 @@
+//! What the writer sends after HELLO.
+
+use baton_types::GrantId;
+use bytes::{Buf, BufMut};
+
+use super::{
+    CHECKSUMS, MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, PartId, Prefix, WireError, frame, kind, put_span, put_target,
+    take_all, take_span, take_target,
+};
+use crate::grant::RemoteSpan;
+use crate::{SegmentId, SpanPair};
+
+/// Which part, and the right under which it moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) id: PartId,
+    pub(crate) grant: GrantId,
+    /// The owner's segment.
+    pub(crate) segment: SegmentId,
+}
+
+/// A DATA frame's spans; the payload follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Data {
+    pub(crate) target: Target,
+    pub(crate) spans: Vec<RemoteSpan>,
+    /// CRC-32C of each span, or none.
+    pub(crate) checksums: Vec<u32>,
+}
+
+/// A COPY frame: spans that the owner fetches from the writer's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub(crate) target: Target,
+    /// The writer's segment.
+    pub(crate) source: SegmentId,
+    /// Where in the writer's slots it says that the part is still wanted: as long as `token` stands there.
+    pub(crate) slot: u32,
+    pub(crate) token: u64,
+    pub(crate) spans: Vec<CopySpan>,
+}
+
+/// Bytes to fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CopySpan {
+    pub(crate) to: RemoteSpan,
+    /// First byte in the writer's segment.
+    pub(crate) from: u64,
+}
+
+/// The trailer of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Commit {
+    pub(crate) target: Target,
+    /// Parts of the batch.
+    pub(crate) parts: u32,
+    /// Bytes of this part.
+    pub(crate) bytes: u64,
+    pub(crate) tag: u64,
+}
+
+/// What the writer sends after HELLO.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame {
+    Data(Data),
+    Commit(Commit),
+    Cancel {
+        batch: u64,
+        grant: GrantId,
+    },
+    Fence {
+        connection: u64,
+    },
+    /// The page in which the writer says which parts are still wanted; its file comes along.
+    Slots {
+        bytes: u64,
+    },
+    /// A segment of the writer; its file comes along.
+    Source {
+        source: SegmentId,
+        bytes: u64,
+    },
+    Copy(Copy),
+}
+
+pub(super) fn payload_bytes(spans: &[RemoteSpan]) -> u64 {
+    spans.iter().map(|span| u64::from(span.len)).sum()
+}
+
+impl Data {
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        payload_bytes(&self.spans)
+    }
+}
+
+/// Appends the head of a DATA frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each, with their checksums if there are any.
+pub(crate) fn put_data(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair], checksums: &[u32]) {
+    debug_assert!(spans.len() <= MAX_FRAME_SPANS && (checksums.is_empty() || checksums.len() == spans.len()));
+    frame(out, kind::DATA, if checksums.is_empty() { 0 } else { CHECKSUMS }, |out| {
+        put_target(out, target);
+        for (i, span) in spans.iter().enumerate() {
+            put_span(out, span.remote_offset, span.len);
+            if let Some(checksum) = checksums.get(i) {
+                out.put_u32(*checksum);
+            }
+        }
+    });
+}
+
+/// Appends a COPY frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each.
+pub(crate) fn put_copy(
+    out: &mut Vec<u8>,
+    target: &Target,
+    source: SegmentId,
+    (slot, token): (u32, u64),
+    spans: &[SpanPair],
+) {
+    debug_assert!(spans.len() <= MAX_FRAME_SPANS);
+    frame(out, kind::COPY, 0, |out| {
+        put_target(out, target);
+        out.put_u32(source.0);
+        out.put_u32(slot);
+        out.put_u64(token);
+        for span in spans {
+            put_span(out, span.remote_offset, span.len);
+            out.put_u64(span.local_offset);
+        }
+    });
+}
+
+pub(crate) fn put_commit(out: &mut Vec<u8>, commit: &Commit) {
+    frame(out, kind::COMMIT, 0, |out| {
+        put_target(out, &commit.target);
+        out.put_u32(commit.parts);
+        out.put_u64(commit.bytes);
+        out.put_u64(commit.tag);
+    });
+}
+
+pub(crate) fn put_fence(out: &mut Vec<u8>, connection: u64) {
+    Frame::Fence { connection }.encode(out);
+}
+
+impl Frame {
+    /// Appends the frames that are not made from a batch.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Data(_) | Self::Commit(_) | Self::Copy(_) => debug_assert!(false, "made from a batch"),
+            Self::Cancel { batch, grant } => frame(out, kind::CANCEL, 0, |out| {
+                out.put_u64(*batch);
+                out.put_u64(grant.0);
+            }),
+            Self::Fence { connection } => frame(out, kind::FENCE, 0, |out| out.put_u64(*connection)),
+            Self::Slots { bytes } => frame(out, kind::SLOTS, 0, |out| out.put_u64(*bytes)),
+            Self::Source { source, bytes } => frame(out, kind::SOURCE, 0, |out| {
+                out.put_u32(source.0);
+                out.put_u64(*bytes);
+            }),
+        }
+    }
+
+    pub(crate) fn decode(prefix: Prefix, body: &[u8]) -> Result<Self, WireError> {
+        let mut rest = body;
+        let frame = match prefix.kind {
+            kind::DATA => decode_data(&mut rest, prefix.flags & CHECKSUMS != 0),
+            kind::COMMIT => decode_commit(&mut rest),
+            kind::CANCEL => decode_cancel(&mut rest),
+            kind::FENCE => rest.try_get_u64().ok().map(|connection| Self::Fence { connection }),
+            kind::SLOTS => rest.try_get_u64().ok().map(|bytes| Self::Slots { bytes }),
+            kind::SOURCE => decode_source(&mut rest),
+            kind::COPY => decode_copy(&mut rest),
+            other => return Err(WireError(format!("a frame of unknown kind {other}"))),
+        };
+        let whole = frame.filter(|_| rest.is_empty());
+        whole.ok_or_else(|| WireError(format!("a malformed frame of kind {}", prefix.kind)))
+    }
+}
+
+fn decode_data(rest: &mut &[u8], checksummed: bool) -> Option<Frame> {
+    let target = take_target(rest)?;
+    let mut checksums = Vec::new();
+    let spans = match checksummed {
+        false => take_all(rest, take_span)?,
+        true => {
+            let both = take_all(rest, |rest| Some((take_span(rest)?, rest.try_get_u32().ok()?)))?;
+            checksums.extend(both.iter().map(|(_, checksum)| *checksum));
+            both.into_iter().map(|(span, _)| span).collect()
+        }
+    };
+    let data = Data { target, spans, checksums };
+    (data.payload_bytes() <= u64::from(MAX_FRAME_PAYLOAD)).then_some(Frame::Data(data))
+}
+
+fn decode_copy(rest: &mut &[u8]) -> Option<Frame> {
+    let target = take_target(rest)?;
+    let source = SegmentId(rest.try_get_u32().ok()?);
+    let (slot, token) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?);
+    let spans = take_all(rest, |rest| Some(CopySpan { to: take_span(rest)?, from: rest.try_get_u64().ok()? }))?;
+    Some(Frame::Copy(Copy { target, source, slot, token, spans }))
+}
+
+fn decode_commit(rest: &mut &[u8]) -> Option<Frame> {
+    let target = take_target(rest)?;
+    let (parts, bytes, tag) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
+    (target.id.part < parts).then_some(Frame::Commit(Commit { target, parts, bytes, tag }))
+}
+
+fn decode_cancel(rest: &mut &[u8]) -> Option<Frame> {
+    let (batch, grant) = (rest.try_get_u64().ok()?, GrantId(rest.try_get_u64().ok()?));
+    Some(Frame::Cancel { batch, grant })
+}
+
+fn decode_source(rest: &mut &[u8]) -> Option<Frame> {
+    let source = SegmentId(rest.try_get_u32().ok()?);
+    Some(Frame::Source { source, bytes: rest.try_get_u64().ok()? })
+}

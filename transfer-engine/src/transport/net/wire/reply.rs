@@ -1,0 +1,63 @@
+//! What the owner sends.
+
+use bytes::{Buf, BufMut};
+
+use super::hello::{put_rejection, take_rejection};
+use super::{PartId, Prefix, Rejection, WireError, frame, kind, put_message, put_part, take_part};
+use crate::error::{Refusal, RefusalReason};
+
+/// What the owner sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Welcome { version: u16 },
+    Reject(Rejection),
+    Ack(PartId),
+    Refuse(PartId, Refusal),
+    Progress,
+    Fault(String),
+}
+
+impl Reply {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(32);
+        match self {
+            Self::Welcome { version } => frame(&mut out, kind::WELCOME, 0, |out| out.put_u16(*version)),
+            Self::Reject(rejection) => frame(&mut out, kind::REJECT, 0, |out| put_rejection(out, rejection)),
+            Self::Ack(id) => frame(&mut out, kind::ACK, 0, |out| put_part(out, *id)),
+            Self::Refuse(id, refusal) => frame(&mut out, kind::REFUSE, 0, |out| put_refusal(out, *id, refusal)),
+            Self::Progress => frame(&mut out, kind::PROGRESS, 0, |_| {}),
+            Self::Fault(message) => frame(&mut out, kind::FAULT, 0, |out| put_message(out, message)),
+        }
+        out
+    }
+
+    pub(crate) fn decode(prefix: Prefix, mut body: &[u8]) -> Result<Self, WireError> {
+        let rest = &mut body;
+        let reply = match prefix.kind {
+            kind::WELCOME => rest.try_get_u16().ok().map(|version| Self::Welcome { version }),
+            kind::REJECT => take_rejection(rest).map(Self::Reject),
+            kind::ACK => take_part(rest).map(Self::Ack),
+            kind::REFUSE => take_refusal(rest),
+            kind::PROGRESS => Some(Self::Progress),
+            kind::FAULT => Some(Self::Fault(String::from_utf8_lossy(rest).into_owned())),
+            other => return Err(WireError(format!("a reply of unknown kind {other}"))),
+        };
+        reply.ok_or_else(|| WireError(format!("a malformed reply of kind {}", prefix.kind)))
+    }
+}
+
+fn put_refusal(out: &mut Vec<u8>, id: PartId, refusal: &Refusal) {
+    put_part(out, id);
+    // Its place in the list, which only ever grows at the end.
+    let code = RefusalReason::ALL.iter().position(|reason| *reason == refusal.reason);
+    out.put_u8(code.unwrap_or_default() as u8);
+    put_message(out, &refusal.message);
+}
+
+fn take_refusal(rest: &mut &[u8]) -> Option<Reply> {
+    let id = take_part(rest)?;
+    // A reason of a later version is as good as an unknown grant: this batch cannot be written.
+    let reason = RefusalReason::ALL.get(usize::from(rest.try_get_u8().ok()?)).copied();
+    let message = String::from_utf8_lossy(rest).into_owned();
+    Some(Reply::Refuse(id, Refusal { reason: reason.unwrap_or(RefusalReason::UnknownGrant), message }))
+}

@@ -1,0 +1,139 @@
+use baton_types::{Generation, NodeId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::error::{Refusal, RefusalReason};
+use crate::grant::Writer;
+use crate::{SpanPair, TransportKind};
+
+fn split(bytes: &[u8]) -> (Prefix, &[u8]) {
+    let (prefix, body) = bytes.split_at(PREFIX_BYTES);
+    let prefix = Prefix::decode(prefix.try_into().unwrap()).unwrap();
+    assert_eq!(prefix.body, body.len());
+    (prefix, body)
+}
+
+fn frame_of(put: impl FnOnce(&mut Vec<u8>)) -> Frame {
+    let mut out = Vec::new();
+    put(&mut out);
+    let (prefix, body) = split(&out);
+    Frame::decode(prefix, body).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn frames_round_trip(batch: u64, part in 0u32..9, grant: u64, segment: u32, bytes: u64, tag: u64, lens in prop::collection::vec(0u32..9999, 0..256)) {
+        let target = Target { id: PartId { batch, part }, grant: GrantId(grant), segment: SegmentId(segment) };
+        let span = |&len: &u32| SpanPair { local_offset: bytes, remote_offset: tag ^ u64::from(len), len: len.into() };
+        let spans: Vec<_> = lens.iter().map(span).collect();
+        let remote: Vec<_> = spans.iter().map(|span| RemoteSpan { offset: span.remote_offset, len: span.len as u32 }).collect();
+        let data = Data { target, spans: remote.clone(), checksums: Vec::new() };
+        prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans, &[])), Frame::Data(data));
+        let data = Data { target, spans: remote.clone(), checksums: lens.clone() };
+        prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans, &lens)), Frame::Data(data));
+        let copied = remote.iter().map(|&to| CopySpan { to, from: bytes }).collect();
+        let copy = Frame::Copy(Copy { target, source: SegmentId(5), slot: 3, token: tag, spans: copied });
+        prop_assert_eq!(frame_of(|out| put_copy(out, &target, SegmentId(5), (3, tag), &spans)), copy);
+        let commit = Commit { target, parts: 9, bytes, tag };
+        prop_assert_eq!(frame_of(|out| put_commit(out, &commit)), Frame::Commit(commit));
+        let others = [
+            Frame::Cancel { batch, grant: GrantId(grant) },
+            Frame::Fence { connection: bytes },
+            Frame::Slots { bytes },
+            Frame::Source { source: SegmentId(segment), bytes },
+        ];
+        for other in others {
+            prop_assert_eq!(frame_of(|out| other.encode(out)), other);
+        }
+    }
+
+    #[test]
+    fn replies_round_trip(batch: u64, part: u32, generation: u64, version: u16, reason in 0usize..8, message in ".{0,100}") {
+        let id = PartId { batch, part };
+        let replies = [
+            Reply::Welcome { version },
+            Reply::Reject(Rejection::StaleTarget(Generation(generation))),
+            Reply::Reject(Rejection::StaleWriter(Generation(generation))),
+            Reply::Reject(Rejection::WrongNode("decode-7".into())),
+            Reply::Reject(Rejection::Version(version)),
+            Reply::Reject(Rejection::Full),
+            Reply::Reject(Rejection::InUse),
+            Reply::Reject(Rejection::Transport),
+            Reply::Ack(id),
+            Reply::Refuse(id, Refusal::new(RefusalReason::ALL[reason], message.clone())),
+            Reply::Progress,
+            Reply::Fault(message),
+        ];
+        for reply in replies {
+            let bytes = reply.encode();
+            let (prefix, body) = split(&bytes);
+            prop_assert_eq!(Reply::decode(prefix, body).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn nonsense_never_panics(kind: u8, flags in 0u8..2, body in prop::collection::vec(any::<u8>(), 0..200)) {
+        let prefix = Prefix { kind, flags, body: body.len() };
+        let _ = (Frame::decode(prefix, &body), Reply::decode(prefix, &body), Hello::decode(prefix, &body));
+    }
+}
+
+fn hello() -> Hello {
+    let writer = |name, generation| Writer { node: NodeId::new(name).unwrap(), generation: Generation(generation) };
+    Hello { version: 2, connection: 9, writer: writer("p", 3), target: writer("d", 4), transport: TransportKind::Shm }
+}
+
+#[test]
+fn hello_round_trips_and_may_grow() {
+    let hello = hello();
+    let bytes = hello.encode();
+    let (prefix, body) = split(bytes.strip_prefix(&MAGIC).unwrap());
+    assert_eq!(Hello::decode(prefix, body).as_ref(), Ok(&hello));
+    assert_eq!(Hello::decode(prefix, &[body, &[1, 2, 3]].concat()), Ok(hello));
+    assert!(Hello::decode(prefix, &body[..body.len() - 2]).is_err());
+}
+
+/// The bytes that version 1 sent, and sends.
+#[test]
+fn version_1_is_understood() {
+    let old = [
+        &b"BATONKV\n"[..],
+        &[1, 0, 0, 0, 0, 0, 0, 30, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9],
+        &[0, 0, 0, 0, 0, 0, 0, 3, 1, b'p', 0, 0, 0, 0, 0, 0, 0, 4, 1, b'd'],
+    ]
+    .concat();
+    let (prefix, body) = split(old.strip_prefix(&MAGIC).unwrap());
+    assert_eq!(Hello::decode(prefix, body), Ok(Hello { version: 1, transport: TransportKind::Tcp, ..hello() }));
+    assert_eq!(Reply::Welcome { version: 1 }.encode(), [64, 0, 0, 0, 0, 0, 0, 2, 0, 1]);
+}
+
+#[test]
+fn bounds_are_kept() {
+    let mut prefix = [0; PREFIX_BYTES];
+    prefix[4..].copy_from_slice(&(MAX_BODY + 1).to_be_bytes());
+    assert!(Prefix::decode(prefix).is_err());
+    let flagged = [kind::COMMIT, 1, 0, 0, 0, 0, 0, 0];
+    assert!(Prefix::decode(flagged).unwrap_err().0.contains("unknown flags 0x01"));
+    let mut out = Vec::new();
+    let target = Target { id: PartId { batch: 1, part: 0 }, grant: GrantId(1), segment: SegmentId(0) };
+    let span = SpanPair { local_offset: 0, remote_offset: 0, len: u64::from(MAX_FRAME_PAYLOAD) };
+    put_data(&mut out, &target, &[span, SpanPair { len: 1, ..span }], &[]);
+    let (prefix, body) = split(&out);
+    assert!(Frame::decode(prefix, body).is_err(), "more payload than a frame may have");
+    let mut many = Vec::new();
+    put_data(&mut many, &target, &[SpanPair { len: 1, ..span }; MAX_FRAME_SPANS], &[]);
+    many.extend([0; 12]);
+    let many_prefix = Prefix { body: many.len() - PREFIX_BYTES, ..prefix };
+    assert!(Frame::decode(many_prefix, &many[PREFIX_BYTES..]).is_err(), "more spans than a frame may have");
+    let long = Reply::Fault("ü".repeat(1000)).encode();
+    assert_eq!(long.len(), PREFIX_BYTES + MAX_MESSAGE);
+}
+
+#[test]
+fn a_version_speaks_to_its_neighbours() {
+    assert_eq!(common_version(3, 3), Some(3));
+    assert_eq!(common_version(3, 4), Some(3));
+    assert_eq!(common_version(4, 3), Some(3));
+    assert_eq!(common_version(5, 3), None);
+    assert_eq!(common_version(1, 0), None);
+}
