@@ -22,6 +22,12 @@ pub struct SpanPair {
     pub len: u64,
 }
 
+impl SpanPair {
+    fn turned(self) -> Self {
+        Self { local_offset: self.remote_offset, remote_offset: self.local_offset, len: self.len }
+    }
+}
+
 /// What goes first where two batches want the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priority {
@@ -58,6 +64,15 @@ impl BatchOptions {
     pub fn priority(self, priority: Priority) -> Self {
         Self { priority, ..self }
     }
+}
+
+/// Which way a batch goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// From the local to the remote segment.
+    Write,
+    /// From the remote to the local segment.
+    Read,
 }
 
 /// A complete batch.
@@ -137,12 +152,28 @@ impl CancelHandle {
     }
 }
 
-/// Checks spans against both segments, sorts them by remote offset and joins neighbours. Spans of no bytes are left out.
+/// Checks spans against both segments, sorts them by where they go to and joins neighbours. Spans of no bytes are left out.
 pub(crate) fn normalize(
-    mut spans: Vec<SpanPair>,
+    op: Op,
+    spans: Vec<SpanPair>,
     local_len: u64,
     remote_len: u64,
 ) -> Result<Vec<SpanPair>, TransferError> {
+    match op {
+        Op::Write => normalize_write(spans, local_len, remote_len),
+        Op::Read => {
+            for span in &spans {
+                check_inside("local span", span.local_offset, span.len, local_len)?;
+                check_inside("remote span", span.remote_offset, span.len, remote_len)?;
+            }
+            let turned = spans.into_iter().map(SpanPair::turned).collect();
+            let joined = normalize_write(turned, remote_len, local_len)?;
+            Ok(joined.into_iter().map(SpanPair::turned).collect())
+        }
+    }
+}
+
+fn normalize_write(mut spans: Vec<SpanPair>, local_len: u64, remote_len: u64) -> Result<Vec<SpanPair>, TransferError> {
     spans.retain(|span| span.len > 0);
     spans.sort_unstable_by_key(|span| span.remote_offset);
     let mut joined: Vec<SpanPair> = Vec::with_capacity(spans.len().min(1024));
@@ -155,7 +186,7 @@ pub(crate) fn normalize(
         };
         if span.remote_offset < last.remote_offset + last.len {
             let (a, b) = (last.remote_offset, span.remote_offset);
-            return Err(TransferError::invalid("spans", format!("those at remote offsets {a} and {b} overlap")));
+            return Err(TransferError::invalid("spans", format!("those to offsets {a} and {b} overlap")));
         }
         let neighbours =
             (last.remote_offset + last.len, last.local_offset + last.len) == (span.remote_offset, span.local_offset);
@@ -240,7 +271,7 @@ mod tests {
     proptest! {
         #[test]
         fn joining_and_cutting_move_the_same_bytes(spans in disjoint_spans(), max_bytes in 1u64..20, max_spans in 1usize..5) {
-            let joined = normalize(spans.clone(), 1000, 1000).unwrap();
+            let joined = normalize(Op::Write, spans.clone(), 1000, 1000).unwrap();
             prop_assert_eq!(bytes(&joined), bytes(&spans));
             let touching = |w: &[SpanPair]| {
                 w[0].remote_offset + w[0].len == w[1].remote_offset && w[0].local_offset + w[0].len == w[1].local_offset
@@ -256,14 +287,14 @@ mod tests {
 
     #[test]
     fn spans_outside_or_on_top_of_each_other_are_refused() {
-        let error = |spans: &[SpanPair]| normalize(spans.to_vec(), 100, 50).unwrap_err().to_string();
+        let error = |spans: &[SpanPair]| normalize(Op::Write, spans.to_vec(), 100, 50).unwrap_err().to_string();
         assert_eq!(error(&[span(99, 0, 2)]), "local span: 2 bytes at 99 of a segment of 100 bytes");
         assert_eq!(error(&[span(0, 49, 2)]), "remote span: 2 bytes at 49 of a segment of 50 bytes");
         assert_eq!(
             error(&[span(u64::MAX, 0, 2)]),
             format!("local span: 2 bytes at {} of a segment of 100 bytes", u64::MAX)
         );
-        assert_eq!(error(&[span(0, 10, 5), span(50, 14, 1)]), "spans: those at remote offsets 10 and 14 overlap");
+        assert_eq!(error(&[span(0, 10, 5), span(50, 14, 1)]), "spans: those to offsets 10 and 14 overlap");
     }
 
     #[tokio::test]

@@ -12,16 +12,17 @@ use baton_types::GrantId;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::batch::{normalize, total};
+use crate::batch::{Op, normalize, total};
 use crate::gate::Gate;
-use crate::grant::{GrantTable, Writer};
+use crate::grant::{Access, GrantTable, Writer};
 use crate::metrics::Metrics;
 use crate::path::PathReport;
+use crate::priority::{Priorities, Urgent};
 use crate::transport::net::NetTransport;
-use crate::transport::{Transport, WriteJob, fake};
+use crate::transport::{Job, Transport, fake};
 use crate::{
-    ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
-    TransferConfig, TransferError, TransportChoice, TransportKind,
+    ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, Priority, SegmentDescriptor, SegmentId,
+    SpanPair, TransferConfig, TransferError, TransportChoice, TransportKind,
 };
 
 /// Most segments of one engine: a node has a few arenas.
@@ -32,6 +33,7 @@ pub(crate) struct Host {
     pub(crate) config: TransferConfig,
     pub(crate) grants: Arc<GrantTable>,
     pub(crate) metrics: Metrics,
+    pub(crate) priorities: Arc<Priorities>,
     pub(crate) tasks: TaskSet,
     /// Cancelled when the engine, or its process, shuts down.
     pub(crate) closed: CancellationToken,
@@ -46,6 +48,7 @@ impl Host {
             config,
             grants: Arc::new(grants),
             metrics: Metrics::new(),
+            priorities: Arc::default(),
             tasks: tasks.clone(),
             closed: tasks.token().child_token(),
             segments: RwLock::default(),
@@ -65,7 +68,7 @@ impl Host {
         Writer { node: self.config.node.clone(), generation: self.config.generation }
     }
 
-    fn region(&self, segment: SegmentId) -> Result<Arc<MemoryRegion>, TransferError> {
+    pub(crate) fn region(&self, segment: SegmentId) -> Result<Arc<MemoryRegion>, TransferError> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let region = segments.get(&segment).cloned();
         region.ok_or_else(|| TransferError::invalid("segment", format!("{segment} is not registered")))
@@ -135,17 +138,26 @@ impl TransferEngine {
 
     /// Gives a right to write. Until the grant ends, the caller keeps everybody else off its ranges.
     pub fn grant(&self, spec: GrantSpec) -> Result<(), TransferError> {
+        self.open_grant(spec, Access::Write)
+    }
+
+    /// Gives a right to read. Until the lease ends, nobody changes its ranges; what is read while it ends is not delivered to the reader.
+    pub fn lease(&self, spec: GrantSpec) -> Result<(), TransferError> {
+        self.open_grant(spec, Access::Read)
+    }
+
+    fn open_grant(&self, spec: GrantSpec, access: Access) -> Result<(), TransferError> {
         let host = &self.0.host;
         if host.closed.is_cancelled() {
             return Err(TransferError::Closed);
         }
         let region = host.region(spec.segment)?;
-        host.grants.open(spec, region)?;
+        host.grants.open(spec, access, region)?;
         host.metrics.grants.set(host.grants.len() as f64);
         Ok(())
     }
 
-    /// Ends a grant. It takes effect with the call: nothing new is accepted. The future resolves once the grant is fenced: nothing can land under it any more.
+    /// Ends a grant or a lease. It takes effect with the call: nothing new is accepted. The future resolves once the grant is fenced: nothing can land under it any more.
     /// A grant that is not known any more is fenced already.
     pub fn revoke(&self, grant: GrantId) -> impl Future<Output = ()> + Send + use<> {
         let (host, fenced) = (Arc::clone(&self.0.host), self.0.host.grants.revoke(grant));
@@ -167,8 +179,39 @@ impl TransferEngine {
         spans: Vec<SpanPair>,
         options: BatchOptions,
     ) -> Batch {
-        match self.job(local, remote, grant, spans, options) {
-            Ok((job, slot)) => self.start(job, slot, options.deadline),
+        self.batch(Op::Write, local, remote, grant, spans, options)
+    }
+
+    /// Reads spans of a remote segment into a local one, under a lease of its owner. The batch starts at once and ends without being polled.
+    ///
+    /// Spans may come in any order; where they go to may touch, but not overlap. Until the batch resolves, the caller keeps off the local spans; if it fails,
+    /// they hold any mixture. The owner is not notified.
+    pub fn read(
+        &self,
+        local: SegmentId,
+        remote: &SegmentDescriptor,
+        lease: GrantId,
+        spans: Vec<SpanPair>,
+        options: BatchOptions,
+    ) -> Batch {
+        self.batch(Op::Read, local, remote, lease, spans, options)
+    }
+
+    fn batch(
+        &self,
+        op: Op,
+        local: SegmentId,
+        remote: &SegmentDescriptor,
+        grant: GrantId,
+        spans: Vec<SpanPair>,
+        options: BatchOptions,
+    ) -> Batch {
+        match self.job(op, local, remote, grant, spans, options) {
+            Ok((job, slot)) => {
+                // Before the call returns, so that nothing else slips in.
+                let urgent = (options.priority == Priority::Urgent).then(|| self.0.host.priorities.urgent());
+                self.start(job, (slot, urgent), options.deadline)
+            }
             Err(error) => {
                 self.0.host.metrics.on_batch(Duration::ZERO, Err(&error));
                 Batch::failed(error)
@@ -178,20 +221,22 @@ impl TransferEngine {
 
     fn job(
         &self,
+        op: Op,
         local: SegmentId,
         remote: &SegmentDescriptor,
         grant: GrantId,
         spans: Vec<SpanPair>,
         options: BatchOptions,
-    ) -> Result<(WriteJob, Slot), TransferError> {
+    ) -> Result<(Job, Slot), TransferError> {
         let host = &self.0.host;
         if host.closed.is_cancelled() {
             return Err(TransferError::Closed);
         }
         let slot = self.0.load.take(spans.len(), &host.config)?;
-        let source = host.region(local)?;
-        let spans = normalize(spans, source.len() as u64, remote.length)?;
-        let job = WriteJob {
+        let region = host.region(local)?;
+        let spans = normalize(op, spans, region.len() as u64, remote.length)?;
+        let job = Job {
+            op,
             target: Writer { node: remote.node.clone(), generation: remote.generation },
             addresses: remote.transports.clone(),
             segment: remote.id,
@@ -199,23 +244,23 @@ impl TransferEngine {
             batch: self.0.next_batch.fetch_add(1, Relaxed),
             tag: options.tag,
             priority: options.priority,
-            source,
-            source_segment: local,
+            local: region,
+            local_segment: local,
             spans,
             gate: Arc::new(Gate::default()),
         };
         Ok((job, slot))
     }
 
-    fn start(&self, job: WriteJob, slot: Slot, deadline: Instant) -> Batch {
+    fn start(&self, job: Job, held: (Slot, Option<Urgent>), deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
         let batch = Batch::new(receiver, Arc::clone(&job.gate));
         let (host, transport, started) = (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), Instant::now());
         let (bytes, spans) = (total(&job.spans), job.spans.len());
-        self.0.host.tasks.spawn_request("transfer write", async move {
+        self.0.host.tasks.spawn_request("transfer batch", async move {
             let result = carry(&host, transport, job, deadline).await;
             let completed = Instant::now();
-            drop(slot);
+            drop(held);
             host.metrics.on_batch(completed - started, result.as_ref().copied());
             // The caller may have dropped the batch.
             let _ = sender.send(result.map(|transport| BatchReport { bytes, spans, transport, started, completed }));
@@ -255,13 +300,13 @@ impl TransferEngine {
 async fn carry(
     host: &Host,
     transport: Arc<dyn Transport>,
-    job: WriteJob,
+    job: Job,
     deadline: Instant,
 ) -> Result<TransportKind, TransferError> {
     let gate = Arc::clone(&job.gate);
     let result = tokio::select! {
         biased;
-        result = transport.write(job) => result,
+        result = transport.carry(job) => result,
         () = gate.closed() => Err(TransferError::Cancelled),
         () = host.closed.cancelled() => Err(TransferError::Closed),
         () = tokio::time::sleep_until(deadline.into()) => Err(TransferError::Deadline),

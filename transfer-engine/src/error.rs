@@ -23,10 +23,12 @@ pub enum RefusalReason {
     TooManyBatches,
     /// The writer itself cancelled the batch, on another connection.
     BatchCancelled,
+    /// The grant is for writing, and this was a read; or the other way round.
+    WrongAccess,
 }
 
 impl RefusalReason {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::UnknownGrant,
         Self::Revoked,
         Self::Expired,
@@ -35,6 +37,7 @@ impl RefusalReason {
         Self::OutOfRange,
         Self::TooManyBatches,
         Self::BatchCancelled,
+        Self::WrongAccess,
     ];
 
     /// Stable lower-case name, used in logs and metrics.
@@ -48,6 +51,7 @@ impl RefusalReason {
             Self::OutOfRange => "out_of_range",
             Self::TooManyBatches => "too_many_batches",
             Self::BatchCancelled => "batch_cancelled",
+            Self::WrongAccess => "wrong_access",
         }
     }
 
@@ -55,7 +59,7 @@ impl RefusalReason {
         match self {
             Self::UnknownGrant => ErrorKind::NotFound,
             Self::Revoked | Self::Expired => ErrorKind::Unavailable,
-            Self::WrongWriter | Self::WrongSegment | Self::OutOfRange => ErrorKind::Invalid,
+            Self::WrongWriter | Self::WrongSegment | Self::OutOfRange | Self::WrongAccess => ErrorKind::Invalid,
             Self::TooManyBatches => ErrorKind::Overloaded,
             Self::BatchCancelled => ErrorKind::Cancelled,
         }

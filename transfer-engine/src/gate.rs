@@ -120,7 +120,9 @@ mod tests {
         let (gate, ran) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
         let count = || {
             let ran = Arc::clone(&ran);
-            move || drop(ran.fetch_add(1, SeqCst))
+            move || {
+                ran.fetch_add(1, SeqCst);
+            }
         };
         gate.on_close(count());
         assert_eq!(ran.load(SeqCst), 0);

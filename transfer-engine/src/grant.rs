@@ -20,16 +20,25 @@ const MAX_BATCHES: usize = 1 << 16;
 /// Ended grants of which the reason is remembered, for the text of a refusal.
 const REMEMBERED_ENDS: usize = 256;
 
-/// A right to write, given by the owner of a segment.
+/// What a grant allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// To write.
+    Write,
+    /// To read: a lease.
+    Read,
+}
+
+/// A right to write, or to read, given by the owner of a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantSpec {
     /// Its name, unique within the owner's generation.
     pub id: GrantId,
     /// The segment.
     pub segment: SegmentId,
-    /// Byte ranges of the segment that may be written.
+    /// Byte ranges of the segment that it is for.
     pub ranges: Vec<Range<u64>>,
-    /// Who may write; `None`: whoever knows the id.
+    /// Who has it; `None`: whoever knows the id.
     pub writer: Option<(NodeId, Generation)>,
     /// When it ends by itself.
     pub expires: Instant,
@@ -134,6 +143,7 @@ pub(crate) struct Grant {
     /// Closed by the fence. Whoever writes into the ranges holds a pass.
     pub(crate) gate: Gate,
     segment: SegmentId,
+    access: Access,
     /// Sorted, disjoint, not touching.
     ranges: Vec<Range<u64>>,
     writer: Option<Writer>,
@@ -142,11 +152,12 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    fn new(spec: GrantSpec, region: Arc<MemoryRegion>) -> Result<Self, TransferError> {
+    fn new(spec: GrantSpec, access: Access, region: Arc<MemoryRegion>) -> Result<Self, TransferError> {
         Ok(Self {
             id: spec.id,
             gate: Gate::default(),
             segment: spec.segment,
+            access,
             ranges: join_ranges(spec.ranges, region.len() as u64)?,
             region,
             writer: spec.writer.map(|(node, generation)| Writer { node, generation }),
@@ -164,11 +175,8 @@ impl Grant {
         spans: &[RemoteSpan],
         now: Instant,
     ) -> Result<Admission, Refusal> {
-        self.check(key, segment, now)?;
-        if let Some(span) = spans.iter().find(|span| !self.covers(span)) {
-            let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.offset, self.id.0);
-            return Err(Refusal::new(Reason::OutOfRange, message));
-        }
+        self.check((Access::Write, &key.writer), segment, now)?;
+        self.check_ranges(spans)?;
         match self.batches().get(key) {
             None => Ok(Admission::Land),
             Some(Progress::Open(landed, _)) if !landed.contains(&part) => Ok(Admission::Land),
@@ -185,7 +193,7 @@ impl Grant {
         trailer: &Trailer,
         now: Instant,
     ) -> Result<Option<u64>, Refusal> {
-        self.check(key, segment, now)?;
+        self.check((Access::Write, &key.writer), segment, now)?;
         let mut batches = self.batches();
         if !batches.contains_key(key) && batches.len() >= MAX_BATCHES {
             return Err(Refusal::new(Reason::TooManyBatches, format!("grant {} has had {MAX_BATCHES}", self.id.0)));
@@ -216,8 +224,26 @@ impl Grant {
         }
     }
 
-    fn check(&self, key: &BatchKey, segment: SegmentId, now: Instant) -> Result<(), Refusal> {
-        let (id, writer) = (self.id.0, &key.writer);
+    /// Whether these spans may be read.
+    pub(crate) fn admit_read(
+        &self,
+        reader: &Writer,
+        segment: SegmentId,
+        spans: &[RemoteSpan],
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.check((Access::Read, reader), segment, now)?;
+        self.check_ranges(spans)
+    }
+
+    fn check_ranges(&self, spans: &[RemoteSpan]) -> Result<(), Refusal> {
+        let Some(span) = spans.iter().find(|span| !self.covers(span)) else { return Ok(()) };
+        let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.offset, self.id.0);
+        Err(Refusal::new(Reason::OutOfRange, message))
+    }
+
+    fn check(&self, (access, writer): (Access, &Writer), segment: SegmentId, now: Instant) -> Result<(), Refusal> {
+        let id = self.id.0;
         if self.gate.is_closed() || now >= self.expires {
             let reason = if now >= self.expires { Reason::Expired } else { Reason::Revoked };
             return Err(ended(self.id, reason));
@@ -225,6 +251,10 @@ impl Grant {
         if self.writer.as_ref().is_some_and(|granted| granted != writer) {
             let message = format!("grant {id} is not for node {} generation {}", writer.node, writer.generation);
             return Err(Refusal::new(Reason::WrongWriter, message));
+        }
+        if access != self.access {
+            let message = format!("grant {id} is to {:?}, not to {access:?}", self.access).to_lowercase();
+            return Err(Refusal::new(Reason::WrongAccess, message));
         }
         if segment != self.segment {
             let message = format!("grant {id} is for segment {}, not {segment}", self.segment);
@@ -311,8 +341,8 @@ impl GrantTable {
         (table, ArrivalReceiver(receiver))
     }
 
-    pub(crate) fn open(&self, spec: GrantSpec, region: Arc<MemoryRegion>) -> Result<(), TransferError> {
-        let grant = Grant::new(spec, region)?;
+    pub(crate) fn open(&self, spec: GrantSpec, access: Access, region: Arc<MemoryRegion>) -> Result<(), TransferError> {
+        let grant = Grant::new(spec, access, region)?;
         let (id, expires) = (grant.id, grant.expires);
         let mut table = self.lock();
         if table.live.len() >= self.max_grants {
@@ -438,7 +468,7 @@ mod tests {
     }
 
     fn grant(spec: GrantSpec) -> Grant {
-        Grant::new(spec, Arc::new(MemoryRegion::allocate(200).unwrap())).unwrap()
+        Grant::new(spec, Access::Write, Arc::new(MemoryRegion::allocate(200).unwrap())).unwrap()
     }
 
     fn reason<T: std::fmt::Debug>(result: Result<T, Refusal>) -> Reason {
@@ -492,8 +522,9 @@ mod tests {
         let (table, _arrivals) = GrantTable::new(1, 1);
         let table = Arc::new(table);
         let region = Arc::new(MemoryRegion::allocate(200).unwrap());
-        table.open(spec(vec![0..10]), Arc::clone(&region)).unwrap();
-        let full = table.open(GrantSpec { id: GrantId(2), ..spec(vec![]) }, Arc::clone(&region)).unwrap_err();
+        table.open(spec(vec![0..10]), Access::Write, Arc::clone(&region)).unwrap();
+        let full =
+            table.open(GrantSpec { id: GrantId(2), ..spec(vec![]) }, Access::Write, Arc::clone(&region)).unwrap_err();
         assert!(matches!(full, TransferError::Overloaded { what: "grants", limit: 1 }), "{full}");
         let grant = table.find(GrantId(1)).unwrap();
         let pass = grant.gate.enter().unwrap();
@@ -514,7 +545,9 @@ mod tests {
         let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
         let open = |id, after| {
             let expires = Instant::now() + Duration::from_millis(after);
-            table.open(GrantSpec { id: GrantId(id), expires, ..spec(vec![0..10]) }, Arc::clone(&region)).unwrap();
+            table
+                .open(GrantSpec { id: GrantId(id), expires, ..spec(vec![0..10]) }, Access::Write, Arc::clone(&region))
+                .unwrap();
         };
         open(1, 60_000);
         open(2, 30);

@@ -32,6 +32,7 @@ mod gate;
 mod grant;
 mod metrics;
 mod path;
+mod priority;
 mod segment;
 #[cfg(test)]
 mod tests;

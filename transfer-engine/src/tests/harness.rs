@@ -69,11 +69,23 @@ impl TestNode {
 
     /// Gives a grant to a writer.
     pub(super) fn grant(&self, id: u64, writer: &Self, ranges: Vec<Range<u64>>) -> GrantId {
-        let id = GrantId(id);
-        let expires = Instant::now() + LONG;
-        let writer = Some(writer.identity.clone());
-        self.engine.grant(GrantSpec { id, segment: self.segment, ranges, writer, expires }).unwrap();
-        id
+        self.engine.grant(self.spec(id, writer, ranges)).unwrap();
+        GrantId(id)
+    }
+
+    /// Gives a lease to a reader.
+    pub(super) fn lease(&self, id: u64, reader: &Self, ranges: Vec<Range<u64>>) -> GrantId {
+        self.engine.lease(self.spec(id, reader, ranges)).unwrap();
+        GrantId(id)
+    }
+
+    fn spec(&self, id: u64, peer: &Self, ranges: Vec<Range<u64>>) -> GrantSpec {
+        let (writer, expires) = (Some(peer.identity.clone()), Instant::now() + LONG);
+        GrantSpec { id: GrantId(id), segment: self.segment, ranges, writer, expires }
+    }
+
+    pub(super) fn read(&self, from: &SegmentDescriptor, lease: GrantId, spans: Vec<SpanPair>) -> Batch {
+        self.engine.read(self.segment, from, lease, spans, BatchOptions::new(Instant::now() + LONG))
     }
 
     pub(super) fn write(&self, to: &SegmentDescriptor, grant: GrantId, spans: Vec<SpanPair>) -> Batch {

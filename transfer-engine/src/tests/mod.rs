@@ -5,5 +5,6 @@ mod fencing;
 mod harness;
 mod proxy;
 mod raw;
+mod reads;
 mod round_trip;
 mod shm;

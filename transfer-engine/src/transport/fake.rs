@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use baton_types::NodeId;
 use tokio::sync::Notify;
 
+use crate::batch::Op;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, BatchKey, Grant, RemoteSpan, Trailer};
-use crate::transport::{Transport, WriteFuture, WriteJob};
+use crate::transport::{CarryFuture, Job, Transport};
 use crate::{SpanPair, TransferError, TransportAddress, TransportKind, batch};
 
 /// Bytes that move without a break.
@@ -63,7 +64,7 @@ impl FakeNetwork {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn host(&self, job: &WriteJob) -> Result<Arc<Host>, TransferError> {
+    fn host(&self, job: &Job) -> Result<Arc<Host>, TransferError> {
         let network = self.lock();
         let node = job.target.node.clone();
         let reachable = !network.faults.unreachable.contains(&node);
@@ -104,7 +105,7 @@ impl FakeTransport {
         Arc::new(Self { network: network.clone(), host: Arc::clone(host) })
     }
 
-    async fn carry(&self, job: WriteJob) -> Result<(), TransferError> {
+    async fn deliver(&self, job: Job) -> Result<(), TransferError> {
         let faults = self.network.faults_of_next_batch();
         tokio::time::sleep(faults.delay).await;
         if faults.drop_batches > 0 {
@@ -121,6 +122,9 @@ impl FakeTransport {
         if faults.reorder {
             let _ = tokio::time::timeout(REORDER_WAIT, self.network.overtaken.notified()).await;
         }
+        if job.op == Op::Read {
+            return Ok(());
+        }
         let trailer = Trailer { part: 0, parts: 1, bytes: batch::total(&job.spans), tag: job.tag };
         target.grants.commit(&grant, &key, job.segment, &trailer).await?;
         target.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
@@ -130,25 +134,31 @@ impl FakeTransport {
 
     fn land(
         &self,
-        job: &WriteJob,
+        job: &Job,
         grant: &Grant,
         key: &BatchKey,
         span: SpanPair,
         allowed: &mut u64,
     ) -> Result<(), TransferError> {
         let remote = RemoteSpan { offset: span.remote_offset, len: span.len as u32 };
-        if grant.admit(key, 0, job.segment, &[remote], Instant::now())? == Admission::Duplicate {
-            return Ok(());
+        match job.op {
+            Op::Read => grant.admit_read(&key.writer, job.segment, &[remote], Instant::now())?,
+            Op::Write if grant.admit(key, 0, job.segment, &[remote], Instant::now())? == Admission::Duplicate => {
+                return Ok(());
+            }
+            Op::Write => {}
         }
         let revoked = || Refusal::new(RefusalReason::Revoked, format!("grant {} was revoked", grant.id.0));
-        let _source = job.gate.enter().ok_or(TransferError::Cancelled)?;
-        let _target = grant.gate.enter().ok_or_else(revoked)?;
+        let _local = job.gate.enter().ok_or(TransferError::Cancelled)?;
+        let _remote = grant.gate.enter().ok_or_else(revoked)?;
         let len = span.len.min(*allowed) as usize;
-        let (from, to) = (span.local_offset as usize, span.remote_offset as usize);
-        assert!(job.source.contains(&(from..from + len)) && grant.region.contains(&(to..to + len)));
-        // SAFETY: both spans lie inside their mappings (asserted), which the Arcs keep alive. Both passes are held: the writer leaves the source unchanged
-        // until its batch resolves, and the owner keeps everybody off granted ranges until the grant is fenced. `copy` allows overlap.
-        unsafe { std::ptr::copy(job.source.as_ptr().add(from), grant.region.as_ptr().add(to), len) };
+        let local = (&job.local, span.local_offset as usize);
+        let remote = (&grant.region, span.remote_offset as usize);
+        let ((source, from), (target, to)) = if job.op == Op::Write { (local, remote) } else { (remote, local) };
+        assert!(source.contains(&(from..from + len)) && target.contains(&(to..to + len)));
+        // SAFETY: both spans lie inside their mappings (asserted), which the Arcs keep alive. Both passes are held: the caller keeps off the local spans until
+        // its batch resolves, and the owner keeps everybody off granted ranges until the grant is fenced. `copy` allows overlap.
+        unsafe { std::ptr::copy(source.as_ptr().add(from), target.as_ptr().add(to), len) };
         self.host.metrics.of(TransportKind::Fake).bytes_out.increment(len as u64);
         *allowed -= len as u64;
         if (len as u64) < span.len {
@@ -164,7 +174,7 @@ impl Transport for FakeTransport {
         vec![TransportAddress { kind: TransportKind::Fake, address: self.host.config.node.to_string() }]
     }
 
-    fn write(self: Arc<Self>, job: WriteJob) -> WriteFuture {
-        Box::pin(async move { self.carry(job).await.map(|()| TransportKind::Fake) })
+    fn carry(self: Arc<Self>, job: Job) -> CarryFuture {
+        Box::pin(async move { self.deliver(job).await.map(|()| TransportKind::Fake) })
     }
 }

@@ -1,4 +1,4 @@
-//! What carries bytes. Each transport writes batches for its engine, and lets peers' batches land under the engine's grants.
+//! What carries bytes. Each transport carries batches for its engine, and lets peers' batches read and write under the engine's grants.
 
 pub(crate) mod fake;
 pub(crate) mod net;
@@ -9,13 +9,15 @@ use std::sync::Arc;
 use baton_memory::MemoryRegion;
 use baton_types::GrantId;
 
+use crate::batch::Op;
 use crate::gate::Gate;
 use crate::grant::Writer;
 use crate::path::PathReport;
 use crate::{Priority, SegmentId, SpanPair, TransferError, TransportAddress, TransportKind};
 
 /// A batch, checked and normalized.
-pub(crate) struct WriteJob {
+pub(crate) struct Job {
+    pub(crate) op: Op,
     /// The owner of the remote segment.
     pub(crate) target: Writer,
     /// Where it can be reached.
@@ -26,15 +28,16 @@ pub(crate) struct WriteJob {
     pub(crate) batch: u64,
     pub(crate) tag: u64,
     pub(crate) priority: Priority,
-    pub(crate) source: Arc<MemoryRegion>,
-    pub(crate) source_segment: SegmentId,
-    /// Sorted by remote offset, disjoint, inside both segments.
+    /// The local memory: where a write comes from, where a read goes to.
+    pub(crate) local: Arc<MemoryRegion>,
+    pub(crate) local_segment: SegmentId,
+    /// Sorted by where they go to, disjoint there, inside both segments.
     pub(crate) spans: Vec<SpanPair>,
-    /// Closed when the batch is over. Whoever reads the source holds a pass, and gives it back at once when the gate closes.
+    /// Closed when the batch is over. Whoever touches the local memory holds a pass, and gives it back at once when the gate closes.
     pub(crate) gate: Arc<Gate>,
 }
 
-pub(crate) type WriteFuture = Pin<Box<dyn Future<Output = Result<TransportKind, TransferError>> + Send>>;
+pub(crate) type CarryFuture = Pin<Box<dyn Future<Output = Result<TransportKind, TransferError>> + Send>>;
 
 pub(crate) trait Transport: Send + Sync {
     /// Where peers reach this engine, best first.
@@ -42,7 +45,7 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Carries a batch. Resolves to what carried it (its last part, where several did) when every byte is visible at the target and acknowledged. May be dropped at any await, after which the closed
     /// gate stops what is left.
-    fn write(self: Arc<Self>, job: WriteJob) -> WriteFuture;
+    fn carry(self: Arc<Self>, job: Job) -> CarryFuture;
 
     /// How each owner written to is reached.
     fn paths(&self) -> Vec<PathReport> {

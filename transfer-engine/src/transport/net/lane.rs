@@ -15,10 +15,11 @@ use super::shm::Source;
 use super::stream::Stream;
 use super::wire::{Frame, PREFIX_BYTES, PartId, Prefix, Reply, WireError, put_fence};
 use super::{shm, tcp};
-use crate::TransportKind;
+use crate::batch::Op;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::metrics::Held;
+use crate::{SegmentId, TransportKind};
 
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
@@ -31,6 +32,13 @@ pub(super) enum Carrier {
     Shm(Source),
 }
 
+/// A connection whose handshake is done.
+pub(super) struct Connected {
+    pub(super) stream: Stream,
+    pub(super) carrier: Carrier,
+    pub(super) version: u16,
+}
+
 /// A lane, as those who use it see it.
 pub(super) struct Lane {
     /// The connection's number.
@@ -38,6 +46,8 @@ pub(super) struct Lane {
     pub(super) opened: Instant,
     pub(super) kind: TransportKind,
     pub(super) route: Arc<Route>,
+    /// Of the protocol, as agreed.
+    pub(super) version: u16,
     /// Cancelled to end it from outside.
     end: CancellationToken,
     queue: mpsc::Sender<Sending>,
@@ -50,13 +60,12 @@ impl Lane {
     pub(super) fn new(
         (host, target): (Arc<Host>, Writer),
         route: Arc<Route>,
-        stream: Stream,
-        carrier: Carrier,
+        Connected { stream, carrier, version }: Connected,
         id: u64,
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
-        let lane = Arc::new(Self { id, opened, kind, route, end, queue, load: AtomicU64::new(0) });
+        let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
         (Arc::clone(&lane), LaneTask { host, target, stream, carrier, lane, waiting, sent: Mutex::default(), activity })
     }
@@ -117,7 +126,7 @@ impl LaneTask {
             () = self.host.closed.cancelled() => LaneEnd::Closing,
         };
         waiting.close();
-        self.mark_route(&end).await;
+        self.mark_route(&end);
         let (lane, at, sent) = (self.lane.id, Instant::now(), std::mem::take(&mut *self.sent()));
         // Closed before anybody hears of the loss: a retry finds it so.
         drop(self.stream);
@@ -133,13 +142,14 @@ impl LaneTask {
     }
 
     /// Where there are other ways, they are taken until this one has been tried again.
-    async fn mark_route(&self, end: &LaneEnd) {
+    fn mark_route(&self, end: &LaneEnd) {
         if let LaneEnd::Failed(reason) = end
             && self.lane.kind != TransportKind::Tcp
             && !self.host.closed.is_cancelled()
+            // Who connects just now will find out.
+            && let Ok(mut attempts) = self.lane.route.attempts.try_lock()
         {
-            let error = self.lane.route.unreachable(&self.target, io::Error::other(reason.clone()));
-            self.lane.route.attempts.lock().await.failed(error);
+            attempts.failed(self.lane.route.unreachable(&self.target, io::Error::other(reason.clone())));
         }
     }
 
@@ -181,6 +191,16 @@ impl LaneTask {
                 Reply::Refuse(id, refusal) => self.resolve(id, Outcome::Refused(refusal)),
                 Reply::Progress => {}
                 Reply::Fault(message) => return LaneEnd::Protocol(format!("the peer says: {message}")),
+                Reply::Payload { id, bytes } => {
+                    if let Err(error) = tcp::land(self, id, bytes as usize).await {
+                        return error.into();
+                    }
+                }
+                Reply::Mapped { segment, bytes } => {
+                    if let Err(problem) = self.on_mapped(segment, bytes) {
+                        return LaneEnd::Protocol(problem);
+                    }
+                }
                 Reply::Welcome { .. } | Reply::Reject(_) => return LaneEnd::Protocol("a second handshake".into()),
             }
         }
@@ -239,10 +259,20 @@ impl LaneTask {
         LaneEnd::Closing
     }
 
-    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+    fn on_mapped(&self, segment: SegmentId, bytes: u64) -> Result<(), String> {
         match &self.carrier {
-            Carrier::Tcp => tcp::send_part(self, part, head).await,
-            Carrier::Shm(source) => shm::send_part(self, source, part, head).await,
+            Carrier::Shm(source) => source.on_mapped(&self.stream, segment, bytes),
+            Carrier::Tcp => Err("MAPPED where nothing can be mapped".into()),
+        }
+    }
+
+    /// Sends what there is of a part. False: its batch is over, and the peer knows it.
+    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+        match (&self.carrier, part.op) {
+            (Carrier::Tcp, Op::Write) => tcp::send_part(self, part, head).await,
+            (Carrier::Tcp, Op::Read) => tcp::ask(self, part, head).await,
+            (Carrier::Shm(source), Op::Write) => shm::send_part(self, source, part, head).await,
+            (Carrier::Shm(source), Op::Read) => shm::read_part(self, source, part, head).await,
         }
     }
 

@@ -12,6 +12,12 @@
 //!    COPY(batch, part, grant, spans, slot)               -->    shm: each span checked, then copied out of the writer's memory
 //!    COMMIT(batch, part, parts, bytes)                   -->    part accounted for; the last one is an Arrival
 //!                                                        <--    ACK(batch, part) | REFUSE(batch, part, reason)
+//!    READ(batch, part, lease, spans)                     -->    tcp: each span checked
+//!                                                        <--    PAYLOAD(batch, part) + bytes ..., ACK
+//!    MAP(segment)                                        -->    shm: for reads without the owner's help
+//!                                                        <--    MAPPED(segment) + its file
+//!    CHECK(batch, part, lease, spans)                    -->    shm: has the lease covered these until now?
+//!                                                        <--    ACK | REFUSE
 //!    CANCEL(batch)  in mid-part                          -->    its later frames are dropped
 //!    FENCE(connection)  before a part is sent again      -->    the failed connection is closed here, and nothing of it lands any more
 //!                                                        <--    PROGRESS  now and then in long payloads
@@ -21,6 +27,7 @@
 //! breaks the protocol closes the connection, after a FAULT that says why.
 
 mod accept;
+mod carry;
 mod connections;
 mod lane;
 mod part;
@@ -28,11 +35,11 @@ mod payload;
 mod peer;
 mod receive;
 mod route;
+mod serve;
 mod shm;
 pub(crate) mod stream;
 mod tcp;
 pub(crate) mod wire;
-mod write;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -47,7 +54,7 @@ use self::accept::Acceptor;
 use self::peer::{Peer, PeerKey};
 use crate::engine::Host;
 use crate::path::PathReport;
-use crate::transport::{Transport, WriteFuture, WriteJob};
+use crate::transport::{CarryFuture, Job, Transport};
 use crate::{TransferError, TransportAddress, TransportChoice, TransportKind};
 
 /// Peers without connections are forgotten when there are more than this.
@@ -81,7 +88,7 @@ impl NetTransport {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn peer(&self, job: &WriteJob) -> Arc<Peer> {
+    fn peer(&self, job: &Job) -> Arc<Peer> {
         let key = PeerKey { target: job.target.clone(), addresses: job.addresses.clone() };
         let mut peers = self.peers();
         if let Some(peer) = peers.get(&key) {
@@ -136,9 +143,9 @@ impl Transport for NetTransport {
         self.addresses.clone()
     }
 
-    fn write(self: Arc<Self>, job: WriteJob) -> WriteFuture {
+    fn carry(self: Arc<Self>, job: Job) -> CarryFuture {
         let peer = self.peer(&job);
-        Box::pin(write::write(peer, job))
+        Box::pin(carry::carry(peer, job))
     }
 
     fn paths(&self) -> Vec<PathReport> {

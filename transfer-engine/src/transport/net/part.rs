@@ -9,8 +9,10 @@ use baton_types::GrantId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::lane::Lane;
+use super::payload::Cursor;
 use super::shm::Armed;
 use super::wire::{Commit, PartId, Target};
+use crate::batch::Op;
 use crate::error::Refusal;
 use crate::gate::Gate;
 use crate::path::InFlight;
@@ -18,6 +20,7 @@ use crate::{Priority, SegmentId, SpanPair, TransportKind};
 
 /// A part of a batch.
 pub(super) struct Part {
+    pub(super) op: Op,
     pub(super) id: PartId,
     /// Parts of the batch.
     pub(super) parts: u32,
@@ -27,8 +30,8 @@ pub(super) struct Part {
     pub(super) tag: u64,
     pub(super) priority: Priority,
     /// This side's memory, and its name here.
-    pub(super) source: Arc<MemoryRegion>,
-    pub(super) source_segment: SegmentId,
+    pub(super) local: Arc<MemoryRegion>,
+    pub(super) local_segment: SegmentId,
     pub(super) gate: Arc<Gate>,
     pub(super) spans: Vec<SpanPair>,
     pub(super) bytes: u64,
@@ -95,10 +98,14 @@ pub(super) struct Sending {
     pub(super) outcome: mpsc::UnboundedSender<Outcome>,
     /// Room among the bytes in flight to this peer, until there is an outcome.
     pub(super) _in_flight: (OwnedSemaphorePermit, InFlight),
+    /// The right of a part of a bulk batch to be under way, until there is an outcome.
+    pub(super) _bulk: Option<OwnedSemaphorePermit>,
     /// Its share of its lane's load, until there is an outcome.
     pub(super) load: Option<LaneLoad>,
     /// The owner may fetch it as long as this lives (shm).
     pub(super) armed: Option<Armed>,
+    /// How much of a read has come (tcp).
+    pub(super) landing: Option<Cursor>,
 }
 
 /// Counts a part among a lane's load.

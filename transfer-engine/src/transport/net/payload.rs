@@ -19,6 +19,8 @@ pub(super) struct Cursor {
     next: usize,
     /// Bytes of the next span that are done.
     done: usize,
+    /// Bytes that are not done.
+    remaining: usize,
 }
 
 impl Cursor {
@@ -31,11 +33,12 @@ impl Cursor {
         for &(offset, len) in &spans {
             assert!(region.contains(&(offset..offset + len)), "{len} bytes at {offset} of {}", region.len());
         }
-        Self { spans, next: 0, done: 0 }
+        let remaining = spans.iter().map(|(_, len)| len).sum();
+        Self { spans, next: 0, done: 0, remaining }
     }
 
     pub(super) fn remaining(&self) -> usize {
-        self.spans[self.next..].iter().map(|(_, len)| len).sum::<usize>() - self.done
+        self.remaining
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -47,6 +50,7 @@ impl Cursor {
         while bytes > 0 && !self.is_done() {
             let step = bytes.min(self.spans[self.next].1 - self.done);
             self.done += step;
+            self.remaining -= step;
             bytes -= step;
             if self.done == self.spans[self.next].1 {
                 self.next += 1;
@@ -80,10 +84,25 @@ impl Cursor {
 ///
 /// The caller holds a pass of the gate that guards the spans: nobody else may use them.
 pub(super) fn try_receive(stream: &Stream, region: &MemoryRegion, cursor: &mut Cursor) -> io::Result<usize> {
+    try_receive_until(stream, region, cursor, 0)
+}
+
+/// The same, until `end` bytes of the spans are left.
+pub(super) fn try_receive_until(
+    stream: &Stream,
+    region: &MemoryRegion,
+    cursor: &mut Cursor,
+    end: usize,
+) -> io::Result<usize> {
     let mut pieces = [NO_PIECE; MAX_PIECES];
-    let mut count = 0;
+    let (mut count, mut room) = (0, cursor.remaining() - end);
     for (slot, (offset, len)) in pieces.iter_mut().zip(cursor.pieces()) {
+        let len = len.min(room);
+        if len == 0 {
+            break;
+        }
         *slot = piece(region, offset, len);
+        room -= len;
         count += 1;
     }
     // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call. The kernel writes plain bytes, valid in any region; no

@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::time::sleep_until;
 
-use super::lane::{Carrier, Lane};
+use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
 use super::route::{Attempts, Route, Way};
 use super::shm::ShmAddress;
-use super::stream::Stream;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
@@ -240,10 +239,10 @@ impl Peer {
         let id = self.next_connection.fetch_add(1, Relaxed);
         let metrics = self.host.metrics.of(route.kind());
         match route.connect(self, id).await {
-            Ok((stream, carrier)) => {
+            Ok(connected) => {
                 metrics.connects_ok.increment(1);
                 *attempts = Attempts::default();
-                Ok(self.start(route, stream, carrier, id))
+                Ok(self.start(route, connected, id))
             }
             Err(error) => {
                 metrics.connects_failed.increment(1);
@@ -265,9 +264,8 @@ impl Peer {
         }
     }
 
-    fn start(self: &Arc<Self>, route: &Arc<Route>, stream: Stream, carrier: Carrier, id: u64) -> Arc<Lane> {
-        let (lane, task) =
-            Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), stream, carrier, id);
+    fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {
+        let (lane, task) = Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), connected, id);
         self.lanes().push(Arc::clone(&lane));
         let (peer, route) = (Arc::clone(self), Arc::clone(route));
         self.host.tasks.spawn_request("transfer lane", async move {

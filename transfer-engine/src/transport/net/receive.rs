@@ -9,8 +9,9 @@ use tokio::time::timeout;
 
 use super::connections::{Connections, Registered};
 use super::payload::{Cursor, try_receive};
-use super::shm::{Views, copy_in};
+use super::shm::{COPY_STEP, Views, copy_in};
 use super::stream::Stream;
+use super::tcp::SCRATCH_BYTES;
 use super::wire::{Commit, Copy, Data, Frame, PREFIX_BYTES, PartId, Prefix, Reply, Target};
 use crate::TransportKind;
 use crate::engine::Host;
@@ -20,11 +21,6 @@ use crate::metrics::KindMetrics;
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Dropped payload is received in pieces of this size.
-const SCRATCH_BYTES: usize = 16 << 10;
-/// Bytes copied without looking at the grant and letting others run: about 30 microseconds.
-const COPY_STEP: usize = 256 << 10;
-
 /// The part that the connection is in the middle of; a lane sends one after the other.
 struct OpenPart {
     id: PartId,
@@ -37,11 +33,11 @@ struct OpenPart {
 
 /// One accepted connection, after its handshake.
 pub(super) struct Receiver<'a> {
-    host: &'a Host,
-    stream: &'a Stream,
+    pub(super) host: &'a Host,
+    pub(super) stream: &'a Stream,
     kind: TransportKind,
     connections: &'a Arc<Connections>,
-    registered: &'a Registered,
+    pub(super) registered: &'a Registered,
     open: Option<OpenPart>,
     views: Views,
     body: Vec<u8>,
@@ -55,7 +51,7 @@ enum Landing {
     Dropped,
 }
 
-fn ended_in_transfer(grant: &Grant) -> Refusal {
+pub(super) fn ended_in_transfer(grant: &Grant) -> Refusal {
     Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0))
 }
 
@@ -74,7 +70,7 @@ impl<'a> Receiver<'a> {
         Self { host, stream, kind, connections, registered, open: None, views, body, last_reply }
     }
 
-    fn metrics(&self) -> &KindMetrics {
+    pub(super) fn metrics(&self) -> &KindMetrics {
         self.host.metrics.of(self.kind)
     }
 
@@ -109,6 +105,9 @@ impl<'a> Receiver<'a> {
     async fn on_payload(&mut self, frame: Frame) -> io::Result<()> {
         match (self.kind, frame) {
             (TransportKind::Tcp, Frame::Data(data)) => self.on_data(data).await,
+            (TransportKind::Tcp, Frame::Read(read)) => self.on_read(read).await,
+            (TransportKind::Shm, Frame::Check(read)) => self.on_check(read).await,
+            (TransportKind::Shm, Frame::Map { segment }) => self.on_map(segment).await,
             (TransportKind::Shm, Frame::Copy(copy)) => self.on_copy(copy).await,
             (TransportKind::Shm, Frame::Slots { bytes }) => self.views.on_slots(self.stream, bytes).map_err(invalid),
             (TransportKind::Shm, Frame::Source { source, bytes }) => {
@@ -133,7 +132,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// The writer has given up before, and only its connection is left.
-    fn patience(&self) -> Duration {
+    pub(super) fn patience(&self) -> Duration {
         self.host.config.progress_timeout * 2
     }
 
@@ -269,7 +268,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
+    pub(super) async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
         self.metrics().refusals.increment(1);
         tracing::debug!(writer = %self.registered.writer().node, reason = %refusal.reason, refusal.message, "refused");
         if let Some(open) = &mut self.open {
@@ -327,7 +326,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+    pub(super) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
         self.last_reply = Instant::now();
         let written = timeout(self.host.config.progress_timeout, self.stream.write_all(&reply.encode())).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::time::timeout_at;
 
-use super::lane::Carrier;
+use super::lane::{Carrier, Connected};
 use super::peer::Peer;
 use super::shm::{ShmAddress, Source};
 use super::stream::Stream;
@@ -103,13 +103,13 @@ impl Route {
     }
 
     /// One attempt, with its handshake. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
-    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<(Stream, Carrier), TransferError> {
+    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, TransferError> {
         let limit = Instant::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
         connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into())))
     }
 
-    async fn greeted(&self, peer: &Peer, id: u64) -> Result<(Stream, Carrier), TransferError> {
+    async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, TransferError> {
         let unreachable = |error| self.unreachable(&peer.target, error);
         let (stream, carrier) = self.open().await.map_err(unreachable)?;
         let (writer, target) = (peer.host.writer(), peer.target.clone());
@@ -117,7 +117,7 @@ impl Route {
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
             Reply::Welcome { version } if common_version(PROTOCOL_VERSION, version) == Some(version) => {
-                Ok((stream, carrier))
+                Ok(Connected { stream, carrier, version })
             }
             Reply::Reject(rejection) => Err(self.rejected(peer, rejection)),
             other => Err(incompatible(peer, format!("it answers the handshake with {other:?}"))),

@@ -1,13 +1,17 @@
 //! Payload over the connection itself.
 
 use std::io;
+use std::sync::Arc;
 
 use super::lane::LaneTask;
 use super::part::Part;
-use super::payload::{Cursor, Outgoing};
-use super::wire::{MAX_FRAME_SPANS, put_commit, put_data};
+use super::payload::{Cursor, Outgoing, try_receive_until};
+use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::gate::Pass;
 use crate::{TransportKind, batch};
+
+/// Dropped payload is received in pieces of this size.
+pub(super) const SCRATCH_BYTES: usize = 16 << 10;
 
 /// Sends a part with its trailer. False: its batch is over, and the peer knows it.
 pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
@@ -21,8 +25,8 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
         let source = spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
         let frame = Outgoing {
             head: &head,
-            region: &part.source,
-            payload: Cursor::new(&part.source, source),
+            region: &part.local,
+            payload: Cursor::new(&part.local, source),
             tail: if i == last { &tail } else { &[] },
         };
         if !send_frame(lane, part, frame, pass).await? {
@@ -70,6 +74,64 @@ async fn write(lane: &LaneTask, bytes: &[u8]) -> io::Result<()> {
     for piece in bytes.chunks(64 << 10) {
         lane.stream.write_all(piece).await?;
         lane.touch();
+    }
+    Ok(())
+}
+
+/// Asks for the bytes of a part that is read.
+pub(super) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+    let spans = part.spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
+    let landing = Cursor::new(&part.local, spans);
+    if let Some(sending) = lane.sent().get_mut(&part.id) {
+        sending.landing = Some(landing);
+    }
+    put_read(&mut head, &part.target(), &part.spans);
+    lane.stream.write_all(&head).await?;
+    Ok(true)
+}
+
+/// Receives bytes of a part that is read, where they belong. Those of a batch that is over are dropped.
+pub(super) async fn land(lane: &LaneTask, id: PartId, bytes: usize) -> io::Result<()> {
+    let taken = lane.sent().get_mut(&id).and_then(|sending| Some((Arc::clone(&sending.part), sending.landing.take()?)));
+    let Some((part, mut cursor)) = taken else { return drop_payload(lane, bytes).await };
+    if bytes > cursor.remaining() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "more bytes than were asked for"));
+    }
+    let end = cursor.remaining() - bytes;
+    while cursor.remaining() > end {
+        let received = match part.gate.enter() {
+            Some(_pass) => try_receive_until(&lane.stream, &part.local, &mut cursor, end),
+            None => return drop_payload(lane, cursor.remaining() - end).await,
+        };
+        match received {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(received) => {
+                lane.touch();
+                lane.host.metrics.of(TransportKind::Tcp).bytes_in.increment(received as u64);
+                tokio::task::coop::consume_budget().await;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
+                ready = lane.stream.readable() => ready?,
+                () = part.gate.closed() => {}
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(sending) = lane.sent().get_mut(&id) {
+        sending.landing = Some(cursor);
+    }
+    Ok(())
+}
+
+async fn drop_payload(lane: &LaneTask, mut bytes: usize) -> io::Result<()> {
+    let mut scratch = vec![0; SCRATCH_BYTES.min(bytes)];
+    while bytes > 0 {
+        let piece = scratch.len().min(bytes);
+        if !lane.stream.read_exact(&mut scratch[..piece]).await? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        lane.touch();
+        bytes -= piece;
     }
     Ok(())
 }

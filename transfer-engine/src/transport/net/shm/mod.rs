@@ -7,15 +7,23 @@
 //! **When the writer changes its mind**: the owner cannot be stopped from reading, so it is kept from believing what it read. The writer has a page of slots
 //! that the owner maps, too. A part is sent with a slot and a token, which stands in the slot as long as the part is wanted; the owner looks again after its
 //! copies, before it accounts for the part. A batch that is over clears its slots first and is over then: whatever is copied later is thrown away.
+//!
+//! **Reads** go the other way round: the reader maps the owner's segment, copies, and asks afterwards (CHECK) whether its lease covered the spans and still
+//! lives. If not, what was copied is not delivered.
 
 mod address;
 mod copy;
 mod slots;
 mod views;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::AsFd;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use baton_memory::SharedView;
+use tokio::sync::Notify;
 
 pub(super) use address::{Listener, ShmAddress, check_user, listen};
 pub(super) use slots::Armed;
@@ -25,24 +33,111 @@ use slots::Slots;
 
 use super::lane::LaneTask;
 use super::part::Part;
-use super::wire::{Frame, MAX_FRAME_SPANS, put_commit, put_copy};
+use super::stream::Stream;
+use super::wire::{Frame, MAX_FRAME_SPANS, put_check, put_commit, put_copy};
 use crate::{SegmentId, TransportKind, batch};
+
+/// Bytes copied without looking at the grant and letting others run: about 30 microseconds.
+pub(super) const COPY_STEP: usize = 256 << 10;
+/// Most segments of an owner.
+const MAX_MAPPED: usize = 64;
 
 /// The writer's end of a lane: what the owner has been given to read.
 pub(super) struct Source {
     slots: Arc<Slots>,
     announced: Mutex<HashSet<SegmentId>>,
+    /// The owner's segments, for reads. `None`: it has none of that name to share.
+    mapped: Mutex<HashMap<SegmentId, Option<Arc<SharedView>>>>,
+    /// Another one came.
+    came: Notify,
 }
 
 impl Source {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { slots: Arc::new(Slots::new()?), announced: Mutex::default() })
+        Ok(Self {
+            slots: Arc::new(Slots::new()?),
+            announced: Mutex::default(),
+            mapped: Mutex::default(),
+            came: Notify::new(),
+        })
     }
 
     /// True for the first call with a segment.
     fn announce(&self, segment: SegmentId) -> bool {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner).insert(segment)
     }
+
+    fn mapped(&self) -> MutexGuard<'_, HashMap<SegmentId, Option<Arc<SharedView>>>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn on_mapped(&self, stream: &Stream, segment: SegmentId, bytes: u64) -> Result<(), String> {
+        let mut mapped = self.mapped();
+        if mapped.len() >= MAX_MAPPED || mapped.contains_key(&segment) {
+            return Err(format!("segment {segment} for the second time, or one of more than {MAX_MAPPED}"));
+        }
+        let view = match bytes {
+            0 => None,
+            _ => {
+                let file = stream.take_file().ok_or("MAPPED without a file")?;
+                let view =
+                    SharedView::map(file.as_fd(), bytes).map_err(|error| format!("segment {segment}: {error}"))?;
+                Some(Arc::new(view))
+            }
+        };
+        mapped.insert(segment, view);
+        drop(mapped);
+        self.came.notify_waiters();
+        Ok(())
+    }
+
+    /// The owner's segment; asks for it the first time.
+    async fn view(&self, lane: &LaneTask, segment: SegmentId) -> io::Result<Arc<SharedView>> {
+        let mut asked = false;
+        loop {
+            let mut came = pin!(self.came.notified());
+            came.as_mut().enable();
+            match self.mapped().get(&segment) {
+                Some(Some(view)) => return Ok(Arc::clone(view)),
+                Some(None) => {
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, "the owner cannot share the segment"));
+                }
+                None => {}
+            }
+            if !std::mem::replace(&mut asked, true) {
+                let mut frame = Vec::new();
+                Frame::Map { segment }.encode(&mut frame);
+                lane.stream.write_all(&frame).await?;
+            }
+            came.await;
+        }
+    }
+}
+
+/// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has lived through that. False: its batch is over.
+pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+    let view = source.view(lane, part.segment).await?;
+    for span in &part.spans {
+        if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the owner's segment is shorter than its descriptor says",
+            ));
+        }
+        let (mut from, mut to, mut len) = (span.remote_offset as usize, span.local_offset as usize, span.len as usize);
+        while len > 0 {
+            let step = len.min(COPY_STEP);
+            let Some(_pass) = part.gate.enter() else { return Ok(false) };
+            copy_in(&view, from, &part.local, to, step);
+            (from, to, len) = (from + step, to + step, len - step);
+            lane.touch();
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+    lane.host.metrics.of(TransportKind::Shm).bytes_in.increment(part.bytes);
+    put_check(&mut head, &part.target(), &part.spans);
+    lane.stream.write_all(&head).await?;
+    Ok(true)
 }
 
 /// Passes the page of slots: the first frame of the lane.
@@ -54,13 +149,13 @@ pub(super) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<(
 
 /// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the peer knows it.
 pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
-    if !part.spans.is_empty() && source.announce(part.source_segment) {
-        let Some(file) = part.source.shared_file() else {
+    if !part.spans.is_empty() && source.announce(part.local_segment) {
+        let Some(file) = part.local.shared_file() else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the memory was not allocated to be shared"));
         };
         lane.stream.write_all(&std::mem::take(&mut head)).await?;
         let mut frame = Vec::new();
-        Frame::Source { source: part.source_segment, bytes: part.source.len() as u64 }.encode(&mut frame);
+        Frame::Source { source: part.local_segment, bytes: part.local.len() as u64 }.encode(&mut frame);
         lane.stream.write_with_file(&frame, Some(file)).await?;
     }
     let Some(armed) = source.slots.arm(&part.gate).await else { return lane.give_up(part, false).await };
@@ -69,7 +164,7 @@ pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut
         sending.armed = Some(armed);
     }
     for spans in part.spans.chunks(MAX_FRAME_SPANS) {
-        put_copy(&mut head, &part.target(), part.source_segment, place, spans);
+        put_copy(&mut head, &part.target(), part.local_segment, place, spans);
     }
     put_commit(&mut head, &part.trailer());
     lane.stream.write_all(&head).await?;

@@ -4,8 +4,8 @@ use baton_types::GrantId;
 use bytes::{Buf, BufMut};
 
 use super::{
-    CHECKSUMS, MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, PartId, Prefix, WireError, frame, kind, put_span, put_target,
-    take_all, take_span, take_target,
+    CHECKSUMS, MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span,
+    put_target, take_all, take_span, take_target,
 };
 use crate::grant::RemoteSpan;
 use crate::{SegmentId, SpanPair};
@@ -48,6 +48,14 @@ pub(crate) struct CopySpan {
     pub(crate) from: u64,
 }
 
+/// Spans that the writer of the connection reads from the owner's memory, under a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Read {
+    /// The lease is named where writes name their grant.
+    pub(crate) target: Target,
+    pub(crate) spans: Vec<RemoteSpan>,
+}
+
 /// The trailer of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Commit {
@@ -81,6 +89,14 @@ pub(crate) enum Frame {
         bytes: u64,
     },
     Copy(Copy),
+    /// Asks for bytes: they come as PAYLOAD.
+    Read(Read),
+    /// Asks whether bytes that were read without the owner's help were under a lease all the time.
+    Check(Read),
+    /// Asks for the way to a segment: it comes as MAPPED.
+    Map {
+        segment: SegmentId,
+    },
 }
 
 pub(super) fn payload_bytes(spans: &[RemoteSpan]) -> u64 {
@@ -128,6 +144,24 @@ pub(crate) fn put_copy(
     });
 }
 
+/// Appends a READ frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each.
+pub(crate) fn put_read(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair]) {
+    put_spans(out, kind::READ, target, spans);
+}
+
+/// Appends a CHECK frame, likewise.
+pub(crate) fn put_check(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair]) {
+    put_spans(out, kind::CHECK, target, spans);
+}
+
+fn put_spans(out: &mut Vec<u8>, kind: u8, target: &Target, spans: &[SpanPair]) {
+    debug_assert!(spans.len() <= MAX_FRAME_SPANS);
+    frame(out, kind, 0, |out| {
+        put_target(out, target);
+        spans.iter().for_each(|span| put_span(out, span.remote_offset, span.len));
+    });
+}
+
 pub(crate) fn put_commit(out: &mut Vec<u8>, commit: &Commit) {
     frame(out, kind::COMMIT, 0, |out| {
         put_target(out, &commit.target);
@@ -145,7 +179,10 @@ impl Frame {
     /// Appends the frames that are not made from a batch.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Data(_) | Self::Commit(_) | Self::Copy(_) => debug_assert!(false, "made from a batch"),
+            Self::Data(_) | Self::Commit(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
+                debug_assert!(false, "made from a batch");
+            }
+            Self::Map { segment } => frame(out, kind::MAP, 0, |out| out.put_u32(segment.0)),
             Self::Cancel { batch, grant } => frame(out, kind::CANCEL, 0, |out| {
                 out.put_u64(*batch);
                 out.put_u64(grant.0);
@@ -169,6 +206,9 @@ impl Frame {
             kind::SLOTS => rest.try_get_u64().ok().map(|bytes| Self::Slots { bytes }),
             kind::SOURCE => decode_source(&mut rest),
             kind::COPY => decode_copy(&mut rest),
+            kind::READ => decode_read(&mut rest).map(Self::Read),
+            kind::CHECK => decode_read(&mut rest).map(Self::Check),
+            kind::MAP => rest.try_get_u32().ok().map(|segment| Self::Map { segment: SegmentId(segment) }),
             other => return Err(WireError(format!("a frame of unknown kind {other}"))),
         };
         let whole = frame.filter(|_| rest.is_empty());
@@ -197,6 +237,11 @@ fn decode_copy(rest: &mut &[u8]) -> Option<Frame> {
     let (slot, token) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?);
     let spans = take_all(rest, |rest| Some(CopySpan { to: take_span(rest)?, from: rest.try_get_u64().ok()? }))?;
     Some(Frame::Copy(Copy { target, source, slot, token, spans }))
+}
+
+fn decode_read(rest: &mut &[u8]) -> Option<Read> {
+    let (target, spans) = (take_target(rest)?, take_all(rest, take_span)?);
+    (payload_bytes(&spans) <= u64::from(MAX_READ)).then_some(Read { target, spans })
 }
 
 fn decode_commit(rest: &mut &[u8]) -> Option<Frame> {

@@ -20,9 +20,12 @@ use std::fmt;
 use baton_types::GrantId;
 use bytes::{Buf, BufMut};
 
-pub(crate) use frame::{Commit, Copy, CopySpan, Data, Frame, Target, put_commit, put_copy, put_data, put_fence};
+pub(crate) use frame::{
+    Commit, Copy, CopySpan, Data, Frame, Read, Target, put_check, put_commit, put_copy, put_data, put_fence, put_read,
+};
 pub(crate) use hello::{Hello, Rejection, common_version};
 pub(crate) use reply::Reply;
+pub(crate) use reply::put_payload;
 
 use crate::SegmentId;
 use crate::grant::RemoteSpan;
@@ -39,6 +42,8 @@ pub(crate) const PREFIX_BYTES: usize = 8;
 pub(crate) const MAX_FRAME_SPANS: usize = 256;
 /// Largest payload of one frame that is taken, bytes.
 pub(crate) const MAX_FRAME_PAYLOAD: u32 = 4 << 20;
+/// Most bytes of one READ or CHECK.
+const MAX_READ: u32 = 1 << 30;
 
 /// Longest body, bytes: that of COPY, with room to grow.
 const MAX_BODY: u32 = 8192;
@@ -59,8 +64,6 @@ mod kind {
     pub(super) const READ: u8 = 9;
     pub(super) const CHECK: u8 = 10;
     pub(super) const MAP: u8 = 11;
-    pub(super) const REVOKED: u8 = 12;
-    pub(super) const ENDPOINT: u8 = 13;
     pub(super) const WELCOME: u8 = 64;
     pub(super) const REJECT: u8 = 65;
     pub(super) const ACK: u8 = 66;
@@ -69,8 +72,6 @@ mod kind {
     pub(super) const FAULT: u8 = 69;
     pub(super) const PAYLOAD: u8 = 70;
     pub(super) const MAPPED: u8 = 71;
-    pub(super) const REVOKE: u8 = 72;
-    pub(super) const CONNECTED: u8 = 73;
 }
 
 /// Bytes that are no frame.

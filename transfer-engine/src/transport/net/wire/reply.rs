@@ -3,18 +3,39 @@
 use bytes::{Buf, BufMut};
 
 use super::hello::{put_rejection, take_rejection};
-use super::{PartId, Prefix, Rejection, WireError, frame, kind, put_message, put_part, take_part};
+use super::{MAX_FRAME_PAYLOAD, PartId, Prefix, Rejection, WireError, frame, kind, put_message, put_part, take_part};
+use crate::SegmentId;
 use crate::error::{Refusal, RefusalReason};
 
 /// What the owner sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
-    Welcome { version: u16 },
+    Welcome {
+        version: u16,
+    },
     Reject(Rejection),
     Ack(PartId),
     Refuse(PartId, Refusal),
     Progress,
     Fault(String),
+    /// Bytes of a READ follow, in the order of its spans, as far as they have not come before.
+    Payload {
+        id: PartId,
+        bytes: u32,
+    },
+    /// A segment of the owner, for whoever reads it without its help. No bytes: there is none. On shm its file comes along.
+    Mapped {
+        segment: SegmentId,
+        bytes: u64,
+    },
+}
+
+/// Appends the head of a PAYLOAD.
+pub(crate) fn put_payload(out: &mut Vec<u8>, id: PartId, bytes: u32) {
+    frame(out, kind::PAYLOAD, 0, |out| {
+        put_part(out, id);
+        out.put_u32(bytes);
+    });
 }
 
 impl Reply {
@@ -27,6 +48,11 @@ impl Reply {
             Self::Refuse(id, refusal) => frame(&mut out, kind::REFUSE, 0, |out| put_refusal(out, *id, refusal)),
             Self::Progress => frame(&mut out, kind::PROGRESS, 0, |_| {}),
             Self::Fault(message) => frame(&mut out, kind::FAULT, 0, |out| put_message(out, message)),
+            Self::Payload { id, bytes } => put_payload(&mut out, *id, *bytes),
+            Self::Mapped { segment, bytes } => frame(&mut out, kind::MAPPED, 0, |out| {
+                out.put_u32(segment.0);
+                out.put_u64(*bytes);
+            }),
         }
         out
     }
@@ -40,10 +66,22 @@ impl Reply {
             kind::REFUSE => take_refusal(rest),
             kind::PROGRESS => Some(Self::Progress),
             kind::FAULT => Some(Self::Fault(String::from_utf8_lossy(rest).into_owned())),
+            kind::PAYLOAD => take_payload(rest),
+            kind::MAPPED => take_mapped(rest),
             other => return Err(WireError(format!("a reply of unknown kind {other}"))),
         };
         reply.ok_or_else(|| WireError(format!("a malformed reply of kind {}", prefix.kind)))
     }
+}
+
+fn take_payload(rest: &mut &[u8]) -> Option<Reply> {
+    let (id, bytes) = (take_part(rest)?, rest.try_get_u32().ok()?);
+    (bytes <= MAX_FRAME_PAYLOAD).then_some(Reply::Payload { id, bytes })
+}
+
+fn take_mapped(rest: &mut &[u8]) -> Option<Reply> {
+    let segment = SegmentId(rest.try_get_u32().ok()?);
+    Some(Reply::Mapped { segment, bytes: rest.try_get_u64().ok()? })
 }
 
 fn put_refusal(out: &mut Vec<u8>, id: PartId, refusal: &Refusal) {

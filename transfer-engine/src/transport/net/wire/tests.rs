@@ -41,14 +41,18 @@ proptest! {
             Frame::Fence { connection: bytes },
             Frame::Slots { bytes },
             Frame::Source { source: SegmentId(segment), bytes },
+            Frame::Map { segment: SegmentId(segment) },
         ];
+        let read = Read { target, spans: remote };
+        prop_assert_eq!(frame_of(|out| put_read(out, &target, &spans)), Frame::Read(read.clone()));
+        prop_assert_eq!(frame_of(|out| put_check(out, &target, &spans)), Frame::Check(read));
         for other in others {
             prop_assert_eq!(frame_of(|out| other.encode(out)), other);
         }
     }
 
     #[test]
-    fn replies_round_trip(batch: u64, part: u32, generation: u64, version: u16, reason in 0usize..8, message in ".{0,100}") {
+    fn replies_round_trip(batch: u64, part: u32, generation: u64, version: u16, reason in 0usize..RefusalReason::ALL.len(), message in ".{0,100}") {
         let id = PartId { batch, part };
         let replies = [
             Reply::Welcome { version },
@@ -62,6 +66,8 @@ proptest! {
             Reply::Ack(id),
             Reply::Refuse(id, Refusal::new(RefusalReason::ALL[reason], message.clone())),
             Reply::Progress,
+            Reply::Payload { id, bytes: part.min(MAX_FRAME_PAYLOAD) },
+            Reply::Mapped { segment: SegmentId(part), bytes: batch },
             Reply::Fault(message),
         ];
         for reply in replies {

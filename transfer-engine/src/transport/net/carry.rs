@@ -1,4 +1,4 @@
-//! One batch over the lanes to its owner.
+//! One batch over the lanes to its peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,10 +8,11 @@ use tokio::sync::mpsc;
 
 use super::part::{LaneEnd, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
-use super::wire::PartId;
+use super::wire::{MAX_FRAME_SPANS, PartId};
+use crate::batch::Op;
 use crate::path::InFlight;
-use crate::transport::WriteJob;
-use crate::{TransferError, TransportKind, batch};
+use crate::transport::Job;
+use crate::{Priority, TransferError, TransportKind, batch};
 
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
 const LANE_CHOICES: u32 = 16;
@@ -25,8 +26,8 @@ struct Attempt {
     fresh: Option<Instant>,
 }
 
-/// Writes a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
-pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<TransportKind, TransferError> {
+/// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
+pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let mut attempts: VecDeque<_> = parts(&job, peer.host.config.part_bytes())?.into();
     let parts: Vec<_> = attempts.iter().map(|attempt| Arc::clone(&attempt.part)).collect();
@@ -69,22 +70,25 @@ pub(super) async fn write(peer: Arc<Peer>, job: WriteJob) -> Result<TransportKin
 }
 
 /// Cuts a batch into parts. One without spans has one part without bytes.
-fn parts(job: &WriteJob, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
-    let mut groups = batch::cut(&job.spans, part_bytes, usize::MAX);
+fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
+    // A read is asked for in one frame.
+    let max_spans = if job.op == Op::Read { MAX_FRAME_SPANS } else { usize::MAX };
+    let mut groups = batch::cut(&job.spans, part_bytes, max_spans);
     if groups.is_empty() {
         groups.push(Vec::new());
     }
     let too_large = |_| TransferError::invalid("spans", format!("{} parts", groups.len()));
     let parts = u32::try_from(groups.len()).map_err(too_large)?;
     let part = |(part, spans): (u32, Vec<_>)| Part {
+        op: job.op,
         id: PartId { batch: job.batch, part },
         parts,
         grant: job.grant,
         segment: job.segment,
         tag: job.tag,
         priority: job.priority,
-        source: Arc::clone(&job.source),
-        source_segment: job.source_segment,
+        local: Arc::clone(&job.local),
+        local_segment: job.local_segment,
         gate: Arc::clone(&job.gate),
         bytes: batch::total(&spans),
         spans,
@@ -112,14 +116,31 @@ async fn send(
 ) -> Result<(), TransferError> {
     let Attempt { part, failed, fresh } = attempt;
     let bytes = part.bytes;
+    let bulk = match part.priority {
+        Priority::Urgent => None,
+        Priority::Bulk => Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?),
+    };
     // A part has at most as many bytes as there are permits, and those fit into 32 bits (checked with the configuration).
     let permit =
         Arc::clone(&peer.in_flight).acquire_many_owned(bytes as u32).await.map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
-    let wanted = Wanted { fresh, shared: part.source.shared_file().is_some() };
-    let mut sending = Sending { part, fences: failed, outcome: outcomes.clone(), _in_flight, load: None, armed: None };
+    let wanted = Wanted { fresh, shared: part.local.shared_file().is_some() };
+    let mut sending = Sending {
+        part,
+        fences: failed,
+        outcome: outcomes.clone(),
+        _in_flight,
+        _bulk: bulk,
+        load: None,
+        armed: None,
+        landing: None,
+    };
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(wanted).await?;
+        if sending.part.op == Op::Read && lane.version < 2 {
+            let reason = format!("its version is {}, which cannot be read from", lane.version);
+            return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });
+        }
         match lane.send(sending).await {
             Ok(()) => return Ok(()),
             Err(back) => sending = back,
