@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
-const LAYERS: [(&str, u8); 16] = [
+const LAYERS: [(&str, u8); 17] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
     ("baton-runtime", 1),
     ("baton-formats", 1),
     ("baton-kv-cache", 1),
+    ("baton-verbs", 1),
     ("baton-text", 2),
     ("baton-transfer-engine", 2),
     ("baton-scheduler", 2),
