@@ -28,6 +28,7 @@ test-long: ## The same, and the tests that take long
 lint: ## Formatting, and clippy with warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	@scripts/test-rdma.sh lint
 
 fmt: ## Format everything
 	$(CARGO) fmt --all

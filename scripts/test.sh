@@ -29,3 +29,6 @@ else
   cargo test --release --locked --package baton-cluster-tests --no-fail-fast -- --test-threads=1 2>&1 | tee -a "$log"
   awk '/^test result:/ { passed += $4; failed += $6 } END { print passed " passed, " failed " failed" }' "$log"
 fi
+
+# RDMA, in a virtual machine with Soft-RoCE, where this machine can have one.
+scripts/test-rdma.sh
