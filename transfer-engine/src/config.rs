@@ -25,6 +25,10 @@ pub struct TransferConfig {
     /// Folder of the Unix socket by which processes of this host find each other's memory. Without one, the socket is known to the processes of this network
     /// namespace only; with one, to those that see the folder.
     pub shm_folder: Option<PathBuf>,
+    /// RDMA devices to use, as `mlx5_0,rxe*`; `None`: all that have an address.
+    pub rdma_devices: Option<String>,
+    /// Index into each device's GID table; `None`: RoCEv2 over IPv4 where there is one.
+    pub rdma_gid_index: Option<u32>,
     /// Most connections to one peer, of each kind.
     pub lanes_per_peer: usize,
     /// Most bytes on their way to one peer: handed to a connection and not yet acknowledged.
@@ -63,6 +67,8 @@ impl TransferConfig {
             advertise_host: None,
             transport: TransportChoice::Auto,
             shm_folder: None,
+            rdma_devices: None,
+            rdma_gid_index: None,
             lanes_per_peer: 4,
             max_bytes_in_flight_per_peer: 64 << 20,
             stripe_bytes: 2 << 20,

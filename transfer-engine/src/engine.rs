@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
@@ -19,10 +19,11 @@ use crate::metrics::Metrics;
 use crate::path::PathReport;
 use crate::priority::{Priorities, Urgent};
 use crate::transport::net::NetTransport;
+use crate::transport::net::rdma::Devices;
 use crate::transport::{Job, Transport, fake};
 use crate::{
     ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, Priority, SegmentDescriptor, SegmentId,
-    SpanPair, TransferConfig, TransferError, TransportChoice, TransportKind,
+    SpanPair, TransferConfig, TransferError, TransportKind,
 };
 
 /// Most segments of one engine: a node has a few arenas.
@@ -34,6 +35,8 @@ pub(crate) struct Host {
     pub(crate) grants: Arc<GrantTable>,
     pub(crate) metrics: Metrics,
     pub(crate) priorities: Arc<Priorities>,
+    /// Set where this host has RDMA devices that may be used.
+    pub(crate) rdma: OnceLock<Arc<Devices>>,
     pub(crate) tasks: TaskSet,
     /// Cancelled when the engine, or its process, shuts down.
     pub(crate) closed: CancellationToken,
@@ -49,6 +52,7 @@ impl Host {
             grants: Arc::new(grants),
             metrics: Metrics::new(),
             priorities: Arc::default(),
+            rdma: OnceLock::new(),
             tasks: tasks.clone(),
             closed: tasks.token().child_token(),
             segments: RwLock::default(),
@@ -90,10 +94,6 @@ pub struct TransferEngine(Arc<Inner>);
 impl TransferEngine {
     /// Listens, and starts. Needs a tokio runtime, as all methods do.
     pub async fn bind(config: TransferConfig, tasks: &TaskSet) -> Result<(Self, ArrivalReceiver), TransferError> {
-        if config.transport == TransportChoice::Only(TransportKind::Rdma) {
-            let problem = format!("{}, which is not built into this binary", config.transport);
-            return Err(TransferError::Config { field: "transport", problem });
-        }
         let (host, arrivals) = Host::new(config, tasks)?;
         let (transport, local_addr) = NetTransport::bind(Arc::clone(&host)).await?;
         Ok((Self::new(host, transport, local_addr), arrivals))
@@ -130,8 +130,8 @@ impl TransferEngine {
         // Segments are never taken back, so their number is the next id.
         let id = SegmentId(segments.len() as u32);
         let length = region.len() as u64;
+        let transports = transport.register(id, &region)?;
         segments.insert(id, region);
-        let transports = transport.addresses();
         let (node, generation) = (host.config.node.clone(), host.config.generation);
         Ok((id, SegmentDescriptor { id, node, generation, length, transports }))
     }

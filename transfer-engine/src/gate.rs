@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +35,27 @@ impl fmt::Debug for Gate {
 #[derive(Debug)]
 pub(crate) struct Pass<'a>(&'a Gate);
 
+/// A pass that keeps its gate: for who touches the memory later than the call.
+#[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+#[derive(Debug)]
+pub(crate) struct OwnedPass(Arc<Gate>);
+
+impl Drop for OwnedPass {
+    fn drop(&mut self) {
+        drop(Pass(&self.0));
+    }
+}
+
 impl Gate {
+    /// A pass that keeps the gate, unless it is closed.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(crate) fn enter_owned(self: &Arc<Self>) -> Option<OwnedPass> {
+        let pass = self.enter()?;
+        // Given back by the owned one instead.
+        let _ = std::mem::ManuallyDrop::new(pass);
+        Some(OwnedPass(Arc::clone(self)))
+    }
+
     /// A pass, unless the gate is closed.
     pub(crate) fn enter(&self) -> Option<Pass<'_>> {
         let counted = |state: usize| (state & CLOSED == 0).then_some(state + 1);

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use baton_memory::MemoryRegion;
@@ -236,13 +237,30 @@ impl Grant {
         self.check_ranges(spans)
     }
 
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(crate) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Sorted, disjoint, not touching.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(crate) fn ranges(&self) -> &[Range<u64>] {
+        &self.ranges
+    }
+
     fn check_ranges(&self, spans: &[RemoteSpan]) -> Result<(), Refusal> {
         let Some(span) = spans.iter().find(|span| !self.covers(span)) else { return Ok(()) };
         let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.offset, self.id.0);
         Err(Refusal::new(Reason::OutOfRange, message))
     }
 
-    fn check(&self, (access, writer): (Access, &Writer), segment: SegmentId, now: Instant) -> Result<(), Refusal> {
+    /// Whether it is this writer's, for this segment, for that, and live.
+    pub(crate) fn check(
+        &self,
+        (access, writer): (Access, &Writer),
+        segment: SegmentId,
+        now: Instant,
+    ) -> Result<(), Refusal> {
         let id = self.id.0;
         if self.gate.is_closed() || now >= self.expires {
             let reason = if now >= self.expires { Reason::Expired } else { Reason::Revoked };
@@ -332,13 +350,35 @@ pub(crate) struct GrantTable {
     earlier: Notify,
     max_grants: usize,
     arrivals: mpsc::Sender<Arrival>,
+    fence: OnceLock<Fence>,
 }
+
+/// Ends what writers may do under a closed grant without this processor's help.
+type Fence = Box<dyn Fn(GrantId) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 impl GrantTable {
     pub(crate) fn new(max_grants: usize, arrival_queue: usize) -> (Self, ArrivalReceiver) {
         let (arrivals, receiver) = mpsc::channel(arrival_queue);
-        let table = Self { table: Mutex::default(), earlier: Notify::new(), max_grants, arrivals };
+        let table =
+            Self { table: Mutex::default(), earlier: Notify::new(), max_grants, arrivals, fence: OnceLock::new() };
         (table, ArrivalReceiver(receiver))
+    }
+
+    /// Has `fence` run for each grant that ends, before that is said.
+    pub(crate) fn set_fence(
+        &self,
+        fence: impl Fn(GrantId) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync + 'static,
+    ) {
+        // A second one would be a bug, and not be run.
+        let _ = self.fence.set(Box::new(fence));
+    }
+
+    /// Resolves when nothing can land under a grant whose gate is closed.
+    async fn fenced(&self, grant: &Grant) {
+        grant.gate.drained().await;
+        if let Some(fence) = self.fence.get() {
+            fence(grant.id).await;
+        }
     }
 
     pub(crate) fn open(&self, spec: GrantSpec, access: Access, region: Arc<MemoryRegion>) -> Result<(), TransferError> {
@@ -381,7 +421,7 @@ impl GrantTable {
         async move {
             // It stays in the table until it is fenced, so that a second call waits as well.
             if let Some(grant) = grant {
-                grant.gate.drained().await;
+                table.fenced(&grant).await;
                 table.lock().remove(id, Reason::Revoked);
             }
         }
@@ -416,7 +456,7 @@ impl GrantTable {
     async fn expire_one(&self, id: GrantId) {
         let Ok(grant) = self.find(id) else { return };
         let expired = grant.gate.close();
-        grant.gate.drained().await;
+        self.fenced(&grant).await;
         self.lock().remove(id, Reason::Expired);
         if expired {
             // Whoever dropped the receiver does not want to know.

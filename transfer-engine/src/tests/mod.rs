@@ -5,6 +5,8 @@ mod fencing;
 mod harness;
 mod proxy;
 mod raw;
+#[cfg(feature = "rdma")]
+mod rdma;
 mod reads;
 mod round_trip;
 mod shm;

@@ -54,99 +54,114 @@ fn what_is_read_is_what_is_there() {
     let fake = |name| TestNode::fake(&network, config(name, 1), 1 << 20);
     let over = |kind| runtime.block_on(pair_over(TransportChoice::Only(kind), 1 << 20));
     for (reader, holder) in [over(TransportKind::Tcp), over(TransportKind::Shm), (fake("r"), fake("h"))] {
-        holder.fill(7);
-        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-            cases: 16,
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        });
-        let mut id = std::cell::Cell::new(100);
-        let result = runner.run(&spans(1 << 20), |spans| {
-            id.set(id.get() + 1);
-            runtime.block_on(read_like_a_copy(&reader, &holder, spans, id.get()));
-            Ok(())
-        });
-        result.unwrap();
-        assert!(*id.get_mut() > 100);
+        check_against_a_copy(&runtime, &reader, &holder);
     }
+}
+
+pub(super) fn check_against_a_copy(runtime: &tokio::runtime::Runtime, reader: &TestNode, holder: &TestNode) {
+    holder.fill(7);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 16,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let mut id = std::cell::Cell::new(100);
+    let result = runner.run(&spans(1 << 20), |spans| {
+        id.set(id.get() + 1);
+        runtime.block_on(read_like_a_copy(reader, holder, spans, id.get()));
+        Ok(())
+    });
+    result.unwrap();
+    assert!(*id.get_mut() > 100);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_without_the_right_to_it_is_refused() {
     for kind in KINDS {
-        let (reader, holder) = pair_over(TransportChoice::Only(kind), 1 << 16).await;
-        let reason = async |lease, spans| match reader.read(&holder.descriptor, lease, spans).await {
-            Err(TransferError::Refused { reason, .. }) => reason,
-            other => panic!("{other:?}"),
-        };
-        let lease = holder.lease(1, &reader, vec![100..200]);
-        assert_eq!(reason(lease, vec![span(0, 99, 2)]).await, RefusalReason::OutOfRange, "{kind}");
-        let grant = holder.grant(2, &reader, vec![100..200]);
-        assert_eq!(reason(grant, vec![span(0, 100, 2)]).await, RefusalReason::WrongAccess, "{kind}");
-        let others = holder.lease(3, &holder, vec![100..200]);
-        assert_eq!(reason(others, vec![span(0, 100, 2)]).await, RefusalReason::WrongWriter, "{kind}");
-        let write = reader.write(&holder.descriptor, lease, vec![span(0, 100, 2)]).await.unwrap_err();
-        assert!(matches!(write, TransferError::Refused { reason: RefusalReason::WrongAccess, .. }), "{write}");
-        holder.engine.revoke(lease).await;
-        assert_eq!(reason(lease, vec![span(0, 100, 2)]).await, RefusalReason::Revoked, "{kind}");
-        let overlap = reader.read(&holder.descriptor, lease, vec![span(0, 0, 9), span(8, 50, 9)]).await.unwrap_err();
-        assert!(overlap.to_string().contains("overlap"), "{overlap}");
+        check_refusals(kind).await;
     }
+}
+
+pub(super) async fn check_refusals(kind: TransportKind) {
+    let (reader, holder) = pair_over(TransportChoice::Only(kind), 1 << 16).await;
+    let reason = async |lease, spans| match reader.read(&holder.descriptor, lease, spans).await {
+        Err(TransferError::Refused { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    let lease = holder.lease(1, &reader, vec![100..200]);
+    assert_eq!(reason(lease, vec![span(0, 99, 2)]).await, RefusalReason::OutOfRange, "{kind}");
+    let grant = holder.grant(2, &reader, vec![100..200]);
+    assert_eq!(reason(grant, vec![span(0, 100, 2)]).await, RefusalReason::WrongAccess, "{kind}");
+    let others = holder.lease(3, &holder, vec![100..200]);
+    assert_eq!(reason(others, vec![span(0, 100, 2)]).await, RefusalReason::WrongWriter, "{kind}");
+    let write = reader.write(&holder.descriptor, lease, vec![span(0, 100, 2)]).await.unwrap_err();
+    assert!(matches!(write, TransferError::Refused { reason: RefusalReason::WrongAccess, .. }), "{write}");
+    holder.engine.revoke(lease).await;
+    assert_eq!(reason(lease, vec![span(0, 100, 2)]).await, RefusalReason::Revoked, "{kind}");
+    let overlap = reader.read(&holder.descriptor, lease, vec![span(0, 0, 9), span(8, 50, 9)]).await.unwrap_err();
+    assert!(overlap.to_string().contains("overlap"), "{overlap}");
 }
 
 /// A lease that ends while it is read under: whatever the reader is told, it never takes changed bytes for the leased ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_changed_after_the_lease_are_not_delivered() {
-    let bytes = 16usize << 20;
     for kind in KINDS {
-        let (reader, holder) = pair_over(TransportChoice::Only(kind), bytes).await;
-        let (mut whole_takes, mut delivered, mut refused) = (LONG, 0, 0);
-        for round in 0..60u32 {
-            holder.fill(round.into());
-            let leased = holder.bytes(bytes - 8..bytes);
-            let lease = holder.lease(round.into(), &reader, vec![0..bytes as u64]);
-            let started = Instant::now();
-            let read = reader.read(&holder.descriptor, lease, whole(bytes as u64));
-            if round >= 5 {
-                while started.elapsed() < whole_takes * (round % 20) / 14 {
-                    std::hint::spin_loop();
-                }
-                holder.engine.revoke(lease).await;
-                holder.fill(u64::from(round) + 1_000_000);
-            }
-            match read.await {
-                Ok(report) => {
-                    whole_takes = whole_takes.min(report.completed - report.started);
-                    assert!(reader.bytes(bytes - 8..bytes) == leased, "{kind} round {round}: changed bytes");
-                    delivered += 1;
-                }
-                Err(error) => {
-                    assert!(matches!(error, TransferError::Refused { .. }), "{error}");
-                    refused += 1;
-                }
+        check_changing_bytes(kind, 16 << 20).await;
+    }
+}
+
+pub(super) async fn check_changing_bytes(kind: TransportKind, bytes: usize) {
+    let (reader, holder) = pair_over(TransportChoice::Only(kind), bytes).await;
+    let (mut whole_takes, mut delivered, mut refused) = (LONG, 0, 0);
+    for round in 0..60u32 {
+        holder.fill(round.into());
+        let leased = holder.bytes(bytes - 8..bytes);
+        let lease = holder.lease(round.into(), &reader, vec![0..bytes as u64]);
+        let started = Instant::now();
+        let read = reader.read(&holder.descriptor, lease, whole(bytes as u64));
+        if round >= 5 {
+            while started.elapsed() < whole_takes * (round % 20) / 14 {
+                std::hint::spin_loop();
             }
             holder.engine.revoke(lease).await;
+            holder.fill(u64::from(round) + 1_000_000);
         }
-        println!("{kind}: {delivered} delivered, {refused} refused");
-        assert!(delivered > 5 && refused > 5, "{kind}: {delivered} delivered, {refused} refused: both must happen");
+        match read.await {
+            Ok(report) => {
+                whole_takes = whole_takes.min(report.completed - report.started);
+                assert!(reader.bytes(bytes - 8..bytes) == leased, "{kind} round {round}: changed bytes");
+                delivered += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error, TransferError::Refused { .. }), "{error}");
+                refused += 1;
+            }
+        }
+        holder.engine.revoke(lease).await;
     }
+    println!("{kind}: {delivered} delivered, {refused} refused");
+    assert!(delivered > 5 && refused > 5, "{kind}: {delivered} delivered, {refused} refused: both must happen");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_survives_its_connections() {
     for kind in KINDS {
-        let config = |name| TransferConfig { transport: TransportChoice::Only(kind), retries: 20, ..config(name, 1) };
-        let reader = TestNode::bind(config("r"), 8 << 20).await;
-        let holder = TestNode::bind(config("h"), 8 << 20).await;
-        for round in 0..20 {
-            holder.fill(round);
-            let lease = holder.lease(round, &reader, vec![0..8 << 20]);
-            let read = reader.read(&holder.descriptor, lease, whole(8 << 20));
-            tokio::time::sleep(Duration::from_micros(round * 100)).await;
-            reader.engine.disconnect();
-            read.await.unwrap();
-            assert!(reader.bytes(8_000_000..8_100_000) == holder.bytes(8_000_000..8_100_000), "{kind} round {round}");
-        }
+        check_lost_connections(kind).await;
+    }
+}
+
+pub(super) async fn check_lost_connections(kind: TransportKind) {
+    let config = |name| TransferConfig { transport: TransportChoice::Only(kind), retries: 20, ..config(name, 1) };
+    let reader = TestNode::bind(config("r"), 8 << 20).await;
+    let holder = TestNode::bind(config("h"), 8 << 20).await;
+    for round in 0..20 {
+        holder.fill(round);
+        let lease = holder.lease(round, &reader, vec![0..8 << 20]);
+        let read = reader.read(&holder.descriptor, lease, whole(8 << 20));
+        tokio::time::sleep(Duration::from_micros(round * 100)).await;
+        reader.engine.disconnect();
+        read.await.unwrap();
+        assert!(reader.bytes(8_000_000..8_100_000) == holder.bytes(8_000_000..8_100_000), "{kind} round {round}");
     }
 }
 

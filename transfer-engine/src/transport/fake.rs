@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use baton_memory::MemoryRegion;
 use baton_types::NodeId;
 use tokio::sync::Notify;
 
@@ -14,7 +15,7 @@ use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, BatchKey, Grant, RemoteSpan, Trailer};
 use crate::transport::{CarryFuture, Job, Transport};
-use crate::{SpanPair, TransferError, TransportAddress, TransportKind, batch};
+use crate::{SegmentId, SpanPair, TransferError, TransportAddress, TransportKind, batch};
 
 /// Bytes that move without a break.
 const STEP_BYTES: u64 = 64 << 10;
@@ -170,8 +171,8 @@ impl FakeTransport {
 }
 
 impl Transport for FakeTransport {
-    fn addresses(&self) -> Vec<TransportAddress> {
-        vec![TransportAddress { kind: TransportKind::Fake, address: self.host.config.node.to_string() }]
+    fn register(&self, _: SegmentId, _: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError> {
+        Ok(vec![TransportAddress { kind: TransportKind::Fake, address: self.host.config.node.to_string() }])
     }
 
     fn carry(self: Arc<Self>, job: Job) -> CarryFuture {

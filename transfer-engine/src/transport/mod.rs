@@ -40,8 +40,8 @@ pub(crate) struct Job {
 pub(crate) type CarryFuture = Pin<Box<dyn Future<Output = Result<TransportKind, TransferError>> + Send>>;
 
 pub(crate) trait Transport: Send + Sync {
-    /// Where peers reach this engine, best first.
-    fn addresses(&self) -> Vec<TransportAddress>;
+    /// Makes memory known. Where peers reach it, best first.
+    fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError>;
 
     /// Carries a batch. Resolves to what carried it (its last part, where several did) when every byte is visible at the target and acknowledged. May be dropped at any await, after which the closed
     /// gate stops what is left.

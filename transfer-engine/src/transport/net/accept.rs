@@ -57,6 +57,10 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
+    pub(super) fn connections(&self) -> &Arc<Connections> {
+        &self.connections
+    }
+
     pub(super) fn new(host: &Arc<Host>) -> Self {
         let places = Arc::new(Semaphore::new(host.config.max_connections));
         Self { host: Arc::clone(host), connections: Arc::default(), handshakes: Arc::default(), places }
@@ -104,35 +108,41 @@ impl Acceptor {
         });
     }
 
-    async fn serve(&self, stream: Stream, kind: TransportKind, handshake: CancellationToken) -> io::Result<()> {
-        let _open = Held::new(&self.host.metrics.of(kind).connections_in, 1.0);
+    async fn serve(&self, stream: Stream, listener: TransportKind, handshake: CancellationToken) -> io::Result<()> {
+        let _open = Held::new(&self.host.metrics.of(listener).connections_in, 1.0);
         let registered = tokio::select! {
-            greeted = timeout(self.host.config.connect_timeout, self.greet(&stream, kind)) => greeted,
+            greeted = timeout(self.host.config.connect_timeout, self.greet(&stream, listener)) => greeted,
             () = handshake.cancelled() => return Err(io::Error::other("pushed out by newer connections")),
         };
         handshake.cancel();
-        let Some((registered, _place)) = registered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else {
+        let Some((kind, registered, _place)) = registered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
+        else {
             return Ok(());
         };
         let mut receiver = Receiver::new(&self.host, (&stream, kind), &self.connections, &registered);
         // Dropping the receiver ends all landing: it holds a pass only within a call that does not wait. `registered` is dropped after it, and tells so.
-        tokio::select! {
-            result = receiver.run() => result,
+        let mut landing = None;
+        let result = tokio::select! {
+            result = receiver.run(&mut landing) => result,
             () = registered.killed() => Ok(()),
+        };
+        if let Some(landing) = landing {
+            landing.fence().await;
         }
+        result
     }
 
     /// The handshake. `None`: the connection is not taken, and the writer knows why.
     async fn greet(
         &self,
         stream: &Stream,
-        kind: TransportKind,
-    ) -> io::Result<Option<(Registered, OwnedSemaphorePermit)>> {
+        listener: TransportKind,
+    ) -> io::Result<Option<(TransportKind, Registered, OwnedSemaphorePermit)>> {
         let hello = read_hello(stream).await?;
-        match self.judge(kind, &hello) {
+        match self.judge(listener, &hello) {
             Ok((version, registered, place)) => {
                 stream.write_all(&Reply::Welcome { version }.encode()).await?;
-                Ok(Some((registered, place)))
+                Ok(Some((hello.transport, registered, place)))
             }
             Err(rejection) => {
                 tracing::info!(writer = %hello.writer.node, ?rejection, "a transfer connection is refused");
@@ -142,8 +152,14 @@ impl Acceptor {
         }
     }
 
-    fn judge(&self, kind: TransportKind, hello: &Hello) -> Result<(u16, Registered, OwnedSemaphorePermit), Rejection> {
-        if hello.transport != kind {
+    fn judge(
+        &self,
+        listener: TransportKind,
+        hello: &Hello,
+    ) -> Result<(u16, Registered, OwnedSemaphorePermit), Rejection> {
+        // RDMA is set up over TCP.
+        let rdma = self.host.rdma.get().is_some() && listener == TransportKind::Tcp;
+        if hello.transport != listener && !(rdma && hello.transport == TransportKind::Rdma) {
             return Err(Rejection::Transport);
         }
         let version = common_version(PROTOCOL_VERSION, hello.version).ok_or(Rejection::Version(PROTOCOL_VERSION))?;

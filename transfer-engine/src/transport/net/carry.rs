@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::part::{LaneEnd, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
+use super::route::Route;
 use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
 use crate::path::InFlight;
@@ -22,8 +23,8 @@ struct Attempt {
     part: Arc<Part>,
     /// Lanes that it failed on.
     failed: Vec<u64>,
-    /// When the last of them ended: others may have ended with it, unnoticed, but not those opened since.
-    fresh: Option<Instant>,
+    /// When the last of them ended, and over which route: others of that may have ended with it, unnoticed, but not those opened since.
+    fresh: Option<(Instant, Arc<Route>)>,
 }
 
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
@@ -61,7 +62,7 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
                 check_retry(&peer, lanes.len(), loss.end)?;
                 peer.stats.on_retry(u64::from(loss.begun));
                 let (part, failed) = (Arc::clone(&parts[loss.part as usize]), lanes.clone());
-                attempts.push_back(Attempt { part, failed, fresh: Some(loss.at) });
+                attempts.push_back(Attempt { part, failed, fresh: Some((loss.at, loss.route)) });
             }
         }
     }
@@ -136,7 +137,7 @@ async fn send(
         landing: None,
     };
     for _ in 0..LANE_CHOICES {
-        let lane = peer.lane(wanted).await?;
+        let lane = peer.lane(&wanted).await?;
         if sending.part.op == Op::Read && lane.version < 2 {
             let reason = format!("its version is {}, which cannot be read from", lane.version);
             return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });

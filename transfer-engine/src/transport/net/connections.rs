@@ -1,13 +1,21 @@
 //! The accepted connections of an engine, so that a writer can have an old one closed.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
+use baton_types::GrantId;
+use futures::future::join_all;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::shm::ViewCache;
 use super::wire::Rejection;
 use crate::grant::Writer;
+
+/// Longest wait for a writer to say that nothing is under way under a grant any more.
+const CONFIRMATION: Duration = Duration::from_millis(500);
 
 /// Handles of one live connection.
 #[derive(Clone, Default)]
@@ -16,6 +24,27 @@ struct Live {
     kill: CancellationToken,
     /// Cancelled when it has ended: nothing of it lands any more.
     gone: CancellationToken,
+    /// Grants under which bytes may land without this processor's help, and how to have them ended (rdma).
+    opened: Arc<Mutex<HashSet<GrantId>>>,
+    revokes: Arc<OnceLock<Revokes>>,
+}
+
+type Revokes = mpsc::UnboundedSender<(GrantId, oneshot::Sender<()>)>;
+
+impl Live {
+    fn opened(&self) -> MutexGuard<'_, HashSet<GrantId>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the writer to confirm the end of a grant; where it does not, ends the connection.
+    async fn end_grant(self, grant: GrantId) {
+        let (fenced, confirmed) = oneshot::channel();
+        let asked = self.revokes.get().is_some_and(|revokes| revokes.send((grant, fenced)).is_ok());
+        if !asked || !matches!(timeout(CONFIRMATION, confirmed).await, Ok(Ok(()))) {
+            self.kill.cancel();
+            self.gone.cancelled().await;
+        }
+    }
 }
 
 type Key = (Writer, u64);
@@ -65,6 +94,12 @@ impl Connections {
         }
     }
 
+    /// Ends what writers may still do under a grant without this processor's help. The grant's gate is closed.
+    pub(super) async fn fence_grant(&self, grant: GrantId) {
+        let holders: Vec<_> = self.lock().values().filter(|live| live.opened().contains(&grant)).cloned().collect();
+        join_all(holders.into_iter().map(|live| live.end_grant(grant))).await;
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,6 +109,25 @@ impl Registered {
     /// Resolves when the connection is to end.
     pub(super) async fn killed(&self) {
         self.live.kill.cancelled().await;
+    }
+
+    /// Requests to end grants come here from now on. `None` the second time.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(super) fn take_revokes(&self) -> Option<mpsc::UnboundedReceiver<(GrantId, oneshot::Sender<()>)>> {
+        let (revokes, received) = mpsc::unbounded_channel();
+        self.live.revokes.set(revokes).ok().map(|()| received)
+    }
+
+    /// Bytes may land under this grant.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(super) fn remember_grant(&self, grant: GrantId) {
+        self.live.opened().insert(grant);
+    }
+
+    /// No bytes may land under this grant any more.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+    pub(super) fn forget_grant(&self, grant: GrantId) {
+        self.live.opened().remove(&grant);
     }
 
     pub(super) fn connection(&self) -> u64 {
@@ -111,7 +165,7 @@ mod tests {
         let registered = connections.register(&writer, 7).unwrap();
         connections.fence(&writer, 8).await;
         let mut fence = Box::pin(connections.fence(&writer, 7));
-        assert!(tokio::time::timeout(Duration::from_millis(5), &mut fence).await.is_err());
+        assert!(timeout(Duration::from_millis(5), &mut fence).await.is_err());
         registered.killed().await;
         drop(registered);
         fence.await;

@@ -10,16 +10,17 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::part::{LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
+use super::rdma::{Flow, FollowUp};
 use super::route::Route;
 use super::shm::Source;
 use super::stream::Stream;
 use super::wire::{Frame, PREFIX_BYTES, PartId, Prefix, Reply, WireError, put_fence};
-use super::{shm, tcp};
+use super::{rdma, shm, tcp};
+use crate::TransportKind;
 use crate::batch::Op;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::metrics::Held;
-use crate::{SegmentId, TransportKind};
 
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
@@ -30,6 +31,8 @@ pub(super) enum Carrier {
     Tcp,
     /// The owner, who copies it from shared memory.
     Shm(Source),
+    /// The network adapters.
+    Rdma(Box<Flow>),
 }
 
 /// A connection whose handshake is done.
@@ -37,6 +40,8 @@ pub(super) struct Connected {
     pub(super) stream: Stream,
     pub(super) carrier: Carrier,
     pub(super) version: u16,
+    /// What is to be sent after completions (rdma).
+    pub(super) follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
 }
 
 /// A lane, as those who use it see it.
@@ -60,14 +65,17 @@ impl Lane {
     pub(super) fn new(
         (host, target): (Arc<Host>, Writer),
         route: Arc<Route>,
-        Connected { stream, carrier, version }: Connected,
+        Connected { stream, carrier, version, follow_ups }: Connected,
         id: u64,
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
         let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
-        (Arc::clone(&lane), LaneTask { host, target, stream, carrier, lane, waiting, sent: Mutex::default(), activity })
+        (
+            Arc::clone(&lane),
+            LaneTask { host, target, stream, carrier, lane, waiting, follow_ups, sent: Mutex::default(), activity },
+        )
     }
 
     pub(super) fn add_load(&self, bytes: u64) {
@@ -99,13 +107,14 @@ impl Lane {
 }
 
 /// Runs a lane.
-pub(super) struct LaneTask {
+pub(crate) struct LaneTask {
     pub(super) host: Arc<Host>,
     target: Writer,
     pub(super) stream: Stream,
     carrier: Carrier,
     lane: Arc<Lane>,
     waiting: mpsc::Receiver<Sending>,
+    follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
     /// Parts that were begun and have no outcome yet.
     sent: Mutex<HashMap<PartId, Sending>>,
     /// When something last moved, in microseconds since the lane was opened.
@@ -118,20 +127,24 @@ impl LaneTask {
         let _open = Held::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
         let (_, closed) = mpsc::channel(1);
         let mut waiting = std::mem::replace(&mut self.waiting, closed);
+        let mut follow_ups = self.follow_ups.take();
         let end = tokio::select! {
             end = self.hear() => end,
-            end = self.send(&mut waiting) => end,
+            end = self.send(&mut waiting, &mut follow_ups) => end,
+            end = self.completions() => end,
             end = self.watch() => end,
             () = self.lane.end.cancelled() => LaneEnd::Failed("closed on demand".into()),
             () = self.host.closed.cancelled() => LaneEnd::Closing,
         };
         waiting.close();
         self.mark_route(&end);
-        let (lane, at, sent) = (self.lane.id, Instant::now(), std::mem::take(&mut *self.sent()));
-        // Closed before anybody hears of the loss: a retry finds it so.
+        let (lane, at, sent) = (Arc::clone(&self.lane), Instant::now(), std::mem::take(&mut *self.sent()));
+        // Closed before anybody hears of the loss: a retry finds it so. With the carrier goes what still reads or writes local memory.
         drop(self.stream);
+        drop(self.carrier);
         let lose = |sending: Sending, begun| {
-            let loss = Loss { part: sending.part.id.part, lane, at, begun, end: end.clone() };
+            let (part, route) = (sending.part.id.part, Arc::clone(&lane.route));
+            let loss = Loss { part, lane: lane.id, route, at, begun, end: end.clone() };
             sending.resolve(Outcome::Lost(loss));
         };
         sent.into_values().for_each(|sending| lose(sending, true));
@@ -196,12 +209,11 @@ impl LaneTask {
                         return error.into();
                     }
                 }
-                Reply::Mapped { segment, bytes } => {
-                    if let Err(problem) = self.on_mapped(segment, bytes) {
+                other => {
+                    if let Err(problem) = self.on_carriers_reply(other) {
                         return LaneEnd::Protocol(problem);
                     }
                 }
-                Reply::Welcome { .. } | Reply::Reject(_) => return LaneEnd::Protocol("a second handshake".into()),
             }
         }
     }
@@ -232,17 +244,37 @@ impl LaneTask {
         }
     }
 
-    fn forget(&self, id: PartId) -> Option<Sending> {
+    pub(super) fn forget(&self, id: PartId) -> Option<Sending> {
         self.sent().remove(&id)
     }
 
-    async fn send(&self, waiting: &mut mpsc::Receiver<Sending>) -> LaneEnd {
+    async fn completions(&self) -> LaneEnd {
+        match &self.carrier {
+            Carrier::Rdma(flow) => rdma::completions(self, flow).await,
+            Carrier::Tcp | Carrier::Shm(_) => std::future::pending().await,
+        }
+    }
+
+    async fn send(
+        &self,
+        waiting: &mut mpsc::Receiver<Sending>,
+        follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>,
+    ) -> LaneEnd {
         if let Carrier::Shm(source) = &self.carrier
             && let Err(error) = shm::send_slots(self, source).await
         {
             return error.into();
         }
-        while let Some(sending) = waiting.recv().await {
+        loop {
+            let sending = tokio::select! {
+                Some(sending) = waiting.recv() => sending,
+                Some(follow_up) = next(follow_ups) => match self.follow_up(follow_up).await {
+                    Ok(()) => continue,
+                    Err(error) => return error.into(),
+                },
+                // The queue's other end lives in `self.lane`.
+                else => return LaneEnd::Closing,
+            };
             let (part, mut head) = (Arc::clone(&sending.part), Vec::new());
             for &connection in &sending.fences {
                 put_fence(&mut head, connection);
@@ -255,14 +287,23 @@ impl LaneTask {
                 Err(error) => return error.into(),
             }
         }
-        // The queue's other end lives in `self.lane`.
-        LaneEnd::Closing
     }
 
-    fn on_mapped(&self, segment: SegmentId, bytes: u64) -> Result<(), String> {
+    async fn follow_up(&self, follow_up: FollowUp) -> io::Result<()> {
         match &self.carrier {
-            Carrier::Shm(source) => source.on_mapped(&self.stream, segment, bytes),
-            Carrier::Tcp => Err("MAPPED where nothing can be mapped".into()),
+            Carrier::Rdma(flow) => flow.send_follow_up(self, follow_up).await,
+            Carrier::Tcp | Carrier::Shm(_) => Ok(()),
+        }
+    }
+
+    fn on_carriers_reply(&self, reply: Reply) -> Result<(), String> {
+        match (&self.carrier, reply) {
+            (_, Reply::Welcome { .. } | Reply::Reject(_)) => Err("a second handshake".into()),
+            (Carrier::Rdma(flow), reply) => flow.on_reply(reply),
+            (Carrier::Shm(source), Reply::Mapped { segment, bytes, .. }) => {
+                source.on_mapped(&self.stream, segment, bytes)
+            }
+            (_, reply) => Err(format!("{reply:?} has no place on a connection over {}", self.lane.kind)),
         }
     }
 
@@ -273,6 +314,7 @@ impl LaneTask {
             (Carrier::Tcp, Op::Read) => tcp::ask(self, part, head).await,
             (Carrier::Shm(source), Op::Write) => shm::send_part(self, source, part, head).await,
             (Carrier::Shm(source), Op::Read) => shm::read_part(self, source, part, head).await,
+            (Carrier::Rdma(flow), _) => rdma::carry_part(self, flow, part, head).await,
         }
     }
 
@@ -284,5 +326,12 @@ impl LaneTask {
             self.stream.write_all(&cancel).await?;
         }
         Ok(false)
+    }
+}
+
+async fn next(follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> Option<FollowUp> {
+    match follow_ups {
+        Some(follow_ups) => follow_ups.recv().await,
+        None => std::future::pending().await,
     }
 }

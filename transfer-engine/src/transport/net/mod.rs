@@ -1,4 +1,4 @@
-//! Bytes between processes: over TCP, or out of shared memory.
+//! Bytes between processes: over TCP, out of shared memory, or by RDMA.
 //!
 //! A writer keeps a few connections, **lanes**, to each owner it writes to; a lane carries data one way and replies the other. A batch is cut into parts;
 //! each part goes over one lane and ends with its trailer. Parts of one batch may take different lanes, of different kinds, and parts of different batches
@@ -23,6 +23,8 @@
 //!                                                        <--    PROGRESS  now and then in long payloads
 //! ```
 //!
+//! What RDMA adds is described in [`rdma`].
+//!
 //! A refused part's payload is received and dropped, frame by frame, until the writer has heard of the refusal: the lane and other batches on it go on. Whatever
 //! breaks the protocol closes the connection, after a FAULT that says why.
 
@@ -33,6 +35,11 @@ mod lane;
 mod part;
 mod payload;
 mod peer;
+#[cfg(feature = "rdma")]
+pub(crate) mod rdma;
+#[cfg(not(feature = "rdma"))]
+#[path = "rdma_off.rs"]
+pub(crate) mod rdma;
 mod receive;
 mod route;
 mod serve;
@@ -46,16 +53,18 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use baton_memory::MemoryRegion;
 use tokio::net::TcpListener;
 
 pub(crate) use self::wire::MAX_FRAME_PAYLOAD;
 
 use self::accept::Acceptor;
 use self::peer::{Peer, PeerKey};
+use self::rdma::Devices;
 use crate::engine::Host;
 use crate::path::PathReport;
 use crate::transport::{CarryFuture, Job, Transport};
-use crate::{TransferError, TransportAddress, TransportChoice, TransportKind};
+use crate::{SegmentId, TransferError, TransportAddress, TransportChoice, TransportKind};
 
 /// Peers without connections are forgotten when there are more than this.
 const REMEMBERED_PEERS: usize = 64;
@@ -76,7 +85,10 @@ impl NetTransport {
         if host.config.transport.allows(TransportKind::Shm) {
             addresses.extend(listen_shm(&host, &acceptor)?);
         }
-        let bound = listen_tcp(&host, acceptor).await?;
+        let bound = listen_tcp(&host, acceptor.clone()).await?;
+        if host.config.transport.allows(TransportKind::Rdma) {
+            addresses.extend(open_rdma(&host, &acceptor, &host.config.advertised(bound))?);
+        }
         if host.config.transport.allows(TransportKind::Tcp) {
             addresses.push(TransportAddress { kind: TransportKind::Tcp, address: host.config.advertised(bound) });
         }
@@ -128,6 +140,31 @@ fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportA
     }
 }
 
+/// Where there is no RDMA, the others do; unless it is what was asked for.
+fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec<TransportAddress>, TransferError> {
+    match Devices::open(host.config.rdma_devices.as_deref(), host.config.rdma_gid_index) {
+        Ok(devices) => {
+            let addresses = devices.addresses(control);
+            let connections = Arc::clone(acceptor.connections());
+            host.grants.set_fence(move |grant| {
+                let connections = Arc::clone(&connections);
+                Box::pin(async move { connections.fence_grant(grant).await })
+            });
+            // Set once: an engine is bound once.
+            let _ = host.rdma.set(Arc::new(devices));
+            let address = |address| TransportAddress { kind: TransportKind::Rdma, address };
+            Ok(addresses.into_iter().map(address).collect())
+        }
+        Err(problem) if host.config.transport == TransportChoice::Auto => {
+            tracing::debug!(problem, "no transfers over rdma");
+            Ok(Vec::new())
+        }
+        Err(problem) => {
+            Err(TransferError::Config { field: "transport", problem: format!("rdma, which cannot be had: {problem}") })
+        }
+    }
+}
+
 fn accept_with(host: &Arc<Host>, name: &'static str, accept: impl Future<Output = ()> + Send + 'static) {
     let accepting = Arc::clone(host);
     host.tasks.spawn(name, async move {
@@ -139,8 +176,14 @@ fn accept_with(host: &Arc<Host>, name: &'static str, accept: impl Future<Output 
 }
 
 impl Transport for NetTransport {
-    fn addresses(&self) -> Vec<TransportAddress> {
-        self.addresses.clone()
+    fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError> {
+        let registered = self.host.rdma.get().map_or(Ok(()), |devices| devices.register(segment, region));
+        let Err(problem) = registered else { return Ok(self.addresses.clone()) };
+        if self.host.config.transport != TransportChoice::Auto {
+            return Err(TransferError::Config { field: "transport", problem: format!("rdma: {problem}") });
+        }
+        tracing::warn!(%segment, problem, "no transfers over rdma for a segment");
+        Ok(self.addresses.iter().filter(|address| address.kind != TransportKind::Rdma).cloned().collect())
     }
 
     fn carry(self: Arc<Self>, job: Job) -> CarryFuture {

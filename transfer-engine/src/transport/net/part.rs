@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::lane::Lane;
 use super::payload::Cursor;
+use super::route::Route;
 use super::shm::Armed;
 use super::wire::{Commit, PartId, Target};
 use crate::batch::Op;
@@ -19,7 +20,7 @@ use crate::path::InFlight;
 use crate::{Priority, SegmentId, SpanPair, TransportKind};
 
 /// A part of a batch.
-pub(super) struct Part {
+pub(crate) struct Part {
     pub(super) op: Op,
     pub(super) id: PartId,
     /// Parts of the batch.
@@ -48,7 +49,6 @@ impl Part {
 }
 
 /// What became of a part that was given to a lane. A part whose batch is over has none.
-#[derive(Debug)]
 pub(super) enum Outcome {
     /// Its bytes are visible at the owner. What carried them.
     Acknowledged { by: TransportKind, bytes: u64 },
@@ -59,10 +59,11 @@ pub(super) enum Outcome {
 }
 
 /// A part was given to a lane that has ended.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Loss {
     pub(super) part: u32,
     pub(super) lane: u64,
+    pub(super) route: Arc<Route>,
     /// When the lane ended.
     pub(super) at: Instant,
     /// Whether some of the part may have left.
@@ -72,7 +73,7 @@ pub(super) struct Loss {
 
 /// Why a lane ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LaneEnd {
+pub(crate) enum LaneEnd {
     /// Nothing was to do.
     Idle,
     /// The engine shuts down.

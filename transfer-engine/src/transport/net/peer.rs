@@ -11,6 +11,7 @@ use tokio::time::sleep_until;
 
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
+use super::rdma::RdmaAddress;
 use super::route::{Attempts, Route, Way};
 use super::shm::ShmAddress;
 use crate::engine::Host;
@@ -33,10 +34,10 @@ pub(super) struct PeerKey {
 }
 
 /// Which lanes will do.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Wanted {
-    /// Only those opened after this moment.
-    pub(super) fresh: Option<Instant>,
+    /// Only those opened after this moment, of those over this route.
+    pub(super) fresh: Option<(Instant, Arc<Route>)>,
     /// The local memory was allocated to be shared: shm can carry it.
     pub(super) shared: bool,
 }
@@ -82,7 +83,7 @@ impl Peer {
     }
 
     /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
-    pub(super) async fn lane(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<Lane>, TransferError> {
+    pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let mut error = self.no_way();
         let usable = |routes: &&[Arc<Route>]| wanted.shared || routes[0].kind() != TransportKind::Shm;
         let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
@@ -111,7 +112,7 @@ impl Peer {
 
     /// A lane over one kind of routes while there are others to fall back on: each is tried once, and then again when its pause is over. A kind that has
     /// failed is tried beside the batch, which goes another way meanwhile.
-    async fn try_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: Wanted) -> Result<Arc<Lane>, TransferError> {
+    async fn try_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
         }
@@ -153,7 +154,7 @@ impl Peer {
     }
 
     /// The best lane there is over these routes, or one more where it has much to do.
-    async fn open_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: Wanted) -> Option<Arc<Lane>> {
+    async fn open_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: &Wanted) -> Option<Arc<Lane>> {
         let best = self.best(routes, wanted)?;
         if best.load() < self.host.config.stripe_bytes {
             return Some(best);
@@ -174,10 +175,13 @@ impl Peer {
         self.lanes().iter().filter(|lane| Arc::ptr_eq(&lane.route, route)).count()
     }
 
-    fn best(&self, routes: &[Arc<Route>], wanted: Wanted) -> Option<Arc<Lane>> {
+    fn best(&self, routes: &[Arc<Route>], wanted: &Wanted) -> Option<Arc<Lane>> {
         let usable = |lane: &&Arc<Lane>| {
             lane.is_open()
-                && wanted.fresh.is_none_or(|moment| lane.opened > moment)
+                && wanted
+                    .fresh
+                    .as_ref()
+                    .is_none_or(|(moment, route)| lane.opened > *moment || !Arc::ptr_eq(&lane.route, route))
                 && routes.iter().any(|route| Arc::ptr_eq(&lane.route, route))
         };
         // Among equals the one opened first, so that the others become idle and close.
@@ -188,7 +192,7 @@ impl Peer {
     async fn insist_on_lane(
         self: &Arc<Self>,
         routes: &[Arc<Route>],
-        wanted: Wanted,
+        wanted: &Wanted,
     ) -> Result<Arc<Lane>, TransferError> {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
@@ -207,7 +211,7 @@ impl Peer {
         self: &Arc<Self>,
         route: &Arc<Route>,
         routes: &[Arc<Route>],
-        wanted: Wanted,
+        wanted: &Wanted,
     ) -> Result<Arc<Lane>, TransferError> {
         let asked = Instant::now();
         let limit = asked + self.host.config.connect_timeout;
@@ -290,7 +294,11 @@ fn route(host: &Host, address: &TransportAddress) -> Option<Arc<Route>> {
             let shm = ShmAddress::parse(&address.address).filter(ShmAddress::is_here)?;
             Some(Route::new(Way::Shm(shm), SHM_LANES.min(host.config.lanes_per_peer)))
         }
-        TransportKind::Rdma | TransportKind::Fake => None,
+        TransportKind::Rdma => {
+            host.rdma.get()?;
+            Some(Route::new(Way::Rdma(RdmaAddress::parse(&address.address)?), 1))
+        }
+        TransportKind::Fake => None,
     }
     .map(Arc::new)
 }

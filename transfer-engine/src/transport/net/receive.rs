@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::connections::{Connections, Registered};
 use super::payload::{Cursor, try_receive};
+use super::rdma::Landing;
 use super::shm::{COPY_STEP, Views, copy_in};
 use super::stream::Stream;
 use super::tcp::SCRATCH_BYTES;
@@ -31,6 +32,38 @@ struct OpenPart {
     place: Option<(u32, u64)>,
 }
 
+/// A frame on its way in.
+struct Incoming {
+    bytes: Vec<u8>,
+    filled: usize,
+    prefix: Option<Prefix>,
+    /// When its first byte came.
+    began: Instant,
+}
+
+impl Incoming {
+    fn new() -> Self {
+        Self { bytes: vec![0; PREFIX_BYTES], filled: 0, prefix: None, began: Instant::now() }
+    }
+
+    fn on_bytes(&mut self, bytes: usize) {
+        if self.filled == 0 {
+            self.began = Instant::now();
+        }
+        self.filled += bytes;
+    }
+
+    fn on_prefix(&mut self) -> io::Result<()> {
+        let mut bytes = [0; PREFIX_BYTES];
+        bytes.copy_from_slice(&self.bytes[..PREFIX_BYTES]);
+        let prefix = Prefix::decode(bytes).map_err(|error| invalid(error.0))?;
+        // Grows to the largest body and stays there: 8 KiB.
+        self.bytes.resize(self.bytes.len().max(PREFIX_BYTES + prefix.body), 0);
+        self.prefix = Some(prefix);
+        Ok(())
+    }
+}
+
 /// One accepted connection, after its handshake.
 pub(super) struct Receiver<'a> {
     pub(super) host: &'a Host,
@@ -40,12 +73,12 @@ pub(super) struct Receiver<'a> {
     pub(super) registered: &'a Registered,
     open: Option<OpenPart>,
     views: Views,
-    body: Vec<u8>,
+    incoming: Incoming,
     last_reply: Instant,
 }
 
 /// What may become of bytes that come.
-enum Landing {
+enum Fate {
     Lands(Arc<Grant>),
     /// They are refused, or have landed before.
     Dropped,
@@ -55,7 +88,7 @@ pub(super) fn ended_in_transfer(grant: &Grant) -> Refusal {
     Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0))
 }
 
-fn invalid(problem: impl Into<String>) -> io::Error {
+pub(super) fn invalid(problem: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem.into())
 }
 
@@ -66,8 +99,8 @@ impl<'a> Receiver<'a> {
         connections: &'a Arc<Connections>,
         registered: &'a Registered,
     ) -> Self {
-        let (body, views, last_reply) = (Vec::new(), Views::default(), Instant::now());
-        Self { host, stream, kind, connections, registered, open: None, views, body, last_reply }
+        let (incoming, views, last_reply) = (Incoming::new(), Views::default(), Instant::now());
+        Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
     pub(super) fn metrics(&self) -> &KindMetrics {
@@ -75,8 +108,11 @@ impl<'a> Receiver<'a> {
     }
 
     /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection, with the reason.
-    pub(super) async fn run(&mut self) -> io::Result<()> {
-        let result = self.serve().await;
+    pub(super) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
+        let result = match self.kind {
+            TransportKind::Rdma => self.serve_rdma(landing).await,
+            _ => self.serve().await,
+        };
         if let Err(error) = result.as_ref().map_err(|error| error.to_string()) {
             tracing::debug!(writer = %self.registered.writer().node, error, "closing a transfer connection");
         }
@@ -118,17 +154,39 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// The next frame's head; `None` when the writer has closed between frames.
-    async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
-        let mut prefix = [0; PREFIX_BYTES];
-        if !self.stream.read_exact(&mut prefix).await? {
-            return Ok(None);
+    /// The next frame's head; `None` when the writer has closed between frames. May be dropped while it waits.
+    pub(super) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+        loop {
+            let wanted = PREFIX_BYTES + self.incoming.prefix.map_or(0, |prefix| prefix.body);
+            if self.incoming.filled == wanted {
+                match self.incoming.prefix.take() {
+                    None => self.incoming.on_prefix()?,
+                    Some(prefix) => {
+                        self.incoming.filled = 0;
+                        let frame = Frame::decode(prefix, &self.incoming.bytes[PREFIX_BYTES..wanted]);
+                        return frame.map(Some).map_err(|error| invalid(error.0));
+                    }
+                }
+                continue;
+            }
+            match self.stream.try_read(&mut self.incoming.bytes[self.incoming.filled..wanted]) {
+                Ok(0) if self.incoming.filled == 0 => return Ok(None),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => self.incoming.on_bytes(bytes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_frame().await?,
+                Err(error) => return Err(error),
+            }
         }
-        let prefix = Prefix::decode(prefix).map_err(|error| invalid(error.0))?;
-        self.body.resize(prefix.body, 0);
-        let whole = timeout(self.patience(), self.stream.read_exact(&mut self.body)).await;
-        whole.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Frame::decode(prefix, &self.body).map(Some).map_err(|error| invalid(error.0))
+    }
+
+    /// Between frames for as long as it takes; within one, only so long.
+    async fn wait_for_frame(&self) -> io::Result<()> {
+        if self.incoming.filled == 0 {
+            return self.stream.readable().await;
+        }
+        let limit = self.incoming.began + self.patience();
+        let ready = timeout_at(limit.into(), self.stream.readable()).await;
+        ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// The writer has given up before, and only its connection is left.
@@ -141,12 +199,12 @@ impl<'a> Receiver<'a> {
     }
 
     /// Opens a part, or goes on with it. What may land of it; `None`: nothing, and its writer knows.
-    async fn admit(&mut self, target: &Target, spans: &[RemoteSpan], place: Option<(u32, u64)>) -> io::Result<Landing> {
+    async fn admit(&mut self, target: &Target, spans: &[RemoteSpan], place: Option<(u32, u64)>) -> io::Result<Fate> {
         if self.open.as_ref().is_none_or(|open| open.id != target.id) {
             self.open = Some(OpenPart { id: target.id, received: 0, refused: false, place });
         }
         if self.open.as_ref().is_some_and(|open| open.refused) {
-            return Ok(Landing::Dropped);
+            return Ok(Fate::Dropped);
         }
         if self.open.as_ref().is_some_and(|open| open.place != place) {
             return Err(invalid("a part that changes its slot"));
@@ -157,11 +215,11 @@ impl<'a> Receiver<'a> {
             Ok((grant, admission))
         });
         match admitted {
-            Ok((grant, Admission::Land)) => Ok(Landing::Lands(grant)),
-            Ok((_, Admission::Duplicate)) => Ok(Landing::Dropped),
+            Ok((grant, Admission::Land)) => Ok(Fate::Lands(grant)),
+            Ok((_, Admission::Duplicate)) => Ok(Fate::Dropped),
             Err(refusal) => {
                 self.refuse(target.id, refusal).await?;
-                Ok(Landing::Dropped)
+                Ok(Fate::Dropped)
             }
         }
     }
@@ -175,8 +233,8 @@ impl<'a> Receiver<'a> {
     async fn on_data(&mut self, data: Data) -> io::Result<()> {
         let bytes = data.payload_bytes();
         match self.admit(&data.target, &data.spans, None).await? {
-            Landing::Lands(grant) => self.land(&grant, &data).await?,
-            Landing::Dropped => self.drop_payload(bytes).await?,
+            Fate::Lands(grant) => self.land(&grant, &data).await?,
+            Fate::Dropped => self.drop_payload(bytes).await?,
         }
         self.count(bytes);
         Ok(())
@@ -185,7 +243,7 @@ impl<'a> Receiver<'a> {
     async fn on_copy(&mut self, copy: Copy) -> io::Result<()> {
         let spans: Vec<_> = copy.spans.iter().map(|span| span.to).collect();
         let landing = self.admit(&copy.target, &spans, Some((copy.slot, copy.token))).await?;
-        if let Landing::Lands(grant) = landing {
+        if let Fate::Lands(grant) = landing {
             self.copy(&grant, &copy).await?;
         }
         self.count(spans.iter().map(|span| u64::from(span.len)).sum());
@@ -297,6 +355,12 @@ impl<'a> Receiver<'a> {
             // Its writer gave it up while it was copied, and waits for no answer.
             return Ok(());
         }
+        self.settle(commit).await
+    }
+
+    /// Accounts for a part whose bytes are here, and answers.
+    pub(super) async fn settle(&mut self, commit: Commit) -> io::Result<()> {
+        let id = commit.target.id;
         let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
         match self.account(&commit, &trailer).await {
             Ok(()) => self.reply(&Reply::Ack(id)).await,
@@ -310,7 +374,7 @@ impl<'a> Receiver<'a> {
         self.host.grants.commit(&grant, &self.key(id.batch), segment, trailer).await
     }
 
-    fn on_cancel(&mut self, batch: u64, grant: GrantId) {
+    pub(super) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
         self.open.take_if(|open| open.id.batch == batch);
         // A grant that has ended takes nothing any more, cancelled or not.
         if let Ok(grant) = self.host.grants.find(grant) {
@@ -318,7 +382,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    async fn on_fence(&mut self, connection: u64) -> io::Result<()> {
+    pub(super) async fn on_fence(&mut self, connection: u64) -> io::Result<()> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }

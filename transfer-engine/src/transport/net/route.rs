@@ -5,10 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
 use super::lane::{Carrier, Connected};
 use super::peer::Peer;
+use super::rdma::{self, FollowUp, RdmaAddress};
 use super::shm::{ShmAddress, Source};
 use super::stream::Stream;
 use super::wire::{Hello, PREFIX_BYTES, PROTOCOL_VERSION, Prefix, Rejection, Reply, WireError, common_version};
@@ -34,9 +36,12 @@ pub(super) struct Route {
 /// Where a route leads over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Way {
+    Rdma(RdmaAddress),
     Shm(ShmAddress),
     Tcp(String),
 }
+
+type FollowUps = mpsc::UnboundedReceiver<FollowUp>;
 
 /// What connecting has come to.
 #[derive(Default)]
@@ -90,6 +95,7 @@ impl Route {
 
     pub(super) fn kind(&self) -> TransportKind {
         match self.way {
+            Way::Rdma(_) => TransportKind::Rdma,
             Way::Shm(_) => TransportKind::Shm,
             Way::Tcp(_) => TransportKind::Tcp,
         }
@@ -97,6 +103,7 @@ impl Route {
 
     fn address(&self) -> String {
         match &self.way {
+            Way::Rdma(address) => address.to_string(),
             Way::Shm(address) => address.to_string(),
             Way::Tcp(address) => address.clone(),
         }
@@ -111,23 +118,37 @@ impl Route {
 
     async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, TransferError> {
         let unreachable = |error| self.unreachable(&peer.target, error);
-        let (stream, carrier) = self.open().await.map_err(unreachable)?;
+        let stream = self.open().await.map_err(unreachable)?;
         let (writer, target) = (peer.host.writer(), peer.target.clone());
         let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
             Reply::Welcome { version } if common_version(PROTOCOL_VERSION, version) == Some(version) => {
-                Ok(Connected { stream, carrier, version })
+                let (carrier, follow_ups) = self.carrier(peer, &stream).await.map_err(unreachable)?;
+                Ok(Connected { stream, carrier, version, follow_ups })
             }
             Reply::Reject(rejection) => Err(self.rejected(peer, rejection)),
             other => Err(incompatible(peer, format!("it answers the handshake with {other:?}"))),
         }
     }
 
-    async fn open(&self) -> io::Result<(Stream, Carrier)> {
+    async fn open(&self) -> io::Result<Stream> {
         match &self.way {
-            Way::Tcp(address) => Ok((Stream::tcp(TcpStream::connect(address).await?)?, Carrier::Tcp)),
-            Way::Shm(address) => Ok((Stream::unix(address.connect().await?), Carrier::Shm(Source::new()?))),
+            Way::Rdma(address) => Stream::tcp(TcpStream::connect(address.control()).await?),
+            Way::Shm(address) => Ok(Stream::unix(address.connect().await?)),
+            Way::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?),
+        }
+    }
+
+    async fn carrier(&self, peer: &Peer, stream: &Stream) -> io::Result<(Carrier, Option<FollowUps>)> {
+        match &self.way {
+            Way::Tcp(_) => Ok((Carrier::Tcp, None)),
+            Way::Shm(_) => Ok((Carrier::Shm(Source::new()?), None)),
+            Way::Rdma(address) => {
+                let devices = peer.host.rdma.get().ok_or_else(|| io::Error::other("no RDMA devices here"))?;
+                let (flow, follow_ups) = rdma::connect(devices, address, stream).await?;
+                Ok((Carrier::Rdma(Box::new(flow)), Some(follow_ups)))
+            }
         }
     }
 
@@ -160,7 +181,7 @@ fn incompatible(peer: &Peer, reason: String) -> TransferError {
     TransferError::Incompatible { node: peer.target.node.clone(), reason }
 }
 
-async fn read_reply(stream: &Stream) -> io::Result<Reply> {
+pub(super) async fn read_reply(stream: &Stream) -> io::Result<Reply> {
     let invalid = |error: WireError| io::Error::new(io::ErrorKind::InvalidData, error.0);
     let mut prefix = [0; PREFIX_BYTES];
     if !stream.read_exact(&mut prefix).await? {

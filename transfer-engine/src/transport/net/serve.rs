@@ -34,7 +34,7 @@ impl Receiver<'_> {
         let region = self.host.region(segment).ok();
         let file = region.as_deref().and_then(|region| region.shared_file());
         let bytes = file.and(region.as_ref()).map_or(0, |region| region.len() as u64);
-        self.stream.write_with_file(&Reply::Mapped { segment, bytes }.encode(), file).await
+        self.stream.write_with_file(&Reply::Mapped { segment, bytes, address: 0, key: 0 }.encode(), file).await
     }
 
     /// Sends the bytes of a read, frame by frame, each under a pass of the lease.

@@ -3,6 +3,7 @@
 use baton_types::GrantId;
 use bytes::{Buf, BufMut};
 
+use super::endpoint::{RdmaEndpoint, take_gid};
 use super::{
     CHECKSUMS, MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span,
     put_target, take_all, take_span, take_target,
@@ -67,6 +68,13 @@ pub(crate) struct Commit {
     pub(crate) tag: u64,
 }
 
+/// The trailer of a part whose bytes go past the owner's processor: they are there when the immediate of this number is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expect {
+    pub(crate) sequence: u32,
+    pub(crate) commit: Commit,
+}
+
 /// What the writer sends after HELLO.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
@@ -96,6 +104,21 @@ pub(crate) enum Frame {
     /// Asks for the way to a segment: it comes as MAPPED.
     Map {
         segment: SegmentId,
+    },
+    /// The writer's end of an RDMA connection, and the address of the owner's device that it is meant for.
+    Endpoint {
+        device: [u8; 16],
+        endpoint: RdmaEndpoint,
+    },
+    Expect(Expect),
+    /// Asks for the ranges of a grant, and to be told of its end.
+    Open {
+        grant: GrantId,
+        segment: SegmentId,
+    },
+    /// Nothing is under way any more under a grant that the owner has ended.
+    Revoked {
+        grant: GrantId,
     },
 }
 
@@ -163,12 +186,14 @@ fn put_spans(out: &mut Vec<u8>, kind: u8, target: &Target, spans: &[SpanPair]) {
 }
 
 pub(crate) fn put_commit(out: &mut Vec<u8>, commit: &Commit) {
-    frame(out, kind::COMMIT, 0, |out| {
-        put_target(out, &commit.target);
-        out.put_u32(commit.parts);
-        out.put_u64(commit.bytes);
-        out.put_u64(commit.tag);
-    });
+    frame(out, kind::COMMIT, 0, |out| put_trailer(out, commit));
+}
+
+fn put_trailer(out: &mut Vec<u8>, commit: &Commit) {
+    put_target(out, &commit.target);
+    out.put_u32(commit.parts);
+    out.put_u64(commit.bytes);
+    out.put_u64(commit.tag);
 }
 
 pub(crate) fn put_fence(out: &mut Vec<u8>, connection: u64) {
@@ -182,6 +207,19 @@ impl Frame {
             Self::Data(_) | Self::Commit(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
                 debug_assert!(false, "made from a batch");
             }
+            Self::Endpoint { device, endpoint } => frame(out, kind::ENDPOINT, 0, |out| {
+                out.put_slice(device);
+                endpoint.put(out);
+            }),
+            Self::Expect(Expect { sequence, commit }) => frame(out, kind::EXPECT, 0, |out| {
+                out.put_u32(*sequence);
+                put_trailer(out, commit);
+            }),
+            Self::Open { grant, segment } => frame(out, kind::OPEN, 0, |out| {
+                out.put_u64(grant.0);
+                out.put_u32(segment.0);
+            }),
+            Self::Revoked { grant } => frame(out, kind::REVOKED, 0, |out| out.put_u64(grant.0)),
             Self::Map { segment } => frame(out, kind::MAP, 0, |out| out.put_u32(segment.0)),
             Self::Cancel { batch, grant } => frame(out, kind::CANCEL, 0, |out| {
                 out.put_u64(*batch);
@@ -200,7 +238,11 @@ impl Frame {
         let mut rest = body;
         let frame = match prefix.kind {
             kind::DATA => decode_data(&mut rest, prefix.flags & CHECKSUMS != 0),
-            kind::COMMIT => decode_commit(&mut rest),
+            kind::COMMIT => decode_commit(&mut rest).map(Self::Commit),
+            kind::EXPECT => decode_expect(&mut rest),
+            kind::ENDPOINT => decode_endpoint(&mut rest),
+            kind::OPEN => decode_open(&mut rest),
+            kind::REVOKED => rest.try_get_u64().ok().map(|grant| Self::Revoked { grant: GrantId(grant) }),
             kind::CANCEL => decode_cancel(&mut rest),
             kind::FENCE => rest.try_get_u64().ok().map(|connection| Self::Fence { connection }),
             kind::SLOTS => rest.try_get_u64().ok().map(|bytes| Self::Slots { bytes }),
@@ -244,10 +286,10 @@ fn decode_read(rest: &mut &[u8]) -> Option<Read> {
     (payload_bytes(&spans) <= u64::from(MAX_READ)).then_some(Read { target, spans })
 }
 
-fn decode_commit(rest: &mut &[u8]) -> Option<Frame> {
+fn decode_commit(rest: &mut &[u8]) -> Option<Commit> {
     let target = take_target(rest)?;
     let (parts, bytes, tag) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
-    (target.id.part < parts).then_some(Frame::Commit(Commit { target, parts, bytes, tag }))
+    (target.id.part < parts).then_some(Commit { target, parts, bytes, tag })
 }
 
 fn decode_cancel(rest: &mut &[u8]) -> Option<Frame> {
@@ -258,4 +300,18 @@ fn decode_cancel(rest: &mut &[u8]) -> Option<Frame> {
 fn decode_source(rest: &mut &[u8]) -> Option<Frame> {
     let source = SegmentId(rest.try_get_u32().ok()?);
     Some(Frame::Source { source, bytes: rest.try_get_u64().ok()? })
+}
+
+fn decode_expect(rest: &mut &[u8]) -> Option<Frame> {
+    let sequence = rest.try_get_u32().ok()?;
+    Some(Frame::Expect(Expect { sequence, commit: decode_commit(rest)? }))
+}
+
+fn decode_endpoint(rest: &mut &[u8]) -> Option<Frame> {
+    Some(Frame::Endpoint { device: take_gid(rest)?, endpoint: RdmaEndpoint::take(rest)? })
+}
+
+fn decode_open(rest: &mut &[u8]) -> Option<Frame> {
+    let grant = GrantId(rest.try_get_u64().ok()?);
+    Some(Frame::Open { grant, segment: SegmentId(rest.try_get_u32().ok()?) })
 }

@@ -9,6 +9,7 @@
 //! HELLO and the answer to it have the same form in every version, so that two versions can tell each other which one to speak; what a later version adds
 //! stands at their ends. `docs/transfer-engine.md` lists every frame.
 
+mod endpoint;
 mod frame;
 mod hello;
 mod reply;
@@ -20,12 +21,17 @@ use std::fmt;
 use baton_types::GrantId;
 use bytes::{Buf, BufMut};
 
+#[cfg(any(test, feature = "rdma"))]
+pub(crate) use endpoint::RdmaEndpoint;
+#[cfg(any(test, feature = "rdma"))]
+pub(crate) use frame::Expect;
 pub(crate) use frame::{
     Commit, Copy, CopySpan, Data, Frame, Read, Target, put_check, put_commit, put_copy, put_data, put_fence, put_read,
 };
 pub(crate) use hello::{Hello, Rejection, common_version};
-pub(crate) use reply::Reply;
-pub(crate) use reply::put_payload;
+#[cfg(any(test, feature = "rdma"))]
+pub(crate) use reply::MAX_OPENED_RANGES;
+pub(crate) use reply::{Reply, put_payload};
 
 use crate::SegmentId;
 use crate::grant::RemoteSpan;
@@ -64,6 +70,10 @@ mod kind {
     pub(super) const READ: u8 = 9;
     pub(super) const CHECK: u8 = 10;
     pub(super) const MAP: u8 = 11;
+    pub(super) const REVOKED: u8 = 12;
+    pub(super) const ENDPOINT: u8 = 13;
+    pub(super) const EXPECT: u8 = 14;
+    pub(super) const OPEN: u8 = 15;
     pub(super) const WELCOME: u8 = 64;
     pub(super) const REJECT: u8 = 65;
     pub(super) const ACK: u8 = 66;
@@ -72,6 +82,10 @@ mod kind {
     pub(super) const FAULT: u8 = 69;
     pub(super) const PAYLOAD: u8 = 70;
     pub(super) const MAPPED: u8 = 71;
+    pub(super) const REVOKE: u8 = 72;
+    pub(super) const CONNECTED: u8 = 73;
+    pub(super) const OPENED: u8 = 74;
+    pub(super) const CLOSED: u8 = 75;
 }
 
 /// Bytes that are no frame.

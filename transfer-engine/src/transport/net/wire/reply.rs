@@ -1,9 +1,15 @@
 //! What the owner sends.
 
+use std::ops::Range;
+
+use baton_types::GrantId;
 use bytes::{Buf, BufMut};
 
+use super::endpoint::RdmaEndpoint;
 use super::hello::{put_rejection, take_rejection};
-use super::{MAX_FRAME_PAYLOAD, PartId, Prefix, Rejection, WireError, frame, kind, put_message, put_part, take_part};
+use super::{
+    MAX_FRAME_PAYLOAD, PartId, Prefix, Rejection, WireError, frame, kind, put_message, put_part, take_all, take_part,
+};
 use crate::SegmentId;
 use crate::error::{Refusal, RefusalReason};
 
@@ -23,12 +29,36 @@ pub(crate) enum Reply {
         id: PartId,
         bytes: u32,
     },
-    /// A segment of the owner, for whoever reads it without its help. No bytes: there is none. On shm its file comes along.
+    /// A segment of the owner, for whoever moves bytes without its help. No bytes: there is none. On shm its file comes along; on rdma it is at `address`
+    /// under `key`.
     Mapped {
         segment: SegmentId,
         bytes: u64,
+        address: u64,
+        key: u32,
+    },
+    /// The owner's end of an RDMA connection.
+    Connected(RdmaEndpoint),
+    /// Ranges of a grant; where there are `more`, they follow.
+    Opened {
+        grant: GrantId,
+        more: bool,
+        ranges: Vec<Range<u64>>,
+    },
+    /// A grant that was asked for is not to be had.
+    Closed {
+        grant: GrantId,
+        refusal: Refusal,
+    },
+    /// A grant has ended: the owner waits until nothing is under way under it.
+    Revoke {
+        grant: GrantId,
     },
 }
+
+/// Most ranges of one OPENED.
+#[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
+pub(crate) const MAX_OPENED_RANGES: usize = 256;
 
 /// Appends the head of a PAYLOAD.
 pub(crate) fn put_payload(out: &mut Vec<u8>, id: PartId, bytes: u32) {
@@ -49,10 +79,26 @@ impl Reply {
             Self::Progress => frame(&mut out, kind::PROGRESS, 0, |_| {}),
             Self::Fault(message) => frame(&mut out, kind::FAULT, 0, |out| put_message(out, message)),
             Self::Payload { id, bytes } => put_payload(&mut out, *id, *bytes),
-            Self::Mapped { segment, bytes } => frame(&mut out, kind::MAPPED, 0, |out| {
+            Self::Mapped { segment, bytes, address, key } => frame(&mut out, kind::MAPPED, 0, |out| {
                 out.put_u32(segment.0);
                 out.put_u64(*bytes);
+                out.put_u64(*address);
+                out.put_u32(*key);
             }),
+            Self::Connected(endpoint) => frame(&mut out, kind::CONNECTED, 0, |out| endpoint.put(out)),
+            Self::Opened { grant, more, ranges } => frame(&mut out, kind::OPENED, 0, |out| {
+                out.put_u64(grant.0);
+                out.put_u8(u8::from(*more));
+                for range in ranges {
+                    out.put_u64(range.start);
+                    out.put_u64(range.end);
+                }
+            }),
+            Self::Closed { grant, refusal } => frame(&mut out, kind::CLOSED, 0, |out| {
+                out.put_u64(grant.0);
+                put_reason(out, refusal);
+            }),
+            Self::Revoke { grant } => frame(&mut out, kind::REVOKE, 0, |out| out.put_u64(grant.0)),
         }
         out
     }
@@ -68,6 +114,10 @@ impl Reply {
             kind::FAULT => Some(Self::Fault(String::from_utf8_lossy(rest).into_owned())),
             kind::PAYLOAD => take_payload(rest),
             kind::MAPPED => take_mapped(rest),
+            kind::CONNECTED => RdmaEndpoint::take(rest).map(Self::Connected),
+            kind::OPENED => take_opened(rest),
+            kind::CLOSED => take_closed(rest),
+            kind::REVOKE => rest.try_get_u64().ok().map(|grant| Self::Revoke { grant: GrantId(grant) }),
             other => return Err(WireError(format!("a reply of unknown kind {other}"))),
         };
         reply.ok_or_else(|| WireError(format!("a malformed reply of kind {}", prefix.kind)))
@@ -81,11 +131,27 @@ fn take_payload(rest: &mut &[u8]) -> Option<Reply> {
 
 fn take_mapped(rest: &mut &[u8]) -> Option<Reply> {
     let segment = SegmentId(rest.try_get_u32().ok()?);
-    Some(Reply::Mapped { segment, bytes: rest.try_get_u64().ok()? })
+    let (bytes, address) = (rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
+    Some(Reply::Mapped { segment, bytes, address, key: rest.try_get_u32().ok()? })
+}
+
+fn take_opened(rest: &mut &[u8]) -> Option<Reply> {
+    let (grant, more) = (GrantId(rest.try_get_u64().ok()?), rest.try_get_u8().ok()? != 0);
+    let ranges = take_all(rest, |rest| Some(rest.try_get_u64().ok()?..rest.try_get_u64().ok()?))?;
+    Some(Reply::Opened { grant, more, ranges })
+}
+
+fn take_closed(rest: &mut &[u8]) -> Option<Reply> {
+    let grant = GrantId(rest.try_get_u64().ok()?);
+    Some(Reply::Closed { grant, refusal: take_reason(rest)? })
 }
 
 fn put_refusal(out: &mut Vec<u8>, id: PartId, refusal: &Refusal) {
     put_part(out, id);
+    put_reason(out, refusal);
+}
+
+fn put_reason(out: &mut Vec<u8>, refusal: &Refusal) {
     // Its place in the list, which only ever grows at the end.
     let code = RefusalReason::ALL.iter().position(|reason| *reason == refusal.reason);
     out.put_u8(code.unwrap_or_default() as u8);
@@ -94,8 +160,12 @@ fn put_refusal(out: &mut Vec<u8>, id: PartId, refusal: &Refusal) {
 
 fn take_refusal(rest: &mut &[u8]) -> Option<Reply> {
     let id = take_part(rest)?;
+    Some(Reply::Refuse(id, take_reason(rest)?))
+}
+
+fn take_reason(rest: &mut &[u8]) -> Option<Refusal> {
     // A reason of a later version is as good as an unknown grant: this batch cannot be written.
     let reason = RefusalReason::ALL.get(usize::from(rest.try_get_u8().ok()?)).copied();
     let message = String::from_utf8_lossy(rest).into_owned();
-    Some(Reply::Refuse(id, Refusal { reason: reason.unwrap_or(RefusalReason::UnknownGrant), message }))
+    Some(Refusal { reason: reason.unwrap_or(RefusalReason::UnknownGrant), message })
 }

@@ -42,6 +42,10 @@ proptest! {
             Frame::Slots { bytes },
             Frame::Source { source: SegmentId(segment), bytes },
             Frame::Map { segment: SegmentId(segment) },
+            Frame::Endpoint { device: [part as u8; 16], endpoint: endpoint(segment) },
+            Frame::Expect(Expect { sequence: segment, commit }),
+            Frame::Open { grant: GrantId(grant), segment: SegmentId(segment) },
+            Frame::Revoked { grant: GrantId(grant) },
         ];
         let read = Read { target, spans: remote };
         prop_assert_eq!(frame_of(|out| put_read(out, &target, &spans)), Frame::Read(read.clone()));
@@ -67,7 +71,11 @@ proptest! {
             Reply::Refuse(id, Refusal::new(RefusalReason::ALL[reason], message.clone())),
             Reply::Progress,
             Reply::Payload { id, bytes: part.min(MAX_FRAME_PAYLOAD) },
-            Reply::Mapped { segment: SegmentId(part), bytes: batch },
+            Reply::Mapped { segment: SegmentId(part), bytes: batch, address: generation, key: part },
+            Reply::Connected(endpoint(part)),
+            Reply::Opened { grant: GrantId(batch), more: part % 2 == 0, ranges: vec![1..batch; MAX_OPENED_RANGES] },
+            Reply::Closed { grant: GrantId(batch), refusal: Refusal::new(RefusalReason::ALL[reason], message.clone()) },
+            Reply::Revoke { grant: GrantId(batch) },
             Reply::Fault(message),
         ];
         for reply in replies {
@@ -82,6 +90,10 @@ proptest! {
         let prefix = Prefix { kind, flags, body: body.len() };
         let _ = (Frame::decode(prefix, &body), Reply::decode(prefix, &body), Hello::decode(prefix, &body));
     }
+}
+
+fn endpoint(number: u32) -> RdmaEndpoint {
+    RdmaEndpoint { gid: [7; 16], qp_num: number, psn: !number, lid: 3, mtu: 4096, max_reads: 16 }
 }
 
 fn hello() -> Hello {

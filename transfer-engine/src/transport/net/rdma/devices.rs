@@ -1,0 +1,126 @@
+//! The devices of this host, and the memory they may touch.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use baton_memory::MemoryRegion;
+use baton_verbs::{
+    Access, Context, Device, DeviceFilter, Gid, GidEntry, MemoryRegistration, Mtu, Path, PortInfo, ProtectionDomain,
+    choose_gid,
+};
+
+use super::RdmaAddress;
+use crate::SegmentId;
+
+/// Port of every device: adapters with several show each as a device of its own.
+const PORT: u8 = 1;
+/// Devices used.
+const MAX_DEVICES: usize = 16;
+
+/// The devices of an engine, its **rails**.
+pub(crate) struct Devices {
+    rails: Vec<Arc<Rail>>,
+}
+
+/// One device.
+pub(crate) struct Rail {
+    pub(super) context: Arc<Context>,
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) gid: Gid,
+    registrations: RwLock<HashMap<SegmentId, Arc<MemoryRegistration>>>,
+}
+
+impl Devices {
+    /// Opens every device that `filter` names (all, where there is none) and that has an address.
+    pub(crate) fn open(filter: Option<&str>, gid_index: Option<u32>) -> Result<Self, String> {
+        let filter: Option<DeviceFilter> = filter.map(|f| f.parse().map_err(|error| format!("{error}"))).transpose()?;
+        let devices = Device::list().map_err(|error| error.to_string())?;
+        let (mut rails, mut problems) = (Vec::new(), Vec::new());
+        let wanted = |device: &&Device| filter.as_ref().is_none_or(|filter| filter.matches(device.name()));
+        for device in devices.iter().filter(wanted).take(MAX_DEVICES) {
+            match Rail::open(device, gid_index) {
+                Ok(rail) => rails.push(Arc::new(rail)),
+                Err(problem) => problems.push(format!("{}: {problem}", device.name())),
+            }
+        }
+        if rails.is_empty() {
+            let all = devices.iter().map(Device::name).collect::<Vec<_>>().join(", ");
+            return Err(format!("no device can be used (there are: [{all}]); {}", problems.join("; ")));
+        }
+        Ok(Self { rails })
+    }
+
+    /// Registers a segment with every device.
+    pub(crate) fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<(), String> {
+        for rail in &self.rails {
+            let registered = MemoryRegistration::register(&rail.domain, region, Access::ALL);
+            let registered = registered.map_err(|error| error.to_string())?;
+            rail.registrations.write().unwrap_or_else(PoisonError::into_inner).insert(segment, Arc::new(registered));
+        }
+        Ok(())
+    }
+
+    /// Where peers find the rails: each has an address of its own, and the control connection is the same for all.
+    pub(crate) fn addresses(&self, control: &str) -> Vec<String> {
+        let address = |rail: &Arc<Rail>| RdmaAddress { gid: rail.gid.0, control: control.to_owned() }.to_string();
+        self.rails.iter().map(address).collect()
+    }
+
+    /// The rail with this address.
+    pub(crate) fn at(&self, gid: [u8; 16]) -> Option<Arc<Rail>> {
+        self.rails.iter().find(|rail| rail.gid.0 == gid).cloned()
+    }
+
+    /// The rail on the network of a peer's address: the one whose own has the longest common beginning with it.
+    pub(crate) fn toward(&self, gid: [u8; 16]) -> Option<Arc<Rail>> {
+        self.rails.iter().max_by_key(|rail| common_bits(rail.gid.0, gid)).cloned()
+    }
+}
+
+fn common_bits(a: [u8; 16], b: [u8; 16]) -> u32 {
+    (u128::from_be_bytes(a) ^ u128::from_be_bytes(b)).leading_zeros()
+}
+
+impl Rail {
+    fn open(device: &Device, gid_index: Option<u32>) -> Result<Self, String> {
+        let text = |error: baton_verbs::VerbsError| error.to_string();
+        let context = device.open().map_err(text)?;
+        let gid = choose_gid(&context.gid_table().map_err(text)?, PORT, gid_index).map_err(text)?.gid;
+        let domain = ProtectionDomain::new(&context).map_err(text)?;
+        tracing::info!(device = device.name(), %gid, numa_node = ?device.numa_node(), "an RDMA device");
+        Ok(Self { context, domain, gid, registrations: RwLock::default() })
+    }
+
+    /// Where packets leave, by the address table as it is now: indices change when a link goes down and up.
+    pub(super) fn path(&self) -> Result<(Path, PortInfo), String> {
+        let table = self.context.gid_table().map_err(|error| error.to_string())?;
+        let ours = |entry: &&GidEntry| entry.port == PORT && entry.gid == self.gid;
+        let indices: Vec<_> = table.iter().filter(ours).copied().collect();
+        let entry = choose_gid(&indices, PORT, None);
+        let entry = entry.map_err(|_| format!("{} has lost its address {}", self.context.name(), self.gid))?;
+        let port = self.context.port(PORT).map_err(|error| error.to_string())?;
+        let gid_index = u8::try_from(entry.index).map_err(|_| format!("GID index {} is too large", entry.index))?;
+        Ok((Path { port: PORT, gid_index, traffic_class: 0, service_level: 0 }, port))
+    }
+
+    pub(super) fn registration(&self, segment: SegmentId) -> Option<Arc<MemoryRegistration>> {
+        self.registrations.read().unwrap_or_else(PoisonError::into_inner).get(&segment).cloned()
+    }
+}
+
+pub(super) fn mtu(bytes: u16) -> Result<Mtu, String> {
+    Mtu::from_bytes(bytes.into()).ok_or_else(|| format!("{bytes} bytes are no MTU"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_address_is_the_one_with_the_longest_common_beginning() {
+        let v4 = |last: [u8; 4]| [[0; 10].as_slice(), &[0xff, 0xff], &last].concat().try_into().unwrap();
+        let bits = |a, b| common_bits(v4(a), v4(b));
+        assert_eq!(bits([10, 0, 0, 1], [10, 0, 0, 1]), 128);
+        assert!(bits([10, 0, 0, 1], [10, 0, 0, 9]) > bits([10, 0, 1, 1], [10, 0, 0, 9]));
+    }
+}

@@ -1,0 +1,208 @@
+//! The owner's end of an RDMA lane.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::time::{Duration, Instant};
+
+use baton_types::GrantId;
+use baton_verbs::CompletionStatus;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use super::link::{DEPTH, Link};
+use super::{Devices, PROBE, failed};
+use crate::grant::Access;
+use crate::transport::net::receive::{Receiver, invalid};
+use crate::transport::net::wire::{Expect, Frame, MAX_OPENED_RANGES, RdmaEndpoint, Reply};
+use crate::{SegmentId, TransportKind};
+
+/// Receives are posted again when as many have been used.
+const REPOSTED: usize = 64;
+/// Trailers that may wait for their immediates; writers keep below it.
+const MAX_EXPECTED: usize = 4096;
+/// Longest wait for the receives of a queue pair in the error state to be flushed: a local matter of moments.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Where a writer's bytes land, past the processor.
+pub(crate) struct Landing {
+    link: Link,
+    used: usize,
+    immediates: VecDeque<u32>,
+    expected: VecDeque<Expect>,
+    /// Grants that are being ended, and who waits for that.
+    revoking: HashMap<GrantId, Vec<oneshot::Sender<()>>>,
+}
+
+impl Landing {
+    /// Makes and connects this end.
+    pub(crate) fn accept(
+        devices: &Devices,
+        device: [u8; 16],
+        remote: &RdmaEndpoint,
+    ) -> io::Result<(Self, RdmaEndpoint)> {
+        let rail = devices.at(device).ok_or_else(|| failed("no such device here"))?;
+        let link = Link::new(&rail)?;
+        link.queue_pair.post_receives(0, DEPTH as usize).map_err(failed)?;
+        link.connect(remote)?;
+        let endpoint = link.endpoint();
+        let (immediates, expected) = Default::default();
+        Ok((Self { link, used: 0, immediates, expected, revoking: HashMap::new() }, endpoint))
+    }
+
+    /// Waits until something has landed. May be dropped while it waits.
+    pub(crate) async fn landed(&mut self) -> io::Result<()> {
+        for completion in self.link.completed().await? {
+            if !completion.status.is_success() {
+                return Err(failed(completion));
+            }
+            self.used += 1;
+            self.immediates.extend(completion.immediate.filter(|immediate| *immediate != PROBE));
+        }
+        if self.used >= REPOSTED {
+            self.link.queue_pair.post_receives(0, self.used).map_err(failed)?;
+            self.used = 0;
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, expect: Expect) -> io::Result<()> {
+        if self.expected.len() >= MAX_EXPECTED {
+            return Err(invalid("more parts announced than may be under way"));
+        }
+        self.expected.push_back(expect);
+        Ok(())
+    }
+
+    /// The next part that is here and announced; both come in order.
+    fn complete(&mut self) -> io::Result<Option<Expect>> {
+        let (Some(immediate), Some(expect)) = (self.immediates.front(), self.expected.front()) else { return Ok(None) };
+        if *immediate != expect.sequence {
+            return Err(invalid(format!("part {} was announced, but {immediate} came", expect.sequence)));
+        }
+        self.immediates.pop_front();
+        Ok(self.expected.pop_front())
+    }
+
+    /// Ends all landing: the queue pair goes to the error state, and its receives are flushed, which a device does when it has put its last packet down.
+    pub(crate) async fn fence(self) {
+        if let Err(error) = self.link.queue_pair.to_error() {
+            // Dropped below, which ends it as well.
+            tracing::warn!(%error, "cannot move a queue pair to the error state");
+            return;
+        }
+        let limit = Instant::now() + FLUSH_LIMIT;
+        let flushed = async {
+            loop {
+                match self.link.completed().await {
+                    Ok(all) if all.iter().any(|c| c.status == CompletionStatus::Flushed) => return,
+                    Ok(_) => {}
+                    Err(error) => return tracing::warn!(%error, "completions of a queue pair in the error state"),
+                }
+            }
+        };
+        if timeout_at(limit.into(), flushed).await.is_err() {
+            tracing::warn!("the receives of a queue pair in the error state were not flushed in {FLUSH_LIMIT:?}");
+        }
+    }
+}
+
+/// What the loop of an RDMA connection wakes up for.
+enum Event {
+    Frame(Option<Frame>),
+    Landed,
+    Revoke(GrantId, oneshot::Sender<()>),
+}
+
+impl Receiver<'_> {
+    /// Serves an RDMA connection until the writer closes.
+    pub(crate) async fn serve_rdma(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
+        let Some(Frame::Endpoint { device, endpoint }) = self.next_frame().await? else {
+            return Err(invalid("an RDMA connection begins with ENDPOINT"));
+        };
+        let devices = self.host.rdma.get().ok_or_else(|| invalid("no RDMA here"))?;
+        let mut revokes = self.registered.take_revokes().ok_or_else(|| invalid("a second ENDPOINT"))?;
+        let (here, ours) = Landing::accept(devices, device, &endpoint).map_err(|e| invalid(e.to_string()))?;
+        let here = landing.insert(here);
+        self.reply(&Reply::Connected(ours)).await?;
+        loop {
+            let event = tokio::select! {
+                frame = self.next_frame() => Event::Frame(frame?),
+                landed = here.landed() => landed.map(|()| Event::Landed)?,
+                Some((grant, fenced)) = revokes.recv() => Event::Revoke(grant, fenced),
+            };
+            match event {
+                Event::Frame(None) => return Ok(()),
+                Event::Frame(Some(frame)) => self.on_rdma_frame(here, frame).await?,
+                Event::Landed => {}
+                Event::Revoke(grant, fenced) => {
+                    here.revoking.entry(grant).or_default().push(fenced);
+                    self.reply(&Reply::Revoke { grant }).await?;
+                }
+            }
+            while let Some(expect) = here.complete()? {
+                let bytes = expect.commit.bytes;
+                self.metrics().bytes_in.increment(bytes);
+                self.settle(expect.commit).await?;
+            }
+        }
+    }
+
+    async fn on_rdma_frame(&mut self, here: &mut Landing, frame: Frame) -> io::Result<()> {
+        match frame {
+            Frame::Expect(expect) => here.expect(expect),
+            Frame::Cancel { batch, grant } => {
+                self.on_cancel(batch, grant);
+                Ok(())
+            }
+            Frame::Fence { connection } => self.on_fence(connection).await,
+            Frame::Check(read) => self.on_check(read).await,
+            Frame::Map { segment } => self.on_map_rdma(here, segment).await,
+            Frame::Open { grant, segment } => self.on_open(grant, segment).await,
+            Frame::Revoked { grant } => {
+                self.registered.forget_grant(grant);
+                // Who waits may have gone.
+                let waiting = here.revoking.remove(&grant).unwrap_or_default();
+                for fenced in waiting {
+                    let _ = fenced.send(());
+                }
+                Ok(())
+            }
+            _ => Err(invalid(format!("a frame that has no place on a connection over {}", TransportKind::Rdma))),
+        }
+    }
+
+    async fn on_map_rdma(&mut self, here: &Landing, segment: SegmentId) -> io::Result<()> {
+        let registration = here.link.rail().registration(segment);
+        let (bytes, address, key) = registration.map_or((0, 0, 0), |r| (r.len() as u64, r.address(), r.remote_key()));
+        self.reply(&Reply::Mapped { segment, bytes, address, key }).await
+    }
+
+    /// Tells the ranges of a grant. From then on the grant does not end before the writer has said REVOKED, or this connection is fenced.
+    async fn on_open(&mut self, grant: GrantId, segment: SegmentId) -> io::Result<()> {
+        // First, so that a revocation either finds it here or has closed the grant by the next line.
+        self.registered.remember_grant(grant);
+        let opened = self.host.grants.find(grant).and_then(|grant| {
+            let (writer, now) = (self.registered.writer(), Instant::now());
+            let allowed = grant.check((grant.access(), writer), segment, now);
+            allowed.map(|()| (grant.access(), grant.ranges().to_vec()))
+        });
+        match opened {
+            Ok((Access::Write | Access::Read, ranges)) => {
+                let mut rest = ranges.as_slice();
+                loop {
+                    let (now, later) = rest.split_at(rest.len().min(MAX_OPENED_RANGES));
+                    let opened = Reply::Opened { grant, more: !later.is_empty(), ranges: now.to_vec() };
+                    self.reply(&opened).await?;
+                    rest = later;
+                    if rest.is_empty() {
+                        return Ok(());
+                    }
+                }
+            }
+            Err(refusal) => {
+                self.registered.forget_grant(grant);
+                self.reply(&Reply::Closed { grant, refusal }).await
+            }
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! The writer's end of an RDMA lane.
+
+#![allow(unsafe_code)] // posts work requests over registered memory; see the SAFETY note
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_types::GrantId;
+use baton_verbs::{LocalSpan, MemoryRegistration, RemoteSpan, WorkRequests};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+
+use super::link::{DEPTH, Link};
+use super::{Devices, PROBE, RdmaAddress, failed};
+use crate::batch::Op;
+use crate::error::{Refusal, RefusalReason};
+use crate::gate::{Gate, OwnedPass};
+use crate::transport::net::lane::LaneTask;
+use crate::transport::net::part::{LaneEnd, Outcome, Part};
+use crate::transport::net::route::read_reply;
+use crate::transport::net::stream::Stream;
+use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
+use crate::{SegmentId, SpanPair, TransportKind};
+
+/// Work requests posted with one call; the last of them is signalled.
+const POSTED_AT_ONCE: usize = 32;
+/// Parts announced and not answered; the owner takes at most as many.
+const MAX_UNANSWERED: usize = 1024;
+/// A batch that is over waits as long for the device to leave its memory alone; then its lane ends, which makes it.
+const LINGER: Duration = Duration::from_millis(250);
+
+/// The writer's end.
+pub(crate) struct Flow {
+    link: Link,
+    state: Mutex<State>,
+    /// Something in `state` has changed.
+    changed: Notify,
+    /// Frames that follow from completions; at most one per part or grant.
+    follow_ups: mpsc::UnboundedSender<FollowUp>,
+}
+
+/// What is to be sent after a completion.
+pub(crate) enum FollowUp {
+    /// A part has been read: was its lease alive?
+    Check(PartId),
+    /// Nothing is under way under a grant that the owner has ended.
+    Revoked(GrantId),
+}
+
+struct State {
+    requests: WorkRequests,
+    /// Work requests posted, and completed: they complete in order.
+    posted: u64,
+    done: u64,
+    under_way: VecDeque<Posted>,
+    grants: HashMap<GrantId, Opened>,
+    revoking: Vec<GrantId>,
+    /// `None`: the owner has no such segment for rdma.
+    keys: HashMap<SegmentId, Option<RemoteKey>>,
+    next_sequence: u32,
+}
+
+/// Work requests that were posted with one call.
+struct Posted {
+    /// Its last one's number plus one.
+    end: u64,
+    id: PartId,
+    grant: GrantId,
+    /// The part is read with it: the owner is to be asked.
+    read: bool,
+    pass: OwnedPass,
+    gate: Arc<Gate>,
+}
+
+enum Opened {
+    Asked(Vec<Range<u64>>),
+    Ranges(Arc<Vec<Range<u64>>>),
+    Closed(Refusal),
+}
+
+#[derive(Clone, Copy)]
+struct RemoteKey {
+    address: u64,
+    bytes: u64,
+    key: u32,
+}
+
+/// Sets a connection up, over the control connection, whose handshake is done; and tries it.
+pub(crate) async fn connect(
+    devices: &Devices,
+    address: &RdmaAddress,
+    stream: &Stream,
+) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
+    let rail = devices.toward(address.gid).ok_or_else(|| failed("no RDMA device here"))?;
+    let link = Link::new(&rail)?;
+    let mut frame = Vec::new();
+    Frame::Endpoint { device: address.gid, endpoint: link.endpoint() }.encode(&mut frame);
+    stream.write_all(&frame).await?;
+    let remote = match read_reply(stream).await? {
+        Reply::Connected(remote) => remote,
+        Reply::Fault(reason) => return Err(failed(reason)),
+        other => return Err(failed(format!("it answers ENDPOINT with {other:?}"))),
+    };
+    link.connect(&remote)?;
+    let requests = WorkRequests::new(POSTED_AT_ONCE, link.max_sge());
+    let (follow_ups, to_follow) = mpsc::unbounded_channel();
+    let (under_way, grants, revoking, keys) = Default::default();
+    let state = State { requests, posted: 0, done: 0, under_way, grants, revoking, keys, next_sequence: 0 };
+    let flow = Flow { link, state: Mutex::new(state), changed: Notify::new(), follow_ups };
+    flow.probe().await?;
+    Ok((flow, to_follow))
+}
+
+impl Flow {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes no bytes and waits for the completion: the rail carries packets both ways.
+    async fn probe(&self) -> io::Result<()> {
+        {
+            let mut state = self.state();
+            let wr_id = state.posted;
+            state.posted += 1;
+            state.requests.write(wr_id, &[], RemoteSpan { address: 0, key: 0 }, Some(PROBE), true).map_err(failed)?;
+            // SAFETY: the request names no memory.
+            unsafe { self.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
+            state.requests.clear();
+        }
+        for completion in self.link.completed().await? {
+            if !completion.status.is_success() {
+                return Err(failed(completion));
+            }
+        }
+        self.state().done = 1;
+        Ok(())
+    }
+
+    pub(crate) fn on_reply(&self, reply: Reply) -> Result<(), String> {
+        let mut state = self.state();
+        match reply {
+            Reply::Mapped { segment, bytes, address, key } => {
+                state.keys.insert(segment, (bytes > 0).then_some(RemoteKey { address, bytes, key }));
+            }
+            Reply::Opened { grant, more, ranges } => state.on_opened(grant, more, ranges)?,
+            Reply::Closed { grant, refusal } => {
+                state.grants.insert(grant, Opened::Closed(refusal));
+            }
+            Reply::Revoke { grant } => {
+                state.grants.remove(&grant);
+                state.revoking.push(grant);
+                self.follow(&mut state);
+            }
+            other => return Err(format!("{other:?} on an RDMA connection")),
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Confirms the end of grants under which nothing is under way.
+    fn follow(&self, state: &mut State) {
+        let State { revoking, under_way, .. } = state;
+        revoking.retain(|grant| {
+            let busy = under_way.iter().any(|posted| posted.grant == *grant);
+            if !busy {
+                // The lane may be ending.
+                let _ = self.follow_ups.send(FollowUp::Revoked(*grant));
+            }
+            busy
+        });
+    }
+
+    /// Waits until `ready` yields something, looking again whenever the state has changed.
+    async fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(value) = ready(&mut self.state()) {
+                return value;
+            }
+            changed.await;
+        }
+    }
+
+    /// The ranges of a grant; asks for them the first time, or again where `anew`: the answer then comes after all that was sent before.
+    async fn open(
+        &self,
+        lane: &LaneTask,
+        part: &Part,
+        anew: bool,
+    ) -> io::Result<Result<Arc<Vec<Range<u64>>>, Refusal>> {
+        let grant = part.grant;
+        let ask = {
+            let mut state = self.state();
+            if anew || matches!(state.grants.get(&grant), Some(Opened::Closed(_))) {
+                state.grants.remove(&grant);
+            }
+            let ask = !state.grants.contains_key(&grant);
+            state.grants.entry(grant).or_insert_with(|| Opened::Asked(Vec::new()));
+            ask
+        };
+        if ask {
+            send(lane, &Frame::Open { grant, segment: part.segment }).await?;
+        }
+        let answer = self.wait(|state| match state.grants.get(&grant) {
+            Some(Opened::Ranges(ranges)) => Some(Ok(Arc::clone(ranges))),
+            Some(Opened::Closed(refusal)) => Some(Err(refusal.clone())),
+            Some(Opened::Asked(_)) => None,
+            None => Some(Err(ended(grant))),
+        });
+        Ok(answer.await)
+    }
+
+    async fn key(&self, lane: &LaneTask, segment: SegmentId) -> io::Result<RemoteKey> {
+        let known = self.state().keys.contains_key(&segment);
+        if !known {
+            send(lane, &Frame::Map { segment }).await?;
+        }
+        let key = self.wait(|state| state.keys.get(&segment).copied()).await;
+        key.ok_or_else(|| failed(format!("the owner has not registered segment {segment} for rdma")))
+    }
+}
+
+impl State {
+    fn on_opened(&mut self, grant: GrantId, more: bool, ranges: Vec<Range<u64>>) -> Result<(), String> {
+        let Some(Opened::Asked(known)) = self.grants.get_mut(&grant) else {
+            return Err(format!("OPENED of grant {}, which was not asked for", grant.0));
+        };
+        known.extend(ranges);
+        if !more {
+            let whole = Arc::new(std::mem::take(known));
+            self.grants.insert(grant, Opened::Ranges(whole));
+        }
+        Ok(())
+    }
+}
+
+async fn send(lane: &LaneTask, frame: &Frame) -> io::Result<()> {
+    let mut out = Vec::new();
+    frame.encode(&mut out);
+    lane.stream.write_all(&out).await
+}
+
+fn ended(grant: GrantId) -> Refusal {
+    Refusal::new(RefusalReason::Revoked, format!("grant {} has ended", grant.0))
+}
+
+/// Work requests: remote neighbours are joined, as many local pieces as the device takes.
+fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
+    let mut all = Vec::new();
+    let mut rest = spans;
+    while let Some(first) = rest.first() {
+        let mut end = first.remote_offset + first.len;
+        let joined = rest[1..].iter().take(max_sge - 1).take_while(|span| {
+            let next = span.remote_offset == end;
+            end += span.len;
+            next
+        });
+        let (request, later) = rest.split_at(1 + joined.count());
+        all.push(request);
+        rest = later;
+    }
+    all
+}
+
+fn is_inside(ranges: &[Range<u64>], span: &SpanPair) -> bool {
+    let after = ranges.partition_point(|range| range.start <= span.remote_offset);
+    after > 0 && span.remote_offset + span.len <= ranges[after - 1].end
+}
+
+/// Carries a part. False: its batch is over, or it is answered.
+pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+    // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after that.
+    lane.stream.write_all(&head).await?;
+    let ranges = match flow.open(lane, part, !head.is_empty()).await? {
+        Ok(ranges) => ranges,
+        Err(refusal) => return refuse(lane, part, refusal),
+    };
+    if let Some(span) = part.spans.iter().find(|span| !is_inside(&ranges, span)) {
+        let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.remote_offset, part.grant.0);
+        return refuse(lane, part, Refusal::new(RefusalReason::OutOfRange, message));
+    }
+    let key = flow.key(lane, part.segment).await?;
+    if part.spans.iter().any(|span| span.remote_offset + span.len > key.bytes) {
+        return Err(failed("the owner's segment is shorter than its descriptor says"));
+    }
+    let registration = flow.link.rail().registration(part.local_segment);
+    let registration = registration.ok_or_else(|| failed("the local memory is not registered for rdma"))?;
+    if !post_part(lane, flow, part, &registration, key).await? {
+        return lane.give_up(part, true).await;
+    }
+    Ok(true)
+}
+
+fn refuse(lane: &LaneTask, part: &Part, refusal: Refusal) -> io::Result<bool> {
+    if let Some(sending) = lane.forget(part.id) {
+        sending.resolve(Outcome::Refused(refusal));
+    }
+    Ok(false)
+}
+
+/// Posts a part, call by call, as there is room. False: its batch is over.
+async fn post_part(
+    lane: &LaneTask,
+    flow: &Flow,
+    part: &Part,
+    registration: &MemoryRegistration,
+    key: RemoteKey,
+) -> io::Result<bool> {
+    let requests = requests(&part.spans, flow.link.max_sge());
+    let mut calls: Vec<_> = requests.chunks(POSTED_AT_ONCE).collect();
+    if calls.is_empty() {
+        calls.push(&[]);
+    }
+    let last = calls.len() - 1;
+    let mut sequence = None;
+    for (i, call) in calls.into_iter().enumerate() {
+        let count = call.len().max(1) as u64;
+        let room = |state: &mut State| (state.posted - state.done + count <= u64::from(DEPTH)).then_some(());
+        tokio::select! {
+            () = flow.wait(room) => {}
+            () = part.gate.closed() => return Ok(false),
+        }
+        let Some(pass) = part.gate.enter_owned() else { return Ok(false) };
+        let mut state = flow.state();
+        if !matches!(state.grants.get(&part.grant), Some(Opened::Ranges(_))) {
+            drop(state);
+            return refuse(lane, part, ended(part.grant)).map(|_| true);
+        }
+        let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
+        sequence = immediate.or(sequence);
+        state.fill(part.op, call, registration, key, immediate)?;
+        // SAFETY: the pass is kept with the request until its completion, or until the queue pair is dropped with the lane: meanwhile the batch is not over,
+        // so its caller leaves the local spans alone, and the registrations live as long as the device.
+        unsafe { flow.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
+        state.posted += count;
+        let (end, read) = (state.posted, i == last && part.op == Op::Read);
+        let (id, grant, gate) = (part.id, part.grant, Arc::clone(&part.gate));
+        state.under_way.push_back(Posted { end, id, grant, read, pass, gate });
+    }
+    lane.touch();
+    if let Some(sequence) = sequence {
+        send(lane, &Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
+        lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
+    }
+    // The owner takes a bounded number of announcements.
+    while lane.sent().len() >= MAX_UNANSWERED {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(true)
+}
+
+impl State {
+    fn take_sequence(&mut self) -> u32 {
+        let sequence = self.next_sequence;
+        self.next_sequence = if sequence + 1 == PROBE { 0 } else { sequence + 1 };
+        sequence
+    }
+
+    /// Makes the work requests of one call; the last one is signalled, and has the immediate if there is one.
+    fn fill(
+        &mut self,
+        op: Op,
+        call: &[&[SpanPair]],
+        registration: &MemoryRegistration,
+        key: RemoteKey,
+        immediate: Option<u32>,
+    ) -> io::Result<()> {
+        self.requests.clear();
+        let first = self.posted;
+        for (i, spans) in call.iter().enumerate() {
+            let (wr_id, is_last) = (first + i as u64, i + 1 == call.len());
+            let local =
+                |span: &SpanPair| LocalSpan { registration, offset: span.local_offset as usize, len: span.len as u32 };
+            let locals: Vec<_> = spans.iter().map(local).collect();
+            let remote = RemoteSpan { address: key.address + spans[0].remote_offset, key: key.key };
+            let added = match op {
+                Op::Write => self.requests.write(wr_id, &locals, remote, immediate.filter(|_| is_last), is_last),
+                Op::Read => self.requests.read(wr_id, &locals, remote, is_last),
+            };
+            added.map_err(failed)?;
+        }
+        if call.is_empty() {
+            let nowhere = RemoteSpan { address: key.address, key: key.key };
+            self.requests.write(first, &[], nowhere, immediate, true).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes completions until the lane ends.
+pub(crate) async fn completions(lane: &LaneTask, flow: &Flow) -> LaneEnd {
+    let mut lingering = None;
+    loop {
+        match timeout(LINGER / 2, flow.link.completed()).await {
+            Err(_) => {}
+            Ok(Err(error)) => return error.into(),
+            Ok(Ok(all)) => {
+                lane.touch();
+                for completion in all {
+                    if !completion.status.is_success() {
+                        return LaneEnd::Failed(completion.to_string());
+                    }
+                    flow.on_completion(lane, completion.wr_id + 1);
+                }
+                flow.changed.notify_waiters();
+            }
+        }
+        // A batch that is over must get its memory back, whatever the network does.
+        let over = flow.state().under_way.iter().any(|posted| posted.gate.is_closed());
+        lingering = over.then(|| lingering.unwrap_or_else(Instant::now));
+        if lingering.is_some_and(|since| since.elapsed() > LINGER) {
+            return LaneEnd::Failed("the device holds on to the memory of a batch that is over".into());
+        }
+    }
+}
+
+impl Flow {
+    fn on_completion(&self, lane: &LaneTask, done: u64) {
+        let mut state = self.state();
+        state.done = state.done.max(done);
+        while state.under_way.front().is_some_and(|posted| posted.end <= done) {
+            let Some(Posted { id, read, pass, .. }) = state.under_way.pop_front() else { break };
+            drop(pass);
+            if read {
+                // The lane may be ending.
+                let _ = self.follow_ups.send(FollowUp::Check(id));
+            }
+        }
+        self.follow(&mut state);
+        drop(state);
+        lane.touch();
+    }
+
+    /// Sends what follows from a completion.
+    pub(crate) async fn send_follow_up(&self, lane: &LaneTask, follow_up: FollowUp) -> io::Result<()> {
+        match follow_up {
+            FollowUp::Revoked(grant) => send(lane, &Frame::Revoked { grant }).await,
+            FollowUp::Check(id) => {
+                let part = lane.sent().get(&id).map(|sending| Arc::clone(&sending.part));
+                let Some(part) = part else { return Ok(()) };
+                lane.host.metrics.of(TransportKind::Rdma).bytes_in.increment(part.bytes);
+                let mut out = Vec::new();
+                put_check(&mut out, &part.target(), &part.spans);
+                lane.stream.write_all(&out).await
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_neighbours_share_a_work_request() {
+        let span = |local_offset, remote_offset, len| SpanPair { local_offset, remote_offset, len };
+        let spans = [span(50, 0, 10), span(0, 10, 10), span(90, 20, 5), span(10, 30, 5), span(70, 35, 5)];
+        let shape = |max| requests(&spans, max).iter().map(|request| request.len()).collect::<Vec<_>>();
+        assert_eq!(shape(4), [3, 2]);
+        assert_eq!(shape(2), [2, 1, 2]);
+        assert_eq!(shape(1), [1, 1, 1, 1, 1]);
+        let ranges = [0..10, 20..40];
+        assert!(is_inside(&ranges, &spans[0]) && !is_inside(&ranges, &spans[1]) && is_inside(&ranges, &spans[4]));
+        assert!(!is_inside(&ranges, &span(0, 38, 3)));
+    }
+}

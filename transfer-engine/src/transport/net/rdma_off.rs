@@ -1,0 +1,93 @@
+//! In place of `rdma` where that is not built in: nothing of it can exist.
+
+use std::io;
+use std::sync::Arc;
+
+use baton_memory::MemoryRegion;
+use tokio::sync::mpsc;
+
+use super::lane::LaneTask;
+use super::part::{LaneEnd, Part};
+use super::receive::Receiver;
+use super::stream::Stream;
+use super::wire::Reply;
+use crate::SegmentId;
+
+pub(crate) enum Devices {}
+
+impl Devices {
+    pub(crate) fn open(_: Option<&str>, _: Option<u32>) -> Result<Self, String> {
+        Err("rdma is not built into this binary (cargo feature `rdma`)".into())
+    }
+
+    pub(crate) fn register(&self, _: SegmentId, _: &Arc<MemoryRegion>) -> Result<(), String> {
+        match *self {}
+    }
+
+    pub(crate) fn addresses(&self, _: &str) -> Vec<String> {
+        match *self {}
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RdmaAddress {}
+
+impl RdmaAddress {
+    pub(super) fn parse(_: &str) -> Option<Self> {
+        None
+    }
+
+    pub(super) fn control(&self) -> &str {
+        match *self {}
+    }
+}
+
+impl std::fmt::Display for RdmaAddress {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {}
+    }
+}
+
+pub(crate) enum FollowUp {}
+
+pub(crate) enum Flow {}
+
+impl Flow {
+    pub(crate) fn on_reply(&self, _: Reply) -> Result<(), String> {
+        match *self {}
+    }
+
+    pub(crate) async fn send_follow_up(&self, _: &LaneTask, _: FollowUp) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+pub(crate) async fn connect(
+    devices: &Devices,
+    _: &RdmaAddress,
+    _: &Stream,
+) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
+    match *devices {}
+}
+
+pub(crate) async fn carry_part(_: &LaneTask, flow: &Flow, _: &Part, _: Vec<u8>) -> io::Result<bool> {
+    match *flow {}
+}
+
+pub(crate) async fn completions(_: &LaneTask, flow: &Flow) -> LaneEnd {
+    match *flow {}
+}
+
+pub(crate) enum Landing {}
+
+impl Landing {
+    pub(crate) async fn fence(self) {
+        match self {}
+    }
+}
+
+impl Receiver<'_> {
+    pub(crate) async fn serve_rdma(&mut self, _: &mut Option<Landing>) -> io::Result<()> {
+        Err(super::receive::invalid("rdma is not built into this binary"))
+    }
+}
