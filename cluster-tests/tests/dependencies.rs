@@ -18,6 +18,7 @@ const LAYERS: [(&str, u8); 17] = [
     ("baton-scheduler", 2),
     ("baton-engine", 2),
     ("baton-worker", 3),
+    ("baton-bench", 4),
     ("baton-conductor", 4),
     ("baton-prefill-node", 4),
     ("baton-decode-node", 4),

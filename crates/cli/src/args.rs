@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_bench::BenchCommand;
 use clap::{Args, Parser, Subcommand};
 
 use crate::prompt::PromptArgs;
@@ -33,6 +34,9 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
+    /// Measure this machine: what the transfer engine moves
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Versions of this command and of the conductor
     Version,
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use baton_bench::BenchError;
 use baton_proto::{RETRY_AFTER_METADATA, kind_of_status};
 use baton_types::ErrorKind;
 use tonic::Status;
@@ -41,6 +42,9 @@ pub enum CliError {
     /// A process of the cluster failed.
     #[error("{0}")]
     Cluster(String),
+    /// A bench failed.
+    #[error(transparent)]
+    Bench(BenchError),
     /// What was asked for cannot be written.
     #[error("output: {0}")]
     Output(#[from] io::Error),
@@ -63,6 +67,7 @@ impl CliError {
             Self::Unreachable { .. } => ErrorKind::Unavailable,
             Self::Refused { kind, .. } => *kind,
             Self::Interrupted(_) => ErrorKind::Cancelled,
+            Self::Bench(error) => error.kind(),
             Self::Cluster(_) | Self::Output(_) => ErrorKind::Internal,
         }
     }
@@ -83,7 +88,7 @@ impl CliError {
 
     /// The line for stderr; none where there is nothing to say.
     pub fn line(&self, json: bool) -> Option<String> {
-        if self.is_closed_pipe() {
+        if self.is_closed_pipe() || matches!(self, Self::Bench(BenchError::Reported)) {
             return None;
         }
         // What a server or a file says may hold line breaks.
@@ -97,6 +102,16 @@ impl CliError {
 
     fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl From<BenchError> for CliError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Interrupted(signal) => Self::Interrupted(format!("interrupted by {signal}")),
+            BenchError::Output(error) => Self::Output(error),
+            other => Self::Bench(other),
+        }
     }
 }
 

@@ -1,0 +1,174 @@
+//! Flags of `baton bench`.
+
+use std::net::SocketAddr;
+
+use baton_transfer_engine::TransferConfig;
+use clap::{Args, Subcommand};
+
+use crate::plan::{Carrier, Op, Plan};
+use crate::{BenchError, engine};
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Move blocks between the memory of two processes, as fast as it goes
+    Transfer(TransferArgs),
+}
+
+/// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.
+#[derive(Debug, Args)]
+pub struct TransferArgs {
+    /// What carries the blocks
+    #[arg(long, value_enum, default_value_t = Carrier::Tcp, value_name = "TRANSPORT", hide_possible_values = true, value_parser = parse_transport)]
+    pub transport: Carrier,
+    /// Instead of the engine: copy-loop (blocking write and read on one connection) or memcpy (one thread, one process)
+    #[arg(long, value_name = "BASELINE", conflicts_with = "transport", value_parser = parse_baseline)]
+    pub baseline: Option<Carrier>,
+    /// Push to the target, or pull from it
+    #[arg(long, value_enum, default_value_t = Op::Write)]
+    pub op: Op,
+    /// Size of a block
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
+    pub block_bytes: u64,
+    /// Blocks of a batch [default: 16; baselines: 1]
+    #[arg(long, value_name = "N")]
+    pub spans: Option<u32>,
+    /// Batches under way at a time [default: 2; baselines: 1]
+    #[arg(long, value_name = "N")]
+    pub depth: Option<u32>,
+    /// Connections to the target [default: the engine's; baselines: 1]
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<u32>,
+    /// Memory on each side, over which the blocks are scattered
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    pub working_set: u64,
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    pub seconds: f64,
+    /// Of the order of blocks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Fill the source with a pattern, clear the destination, and compare every byte at the end
+    #[arg(long)]
+    pub verify: bool,
+    /// Be the target of one run, for an initiator on another host (--connect); prints where it listens
+    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    pub listen: Option<SocketAddr>,
+    /// The target runs there (--listen) instead of being started here
+    #[arg(long, value_name = "ADDR")]
+    pub connect: Option<SocketAddr>,
+}
+
+impl TransferArgs {
+    /// What the flags ask for, checked.
+    pub(crate) fn plan(&self) -> Result<Plan, BenchError> {
+        let carrier = self.baseline.unwrap_or(self.transport);
+        let (spans, depth, lanes) = match carrier.is_baseline() {
+            true => (1, 1, 1),
+            false => (16, 2, default_lanes()),
+        };
+        let plan = Plan {
+            carrier,
+            op: self.op,
+            block_bytes: self.block_bytes,
+            spans: self.spans.unwrap_or(spans),
+            depth: self.depth.unwrap_or(depth),
+            lanes: self.lanes.unwrap_or(lanes),
+            working_set: self.working_set,
+            seconds: self.seconds,
+            seed: self.seed,
+            verify: self.verify,
+        };
+        plan.check()?;
+        if self.connect.is_some() && carrier == Carrier::Memcpy {
+            return Err(BenchError::invalid("--connect", "memcpy has no other end"));
+        }
+        Ok(plan)
+    }
+}
+
+/// Bytes, or bytes with a binary suffix.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(split);
+    let shift = match suffix {
+        "" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return Err("expected bytes, or a number with KiB, MiB or GiB".to_owned()),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "expected from 1 to 2^64-1 bytes".to_owned())
+}
+
+fn parse_transport(text: &str) -> Result<Carrier, String> {
+    let carriers = [Carrier::Auto, Carrier::Tcp, Carrier::Shm, Carrier::Rdma];
+    let found = carriers.into_iter().find(|carrier| carrier.as_str() == text);
+    found.ok_or_else(|| "expected tcp, shm, rdma or auto".to_owned())
+}
+
+fn parse_baseline(text: &str) -> Result<Carrier, String> {
+    let found = [Carrier::CopyLoop, Carrier::Memcpy].into_iter().find(|carrier| carrier.as_str() == text);
+    found.ok_or_else(|| "expected copy-loop or memcpy".to_owned())
+}
+
+/// Lanes of an engine with default settings.
+fn default_lanes() -> u32 {
+    let config: TransferConfig = engine::config("bench", SocketAddr::from(([127, 0, 0, 1], 0)));
+    config.lanes_per_peer as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TransferArgs,
+    }
+
+    fn parse(line: &str) -> Result<TransferArgs, clap::Error> {
+        Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn sizes_have_suffixes() {
+        let sizes = [("1", 1), ("4096", 4096), ("12KiB", 12 << 10), ("256MiB", 256 << 20), ("1GiB", 1 << 30)];
+        for (text, bytes) in sizes {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "0", "-1", "1.5MiB", "1MB", "MiB", "99999999999GiB", "18446744073709551616"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_baseline_has_one_of_everything() {
+        let plan = parse("--baseline copy-loop --block-bytes 64KiB").unwrap().plan().unwrap();
+        assert_eq!((plan.carrier, plan.block_bytes, plan.spans, plan.depth), (Carrier::CopyLoop, 65_536, 1, 1));
+        let plan = parse("").unwrap().plan().unwrap();
+        assert_eq!((plan.carrier, plan.spans, plan.depth, plan.working_set), (Carrier::Tcp, 16, 2, 256 << 20));
+    }
+
+    #[test]
+    fn what_cannot_be_names_its_flag() {
+        for (line, flag) in [
+            ("--transport pigeon", "--transport"),
+            ("--transport memcpy", "--transport"),
+            ("--baseline tcp", "--baseline"),
+            ("--baseline memcpy --transport tcp", "--baseline"),
+            ("--block-bytes 0", "--block-bytes"),
+            ("--listen here", "--listen"),
+            ("--listen 127.0.0.1:0 --connect 127.0.0.1:1", "--listen"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+        let error = parse("--baseline memcpy --connect 127.0.0.1:1").unwrap().plan().unwrap_err();
+        assert!(matches!(error, BenchError::Invalid { field: "--connect", .. }), "{error}");
+    }
+}

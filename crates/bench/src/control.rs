@@ -1,0 +1,194 @@
+//! The control connection: one line of JSON for each message, over TCP, apart from the bytes that are measured.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::BenchError;
+use crate::plan::Plan;
+
+/// Both ends must be of the same.
+pub const VERSION: u32 = 1;
+/// Longest message, bytes: a descriptor has at most 4 KiB, twice that in hexadecimal digits.
+const MAX_LINE: u64 = 64 << 10;
+/// Longest wait for an answer: the other end may have to touch or compare a large working set first.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// From the initiator.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// First of all.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// What is to be measured.
+        plan: Plan,
+        /// Generation of the initiator, which is who may write.
+        writer_generation: u64,
+    },
+    /// Answer when this many bytes have arrived since the start.
+    Mark {
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Fill the destination with zeros.
+    Clear,
+    /// Compare blocks.
+    Verify {
+        /// Number of the first.
+        first: u64,
+        /// How many; more than one round of the layout is one round.
+        blocks: u64,
+    },
+}
+
+/// From the target.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// An engine's memory.
+    Segment {
+        /// Its encoded descriptor in hexadecimal digits.
+        descriptor: String,
+    },
+    /// Where a bare loop connects to.
+    Stream {
+        /// Address.
+        address: SocketAddr,
+    },
+    /// To `Mark`.
+    Marked {
+        /// CPU seconds of the process so far.
+        cpu_s: f64,
+    },
+    /// To `Clear` and `Verify`.
+    Done,
+    /// It went wrong, and the target has ended.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One end of the connection.
+#[derive(Debug)]
+pub struct Control {
+    /// What the other end is called in errors.
+    peer: &'static str,
+    read: BufReader<OwnedReadHalf>,
+    write: OwnedWriteHalf,
+    local: IpAddr,
+}
+
+impl Control {
+    /// Over a connection.
+    pub fn new(stream: TcpStream, peer: &'static str) -> Result<Self, BenchError> {
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr()?.ip();
+        let (read, write) = stream.into_split();
+        Ok(Self { peer, read: BufReader::new(read), write, local })
+    }
+
+    /// The address of this end: the other one can reach it.
+    pub const fn local_ip(&self) -> IpAddr {
+        self.local
+    }
+
+    /// Sends one message.
+    pub async fn send(&mut self, message: &impl Serialize) -> Result<(), BenchError> {
+        let mut line = serde_json::to_string(message).map_err(|error| self.error(error.to_string()))?;
+        line.push('\n');
+        self.write.write_all(line.as_bytes()).await.map_err(|error| self.error(format!("went away: {error}")))
+    }
+
+    /// Receives one message.
+    pub async fn receive<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<T, BenchError> {
+        self.next(timeout).await?.ok_or_else(|| self.error("went away".to_owned()))
+    }
+
+    /// Receives one message; `None` where the other end has closed the connection.
+    pub async fn next<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>, BenchError> {
+        let mut line = String::new();
+        let mut limited = (&mut self.read).take(MAX_LINE);
+        let received = tokio::time::timeout(timeout, limited.read_line(&mut line)).await;
+        match received {
+            Err(_) => Err(self.error(format!("said nothing within {timeout:?}"))),
+            Ok(Err(error)) => Err(self.error(format!("went away: {error}"))),
+            Ok(Ok(0)) => Ok(None),
+            Ok(Ok(_)) => serde_json::from_str(&line).map_err(|error| self.error(format!("sent nonsense: {error}"))),
+        }
+    }
+
+    /// Sends a request and receives its reply.
+    pub async fn ask(&mut self, request: &Request) -> Result<Reply, BenchError> {
+        self.send(request).await?;
+        match self.receive(ANSWER_TIMEOUT).await? {
+            Reply::Failed { reason } => Err(self.error(reason)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// A reply that does not answer the request.
+    pub fn unexpected(&self, message: &impl std::fmt::Debug) -> BenchError {
+        self.error(format!("sent {message:?}, which is not an answer"))
+    }
+
+    fn error(&self, problem: String) -> BenchError {
+        BenchError::control(self.peer, problem)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::Carrier;
+    use crate::plan::tests::plan;
+
+    async fn pair() -> (Control, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Control::new(ours, "target").unwrap(), listener.accept().await.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn messages_cross_as_they_are() {
+        let (mut ours, theirs) = pair().await;
+        let mut theirs = Control::new(theirs, "initiator").unwrap();
+        let hello = Request::Hello { version: VERSION, plan: plan(Carrier::Tcp), writer_generation: 7 };
+        for request in [hello, Request::Mark { bytes: 1 << 40 }, Request::Clear] {
+            ours.send(&request).await.unwrap();
+            assert_eq!(theirs.receive::<Request>(ANSWER_TIMEOUT).await.unwrap(), request);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bad_peer_is_an_error_that_names_it() {
+        for (sent, problem) in [("{\"marked\":1}\n", "nonsense"), ("", "went away")] {
+            let (mut ours, mut theirs) = pair().await;
+            theirs.write_all(sent.as_bytes()).await.unwrap();
+            drop(theirs);
+            let error = ours.receive::<Reply>(ANSWER_TIMEOUT).await.unwrap_err().to_string();
+            assert!(error.starts_with("target: ") && error.contains(problem), "{error}");
+        }
+        let (mut ours, theirs) = pair().await;
+        let error = ours.receive::<Reply>(Duration::from_millis(10)).await.unwrap_err().to_string();
+        assert!(error.contains("said nothing"), "{error}");
+        drop(theirs);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_not_kept() {
+        let (mut ours, mut theirs) = pair().await;
+        theirs.write_all(&vec![b'['; MAX_LINE as usize + 1]).await.unwrap();
+        let error = ours.receive::<Reply>(ANSWER_TIMEOUT).await.unwrap_err().to_string();
+        assert!(error.contains("nonsense"), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The end that starts the batches, keeps the time and reports.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::net::TcpStream;
+
+use crate::control::{Control, Reply, Request, VERSION};
+use crate::copy_loop::CopyInitiator;
+use crate::engine::{EngineInitiator, Unconnected};
+use crate::memory::Memory;
+use crate::plan::{Carrier, Plan};
+use crate::process::Target;
+use crate::report::{Measured, Report};
+use crate::tally::Tally;
+use crate::{BenchError, memcpy, usage};
+
+/// Before the clock starts: connections open, both ends' caches and windows settle.
+pub const WARM_UP: Duration = Duration::from_millis(500);
+/// Longest wait for the target's control connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs the plan against a target at `connect`, or one of its own.
+pub async fn run(plan: &Plan, connect: Option<SocketAddr>, progress: bool) -> Result<Report, BenchError> {
+    let _progress = Progress::new(plan, progress);
+    if plan.carrier == Carrier::Memcpy {
+        let plan = *plan;
+        let copied = tokio::task::spawn_blocking(move || memcpy::run(&plan)).await;
+        return copied.map_err(|error| BenchError::control("memcpy", error.to_string()))?;
+    }
+    let Some(address) = connect else {
+        let target = Target::start().await?;
+        let report = measure(plan, target.address).await?;
+        target.ended().await?;
+        return Ok(report);
+    };
+    measure(plan, address).await
+}
+
+async fn measure(plan: &Plan, address: SocketAddr) -> Result<Report, BenchError> {
+    let refused = |reason: String| BenchError::control("target", format!("cannot connect to {address}: {reason}"));
+    let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+        Ok(stream) => stream.map_err(|error| refused(error.to_string()))?,
+        Err(_) => return Err(refused(format!("no answer within {CONNECT_TIMEOUT:?}"))),
+    };
+    let mut control = Control::new(stream, "target")?;
+    let memory = Memory::filled(plan.working_set)?;
+    let mut side = Side::start(plan, &mut control, &memory).await?;
+    let report = phases(plan, &mut control, &mut side).await?;
+    side.stop().await?;
+    Ok(report)
+}
+
+/// Warm-up, measurement, comparison.
+async fn phases(plan: &Plan, control: &mut Control, side: &mut Side) -> Result<Report, BenchError> {
+    let warm = side.run(WARM_UP.min(plan.duration())).await?.tally.bytes;
+    let target_before = mark(control, warm).await?;
+    if plan.verify {
+        done(control, &Request::Clear).await?;
+    }
+    let before = usage::cpu_seconds()?;
+    let Phase { tally, carried, first } = side.run(plan.duration()).await?;
+    let initiator_cpu_s = usage::cpu_seconds()? - before;
+    let target_cpu_s = mark(control, warm + tally.bytes).await? - target_before;
+    if plan.verify {
+        done(control, &Request::Verify { first, blocks: tally.batches * u64::from(plan.spans) }).await?;
+    }
+    Ok(Report::new(plan, carried, &Measured { tally, initiator_cpu_s, target_cpu_s }))
+}
+
+/// CPU seconds of the target once this many bytes have arrived.
+async fn mark(control: &mut Control, bytes: u64) -> Result<f64, BenchError> {
+    match control.ask(&Request::Mark { bytes }).await? {
+        Reply::Marked { cpu_s } => Ok(cpu_s),
+        other => Err(control.unexpected(&other)),
+    }
+}
+
+async fn done(control: &mut Control, request: &Request) -> Result<(), BenchError> {
+    match control.ask(request).await? {
+        Reply::Done => Ok(()),
+        other => Err(control.unexpected(&other)),
+    }
+}
+
+/// What one phase did.
+struct Phase {
+    tally: Tally,
+    /// What carried the blocks.
+    carried: &'static str,
+    /// Number of the first block.
+    first: u64,
+}
+
+/// What sends.
+enum Side {
+    Engine(Box<EngineInitiator>),
+    CopyLoop(CopyInitiator),
+}
+
+impl Side {
+    async fn start(plan: &Plan, control: &mut Control, memory: &Memory) -> Result<Self, BenchError> {
+        let hello = |writer_generation| Request::Hello { version: VERSION, plan: *plan, writer_generation };
+        if plan.carrier.is_baseline() {
+            return match control.ask(&hello(0)).await? {
+                Reply::Stream { address } => {
+                    Ok(Self::CopyLoop(CopyInitiator::connect(plan, address, memory.clone()).await?))
+                }
+                other => Err(control.unexpected(&other)),
+            };
+        }
+        let engine = Unconnected::start(plan, SocketAddr::new(control.local_ip(), 0), memory).await?;
+        match control.ask(&hello(engine.generation())).await? {
+            Reply::Segment { descriptor } => Ok(Self::Engine(Box::new(engine.connect(plan, &descriptor)?))),
+            other => Err(control.unexpected(&other)),
+        }
+    }
+
+    async fn run(&mut self, duration: Duration) -> Result<Phase, BenchError> {
+        match self {
+            Self::Engine(initiator) => {
+                let (tally, carried) = initiator.run(duration).await?;
+                Ok(Phase { tally, carried, first: 0 })
+            }
+            Self::CopyLoop(initiator) => {
+                let (tally, first) = initiator.run(duration).await?;
+                Ok(Phase { tally, carried: Carrier::CopyLoop.as_str(), first })
+            }
+        }
+    }
+
+    async fn stop(self) -> Result<(), BenchError> {
+        match self {
+            Self::Engine(initiator) => initiator.stop().await,
+            Self::CopyLoop(_) => Ok(()),
+        }
+    }
+}
+
+/// A line on stderr while a person waits; gone when dropped.
+struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    fn new(plan: &Plan, wanted: bool) -> Self {
+        if !wanted || !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let (carrier, op) = (plan.carrier.as_str(), plan.op.as_str());
+        let message = format!("{carrier} {op}, {} bytes x {}, {} s", plan.block_bytes, plan.spans, plan.seconds);
+        let bar = ProgressBar::new_spinner().with_message(message);
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} [{elapsed}]") {
+            bar.set_style(style);
+        }
+        // Twice a second, so that it costs nothing that could be measured.
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Self(Some(bar))
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `baton bench`: what this machine gives, measured.
+//!
+//! `baton bench transfer` moves blocks between two processes and says how fast. One process, the **initiator**, starts the batches; the other, the
+//! **target**, owns the memory that they reach. The initiator starts the target itself, or finds it on another host:
+//!
+//! ```text
+//!   initiator                                  target (--listen)
+//!      |  --- hello: plan, writer ------------->  |   allocates and touches its memory, binds its engine
+//!      |  <-- ready: descriptor, or address ----  |
+//!      |  ========== batches of blocks ========>  |   by the engine, or by the bare loop
+//!      |  --- mark: bytes so far -------------->  |
+//!      |  <-- marked: CPU seconds so far -------  |   once as many bytes have arrived
+//!      |  --- verify: blocks ------------------>  |   compares every byte
+//!      |  <-- done -----------------------------  |
+//! ```
+//!
+//! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
+//! and `memcpy`, one thread within one process.
+//!
+//! **Invariant**: a figure counts only bytes of which the target says that they have arrived; memory is touched and connections are up before the clock starts.
+
+mod args;
+mod control;
+mod copy_loop;
+mod engine;
+mod error;
+mod initiator;
+mod layout;
+mod memcpy;
+mod memory;
+mod plan;
+mod process;
+mod report;
+mod tally;
+mod target;
+mod usage;
+
+pub use args::{BenchCommand, TransferArgs};
+pub use error::BenchError;
+pub use plan::{Carrier, Op, Plan};
+pub use report::Report;
+
+use baton_runtime::Signals;
+
+/// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do.
+pub fn run(command: &BenchCommand, json: bool) -> Result<(), BenchError> {
+    let BenchCommand::Transfer(args) = command;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        tokio::select! {
+            result = transfer(args, json) => result,
+            signal = signals.recv() => Err(BenchError::Interrupted(signal)),
+        }
+    });
+    // A bare loop may sit in a blocking call; the end of the process ends it.
+    runtime.shutdown_background();
+    result
+}
+
+async fn transfer(args: &TransferArgs, json: bool) -> Result<(), BenchError> {
+    if let Some(listen) = args.listen {
+        return target::serve(listen).await;
+    }
+    let report = initiator::run(&args.plan()?, args.connect, !json).await?;
+    report.print(json).map_err(BenchError::Output)
+}

@@ -1,0 +1,56 @@
+//! Baseline: one thread copies blocks from one region to another, within one process.
+
+use std::time::Instant;
+
+use crate::layout::Layout;
+use crate::memory::Memory;
+use crate::plan::Plan;
+use crate::report::{Measured, Report};
+use crate::tally::Tally;
+use crate::{BenchError, usage};
+
+/// Runs it.
+pub fn run(plan: &Plan) -> Result<Report, BenchError> {
+    let (source, target) = (Memory::filled(plan.working_set)?, Memory::cleared(plan.working_set)?);
+    let layout = Layout::new(plan);
+    copy(plan, &layout, &source, &target, crate::initiator::WARM_UP.as_secs_f64())?;
+    if plan.verify {
+        target.clear();
+    }
+    let before = usage::cpu_seconds()?;
+    let tally = copy(plan, &layout, &source, &target, plan.seconds)?;
+    let cpu_seconds = usage::cpu_seconds()? - before;
+    if plan.verify {
+        target.compare(plan.block_bytes, layout.all(0..tally.batches.min(layout.blocks())))?;
+    }
+    Ok(Report::new(plan, plan.carrier.as_str(), &Measured { tally, initiator_cpu_s: cpu_seconds, target_cpu_s: 0.0 }))
+}
+
+fn copy(plan: &Plan, layout: &Layout, source: &Memory, target: &Memory, seconds: f64) -> Result<Tally, BenchError> {
+    let mut tally = Tally::new()?;
+    let began = Instant::now();
+    let mut now = began;
+    while (now - began).as_secs_f64() < seconds {
+        let (from, to) = layout.places(tally.batches);
+        source.copy_to(from, target, to, plan.block_bytes);
+        let after = Instant::now();
+        tally.add(plan.block_bytes, after - now);
+        now = after;
+    }
+    tally.elapsed = now - began;
+    Ok(tally)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Carrier;
+    use crate::plan::tests::plan;
+
+    #[test]
+    fn what_was_copied_is_verified_and_counted() {
+        let report = run(&plan(Carrier::Memcpy)).unwrap();
+        assert_eq!(report.bytes, report.batches * 4096);
+        assert!(report.batches > 256 && report.verified && report.gb_s > 0.0, "{report:?}");
+    }
+}

@@ -1,0 +1,134 @@
+//! The memory of one end: allocated, touched, filled and compared in one place.
+
+#![allow(unsafe_code)] // bytes of a region are reached through unsafe functions only; the two ends take turns, see each SAFETY note
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use baton_memory::MemoryRegion;
+
+use crate::BenchError;
+
+/// Working set of one end.
+///
+/// Who may touch the bytes when: an end fills, clears and compares only while no batch is under way, which the control connection orders; a bare loop
+/// has the region for itself.
+#[derive(Debug, Clone)]
+pub struct Memory(Arc<MemoryRegion>);
+
+impl Memory {
+    /// Memory full of zeros, every page of it touched.
+    pub fn cleared(bytes: u64) -> Result<Self, BenchError> {
+        let memory = Self(Arc::new(MemoryRegion::allocate(to_usize(bytes)?)?));
+        memory.clear();
+        Ok(memory)
+    }
+
+    /// Memory full of a pattern in which no two words are alike.
+    pub fn filled(bytes: u64) -> Result<Self, BenchError> {
+        let memory = Self(Arc::new(MemoryRegion::allocate(to_usize(bytes)?)?));
+        for (word, bytes) in (0_u64..).zip(memory.bytes_mut().chunks_mut(8)) {
+            bytes.copy_from_slice(&pattern(word)[..bytes.len()]);
+        }
+        Ok(memory)
+    }
+
+    /// The region, to register.
+    pub fn region(&self) -> Arc<MemoryRegion> {
+        Arc::clone(&self.0)
+    }
+
+    /// Zeros everywhere.
+    pub fn clear(&self) {
+        self.bytes_mut().fill(0);
+    }
+
+    /// Compares blocks, given by source and destination offset, with the pattern of the source. Their number is returned.
+    pub fn compare(&self, block_bytes: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Result<(), BenchError> {
+        for (block, (source, destination)) in (0_u64..).zip(blocks) {
+            // SAFETY: no batch is under way, so that nobody writes.
+            let bytes = unsafe { self.0.slice(destination as usize..(destination + block_bytes) as usize) };
+            if !is_pattern(source, bytes) {
+                return Err(BenchError::Wrong { block, offset: destination });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one block to a stream.
+    pub fn send(&self, offset: u64, len: u64, to: &mut impl Write) -> io::Result<()> {
+        // SAFETY: the source of a bare loop is read only.
+        to.write_all(unsafe { self.0.slice(offset as usize..(offset + len) as usize) })
+    }
+
+    /// Reads one block from a stream.
+    pub fn receive(&self, offset: u64, len: u64, from: &mut impl Read) -> io::Result<()> {
+        // SAFETY: the one thread of the bare loop is all that reaches the destination while it runs.
+        from.read_exact(unsafe { self.0.slice_mut(offset as usize..(offset + len) as usize) })
+    }
+
+    /// Copies one block into another end's memory.
+    pub fn copy_to(&self, offset: u64, to: &Self, to_offset: u64, len: u64) {
+        // SAFETY: two regions, one thread.
+        let (from, to) = unsafe {
+            let from = self.0.slice(offset as usize..(offset + len) as usize);
+            (from, to.0.slice_mut(to_offset as usize..(to_offset + len) as usize))
+        };
+        to.copy_from_slice(from);
+    }
+
+    #[allow(clippy::mut_from_ref)] // as of the region
+    fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: no batch is under way and no other slice lives: private, and callers drop it before they return.
+        unsafe { self.0.slice_mut(0..self.0.len()) }
+    }
+}
+
+fn to_usize(bytes: u64) -> Result<usize, BenchError> {
+    usize::try_from(bytes)
+        .map_err(|_| BenchError::invalid("--working-set", format!("{bytes}, which no address reaches")))
+}
+
+/// Fibonacci hashing: no word is zero, and none is like another.
+fn pattern(word: u64) -> [u8; 8] {
+    (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+/// Whether these are the pattern's bytes from `offset` on.
+fn is_pattern(offset: u64, bytes: &[u8]) -> bool {
+    let skip = (offset % 8) as usize;
+    let head = bytes.len().min((8 - skip) % 8);
+    let word = offset / 8;
+    let first = u64::from(skip > 0);
+    let (head, rest) = bytes.split_at(head);
+    pattern(word)[skip..].starts_with(head)
+        && (word + first..).zip(rest.chunks(8)).all(|(word, bytes)| pattern(word)[..bytes.len()] == *bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copied_block_is_the_pattern_and_a_wrong_byte_is_found() {
+        // 1003 is no multiple of a word: blocks begin and end within words.
+        let (source, target) = (Memory::filled(10_030).unwrap(), Memory::cleared(10_030).unwrap());
+        let blocks = || (0..10_u64).map(|k| (k * 1003, (9 - k) * 1003));
+        assert!(matches!(target.compare(1003, blocks()), Err(BenchError::Wrong { block: 0, offset: 9027 })));
+        for (from, to) in blocks() {
+            source.copy_to(from, &target, to, 1003);
+        }
+        target.compare(1003, blocks()).unwrap();
+        target.bytes_mut()[5000] ^= 1;
+        assert!(matches!(target.compare(1003, blocks()), Err(BenchError::Wrong { block: 5, offset: 4012 })));
+    }
+
+    #[test]
+    fn streams_carry_blocks() {
+        let (source, target) = (Memory::filled(4096).unwrap(), Memory::cleared(4096).unwrap());
+        let mut wire = Vec::new();
+        source.send(1024, 512, &mut wire).unwrap();
+        target.receive(2048, 512, &mut wire.as_slice()).unwrap();
+        target.compare(512, [(1024, 2048)].into_iter()).unwrap();
+    }
+}

@@ -1,0 +1,136 @@
+//! The end that owns the memory.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use baton_types::Generation;
+use tokio::net::TcpListener;
+
+use crate::control::{ANSWER_TIMEOUT, Control, Reply, Request, VERSION};
+use crate::copy_loop::CopyTarget;
+use crate::engine::EngineTarget;
+use crate::layout::Layout;
+use crate::memory::Memory;
+use crate::plan::{Carrier, Plan};
+use crate::process::LISTENING;
+use crate::{BenchError, usage};
+
+/// Longest wait for an initiator.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(600);
+/// How often bytes on their way are looked for.
+const POLL: Duration = Duration::from_millis(1);
+
+/// Serves one run.
+pub async fn serve(listen: SocketAddr) -> Result<(), BenchError> {
+    let listener = TcpListener::bind(listen)
+        .await
+        .map_err(|error| BenchError::invalid("--listen", format!("cannot listen on {listen}: {error}")))?;
+    writeln!(std::io::stdout(), "{LISTENING}{}", listener.local_addr()?)?;
+    let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, listener.accept()).await;
+    let (stream, _) =
+        accepted.map_err(|_| BenchError::control("initiator", format!("none came within {ACCEPT_TIMEOUT:?}")))??;
+    let mut control = Control::new(stream, "initiator")?;
+    let result = run(&mut control).await;
+    let Err(error) = result else { return Ok(()) };
+    // Where the connection is what failed, the initiator knows already; and whoever started this process may not read its stdout.
+    let _ = control.send(&Reply::Failed { reason: error.to_string() }).await;
+    let _ = writeln!(std::io::stdout(), "FAILED {error}");
+    Err(BenchError::Reported)
+}
+
+async fn run(control: &mut Control) -> Result<(), BenchError> {
+    let Some(first) = control.next(ANSWER_TIMEOUT).await? else { return Ok(()) };
+    let (plan, writer) = hello(control, first)?;
+    let memory = Memory::cleared(plan.working_set)?;
+    let side = Side::start(&plan, control, &memory, writer).await?;
+    control.send(&side.ready()).await?;
+    let patience = plan.duration() + ANSWER_TIMEOUT;
+    while let Some(request) = control.next::<Request>(patience).await? {
+        let reply = answer(&plan, &memory, &side, request).await?;
+        control.send(&reply).await?;
+    }
+    side.stop().await
+}
+
+fn hello(control: &Control, first: Request) -> Result<(Plan, Generation), BenchError> {
+    match first {
+        Request::Hello { version: VERSION, plan, writer_generation } => {
+            plan.check()?;
+            Ok((plan, Generation(writer_generation)))
+        }
+        Request::Hello { version, .. } => {
+            let problem = format!("speaks version {version}, this is {VERSION}: take the same build on both hosts");
+            Err(BenchError::control("initiator", problem))
+        }
+        other => Err(control.unexpected(&other)),
+    }
+}
+
+async fn answer(plan: &Plan, memory: &Memory, side: &Side, request: Request) -> Result<Reply, BenchError> {
+    match request {
+        Request::Mark { bytes } => {
+            side.wait_for(bytes).await?;
+            return Ok(Reply::Marked { cpu_s: usage::cpu_seconds()? });
+        }
+        Request::Clear => memory.clear(),
+        Request::Verify { first, blocks } => {
+            let layout = Layout::new(plan);
+            memory.compare(plan.block_bytes, layout.all(first..first + blocks.min(layout.blocks())))?;
+        }
+        Request::Hello { .. } => return Err(BenchError::control("initiator", "greeted twice")),
+    }
+    Ok(Reply::Done)
+}
+
+/// What receives.
+enum Side {
+    Engine(Box<EngineTarget>),
+    CopyLoop(CopyTarget),
+}
+
+impl Side {
+    async fn start(plan: &Plan, control: &Control, memory: &Memory, writer: Generation) -> Result<Self, BenchError> {
+        let ip = control.local_ip();
+        match plan.carrier {
+            Carrier::Memcpy => Err(BenchError::invalid("--baseline", "memcpy has no target")),
+            Carrier::CopyLoop => Ok(Self::CopyLoop(CopyTarget::start(plan, ip, memory.clone()).await?)),
+            Carrier::Auto | Carrier::Tcp | Carrier::Shm | Carrier::Rdma => {
+                let target = EngineTarget::start(plan, SocketAddr::new(ip, 0), memory, writer).await?;
+                Ok(Self::Engine(Box::new(target)))
+            }
+        }
+    }
+
+    fn ready(&self) -> Reply {
+        match self {
+            Self::Engine(target) => Reply::Segment { descriptor: target.descriptor() },
+            Self::CopyLoop(target) => Reply::Stream { address: target.address },
+        }
+    }
+
+    fn arrived(&self) -> u64 {
+        match self {
+            Self::Engine(target) => target.arrived(),
+            Self::CopyLoop(target) => target.arrived(),
+        }
+    }
+
+    async fn wait_for(&self, bytes: u64) -> Result<(), BenchError> {
+        let began = Instant::now();
+        while self.arrived() < bytes && began.elapsed() < ANSWER_TIMEOUT / 2 {
+            tokio::time::sleep(POLL).await;
+        }
+        match self.arrived() {
+            arrived if arrived == bytes => Ok(()),
+            arrived => Err(BenchError::control("target", format!("{arrived} bytes have arrived of {bytes} sent"))),
+        }
+    }
+
+    async fn stop(self) -> Result<(), BenchError> {
+        match self {
+            Self::Engine(target) => target.stop().await,
+            Self::CopyLoop(_) => Ok(()),
+        }
+    }
+}
