@@ -5,10 +5,10 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer lint fmt clean-cache
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decode
 	$(BUILD)
@@ -25,6 +25,9 @@ test: ## Install what the tests need, build, run every test
 test-long: ## The same, and the tests that take long
 	@BATON_TEST_LONG=1 scripts/test.sh
 
+bench-transfer: build ## The transfer engine beside a bare loop, memcpy, iperf3, Mooncake and NIXL: one table (ROUNDS=5 SECONDS_EACH=3)
+	@scripts/bench-transfer.sh
+
 lint: ## Formatting, and clippy with warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
@@ -33,5 +36,5 @@ lint: ## Formatting, and clippy with warnings denied
 fmt: ## Format everything
 	$(CARGO) fmt --all
 
-clean-cache: ## Remove the downloaded model
+clean-cache: ## Remove the downloaded model and the tools of bench-transfer
 	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"

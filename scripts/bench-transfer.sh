@@ -5,6 +5,8 @@
 #   ROUNDS         rounds; the table has medians      (5)
 #   WORKING_SET    memory on each side, bytes or MiB  (256MiB)
 #   ONLY           a regular expression of rows       (all)
+#   JSON           a file for all figures             (none)
+#   BENCH_PREFIX   stands before each command         (none; such as "taskset -c 0,1")
 #   BATON          the binary                         (target/release/baton)
 # A tool that cannot be had is a line that says so.
 set -euo pipefail
@@ -38,4 +40,4 @@ tools() {
 
 tools
 exec python3 scripts/bench_transfer.py --baton "$BATON" --python "$venv/bin/python" \
-  --seconds "${SECONDS_EACH:-3}" --rounds "${ROUNDS:-5}" --working-set "${WORKING_SET:-256MiB}" --only "${ONLY:-.}"
+  --seconds "${SECONDS_EACH:-3}" --rounds "${ROUNDS:-5}" --working-set "${WORKING_SET:-256MiB}" --only "${ONLY:-.}" ${JSON:+--json "$JSON"}
