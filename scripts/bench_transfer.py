@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -47,19 +48,43 @@ def name(block, spans):
 
 
 def run(command, limit, environment=None):
-    """The output of a command, or why there is none."""
+    """The output of a command, stderr too, or why there is none."""
     # BENCH_PREFIX, such as "taskset -c 0,1", stands before every command that measures.
     command = shlex.split(os.environ.get("BENCH_PREFIX", "")) + [str(part) for part in command]
+    child = start(command, {**os.environ, **(environment or {})})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env={**os.environ, **(environment or {})})
-    except FileNotFoundError as error:
-        raise Unavailable(f"{error.filename} is not installed") from error
+        text, _ = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"not done within {limit:.0f} s") from error
-    if done.returncode != 0:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Unavailable(lines[-1][-160:] if lines else f"ended with {done.returncode}")
-    return done.stdout + done.stderr if environment == {} else done.stdout
+    finally:
+        stop(child)
+    if child.returncode != 0:
+        lines = text.strip().splitlines()
+        raise Unavailable(lines[-1][-160:] if lines else f"ended with {child.returncode}")
+    return text
+
+
+def start(command, environment=None):
+    """A process in a group of its own, so that what it starts can be ended with it."""
+    command = [str(part) for part in command]
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        )
+    except FileNotFoundError as error:
+        raise Unavailable(f"{error.filename} is not installed") from error
+    CHILDREN.append(child)
+    return child
+
+
+def stop(child):
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+    child.stdout.close()
+    CHILDREN.remove(child)
 
 
 def report(text):
@@ -70,7 +95,7 @@ def report(text):
 
 
 def limit(args):
-    return args.seconds + 60
+    return args.seconds + 25
 
 
 def baton(*flags):
@@ -87,21 +112,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(command):
-    try:
-        child = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    except FileNotFoundError as error:
-        raise Unavailable(f"{error.filename} is not installed") from error
-    CHILDREN.append(child)
-    return child
-
-
-def stop(child):
-    child.kill()
-    child.communicate()
-    CHILDREN.remove(child)
-
-
 def iperf3(args):
     if not shutil.which("iperf3"):
         raise Unavailable("iperf3 is not installed")
@@ -110,7 +120,7 @@ def iperf3(args):
     try:
         time.sleep(0.3)
         text = run(["iperf3", "--client", "127.0.0.1", "--port", port, "--length", "1M", "--time", max(1, round(args.seconds)), "--json"], limit(args))
-        return json.loads(text)["end"]["sum_received"]["bits_per_second"] / 8e9
+        return json.loads(text[text.index("{") :])["end"]["sum_received"]["bits_per_second"] / 8e9
     finally:
         stop(server)
 
@@ -127,7 +137,7 @@ def mooncake(block, spans, threads):
             command += [*common, f"-duration={max(1, round(args.seconds))}"]
             if threads:
                 command.append(f"-threads={threads}")
-            text = run(command, limit(args), environment={})
+            text = run(command, limit(args))
         finally:
             stop(target)
         found = re.search(r"throughput ([\d.]+) GB/s", text)
@@ -248,6 +258,8 @@ def main():
 
 
 if __name__ == "__main__":
+    # So that a target that was started here ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main()
     except KeyboardInterrupt:
