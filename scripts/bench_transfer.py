@@ -23,6 +23,10 @@ CHILDREN = []
 class Unavailable(Exception):
     """A tool that is not here, or does not work here: a line of the table."""
 
+    def __init__(self, problem, output=""):
+        super().__init__(problem)
+        self.output = output
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -59,9 +63,17 @@ def run(command, limit, environment=None):
     finally:
         stop(child)
     if child.returncode != 0:
-        lines = text.strip().splitlines()
-        raise Unavailable(lines[-1][-160:] if lines else f"ended with {child.returncode}")
+        raise Unavailable(reason(text) or f"ended with {child.returncode}", text)
     return text
+
+
+def reason(text):
+    """The last line, or what is in it where it is Baton's error in JSON."""
+    last = (text.strip().splitlines() or [""])[-1]
+    try:
+        return json.loads(last)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return last[-160:]
 
 
 def start(command, environment=None):
@@ -138,6 +150,9 @@ def mooncake(block, spans, threads):
             if threads:
                 command.append(f"-threads={threads}")
             text = run(command, limit(args))
+        except Unavailable as problem:
+            # Every thread's whole batch waits in one queue, which has a bound.
+            raise Unavailable(f"{problem} (its queue was full)" if "queue-full" in problem.output else str(problem)) from problem
         finally:
             stop(target)
         found = re.search(r"throughput ([\d.]+) GB/s", text)
@@ -199,14 +214,15 @@ def measure_all(args, chosen):
     for turn in range(args.rounds):
         for label, ways in chosen:
             for way, measure in ways.items():
-                cell = figures.setdefault(label, {}).setdefault(way, {"gb_s": [], "problem": None})
-                if cell["problem"]:
-                    continue
+                cell = figures.setdefault(label, {}).setdefault(way, {"gb_s": [], "failed": 0, "problem": None})
+                if cell["problem"] and not cell["gb_s"]:
+                    continue  # it will not work in this round either
                 progress(f"round {turn + 1} of {args.rounds}: {label} {way}")
                 try:
                     cell["gb_s"].append(measure(args))
                 except Unavailable as problem:
                     cell["problem"] = str(problem)
+                    cell["failed"] += 1
     progress("")
     return figures
 
@@ -217,7 +233,7 @@ def progress(text):
 
 
 def best(ways):
-    done = [(statistics.median(cell["gb_s"]), way) for way, cell in ways.items() if cell["gb_s"] and not cell["problem"]]
+    done = [(statistics.median(cell["gb_s"]), way) for way, cell in ways.items() if cell["gb_s"]]
     return max(done)[1] if done else next(iter(ways))
 
 
@@ -225,19 +241,22 @@ def table(figures):
     medians = {}
     for label, ways in figures.items():
         cell = ways[best(ways)]
-        if cell["gb_s"] and not cell["problem"]:
+        if cell["gb_s"]:
             medians[label] = statistics.median(cell["gb_s"])
     lines = [f"{'':<46}{'GB/s':>8}{'min':>8}{'max':>8}{'x loop':>8}{'x memcpy':>10}"]
     for label, ways in figures.items():
         way = best(ways)
         cell = ways[way]
-        if cell["problem"]:
+        if not cell["gb_s"]:
             lines.append(f"{label:<46}  not measured: {cell['problem']}")
             continue
         row = f"{label:<46}{medians[label]:>8.2f}{min(cell['gb_s']):>8.2f}{max(cell['gb_s']):>8.2f}"
         for baseline, width in [("bare loop, 1 MiB", 8), ("memcpy, 1 MiB", 10)]:
             row += f"{medians[label] / medians[baseline]:>{width}.2f}" if baseline in medians else f"{'-':>{width}}"
-        lines.append(row + (f"  ({way})" if way else ""))
+        remarks = [way] if way else []
+        if cell["failed"]:
+            remarks.append(f"failed {cell['failed']} times: {cell['problem']}")
+        lines.append(row + (f"  ({'; '.join(remarks)})" if remarks else ""))
     return "\n".join(lines)
 
 
