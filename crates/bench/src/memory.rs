@@ -43,7 +43,7 @@ impl Memory {
         self.bytes_mut().fill(0);
     }
 
-    /// Compares blocks, given by source and destination offset, with the pattern of the source. Their number is returned.
+    /// Compares blocks, given by source and destination offset, with the pattern of the source.
     pub fn compare(&self, block_bytes: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Result<(), BenchError> {
         for (block, (source, destination)) in (0_u64..).zip(blocks) {
             // SAFETY: no batch is under way, so that nobody writes.

@@ -114,11 +114,6 @@ impl Plan {
         self.working_set / self.block_bytes.max(1)
     }
 
-    /// Bytes of a batch.
-    pub fn batch_bytes(&self) -> u64 {
-        self.block_bytes * u64::from(self.spans)
-    }
-
     pub(crate) fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
@@ -138,7 +133,7 @@ impl Plan {
     fn check_ranges(&self) -> Result<(), BenchError> {
         within("--working-set", self.working_set, 1, MAX_WORKING_SET)?;
         within("--block-bytes", self.block_bytes, 1, self.working_set)?;
-        // The engine counts a span's blocks in 32 bits, and so does the order of blocks.
+        // The order of blocks counts them in 32 bits.
         within("--working-set (in blocks)", self.blocks(), 1, u64::from(u32::MAX))?;
         within("--spans", self.spans.into(), 1, self.blocks())?;
         within("--depth", self.depth.into(), 1, u64::from(MAX_DEPTH))?;
