@@ -1,0 +1,208 @@
+//! Batches of random spans while connections die: at the moment of each notification every byte is where it belongs, and no other byte has changed.
+
+use baton_transfer_engine::{Arrival, SpanPair, TransportChoice};
+use baton_types::GrantId;
+
+use crate::node::{Node, config};
+use crate::pattern::{Random, fill};
+use crate::peer::{Outcome, Peer};
+use crate::proxy::Proxy;
+
+/// Batches that are under way at the same time, each in a range of its own.
+const SLOTS: u64 = 8;
+const SLOT_BYTES: u64 = 256 << 10;
+/// The writer keeps the bytes of a batch in another order, with gaps.
+const LOCAL_SLOT_BYTES: u64 = 2 * SLOT_BYTES;
+const MAX_SPANS: u64 = 40;
+
+/// One range of the owner's memory.
+struct Slot {
+    start: u64,
+    grant: GrantId,
+    /// The batch under way.
+    tag: u64,
+    spans: Vec<SpanPair>,
+    arrived: bool,
+    /// What the range held before it.
+    before: Vec<u8>,
+}
+
+impl Slot {
+    /// What the range holds once the batch is complete.
+    fn after(&self) -> Vec<u8> {
+        let mut after = self.before.clone();
+        for span in &self.spans {
+            let at = (span.remote_offset - self.start) as usize;
+            fill(&mut after[at..at + span.len as usize], self.tag, span.remote_offset);
+        }
+        after
+    }
+
+    fn now(&self, owner: &Node) -> Vec<u8> {
+        owner.memory.bytes(self.start..self.start + SLOT_BYTES)
+    }
+
+    /// At the notification.
+    fn verify(&mut self, owner: &Node) {
+        assert!(!self.arrived, "batch {} arrived twice", self.tag);
+        self.arrived = true;
+        let (after, now) = (self.after(), self.now(owner));
+        if let Some(at) = after.iter().zip(&now).position(|(expected, found)| expected != found) {
+            let of = self
+                .spans
+                .iter()
+                .any(|span| (span.remote_offset..span.remote_offset + span.len).contains(&(self.start + at as u64)));
+            panic!("batch {}: byte {at} of its range is wrong; inside its spans: {of}; {:?}", self.tag, self.spans);
+        }
+    }
+
+    /// After a failure and a fence: each byte is as before or as it was to be.
+    fn settle(&mut self, owner: &Node) {
+        let (after, now) = (self.after(), self.now(owner));
+        let allowed =
+            self.before.iter().zip(&after).zip(&now).all(|((old, new), now)| now == new || now == old && !self.arrived);
+        assert!(allowed, "batch {} failed and left bytes that are neither its own nor the earlier ones", self.tag);
+        self.before = now;
+    }
+}
+
+/// Random spans of a slot: apart on the remote side, in any order and with gaps on the local one.
+fn plan(random: &mut Random, slot: u64) -> Vec<SpanPair> {
+    let (count, max_bits) = (random.within(0..MAX_SPANS + 1), random.within(1..19));
+    let mut lengths = Vec::new();
+    let mut at = random.within(0..4096);
+    for _ in 0..count {
+        let len = random.of_any_size(max_bits);
+        if at + len > SLOT_BYTES {
+            break;
+        }
+        lengths.push((slot * SLOT_BYTES + at, len));
+        at += len + random.within(0..2) * random.of_any_size(max_bits);
+    }
+    random.shuffle(&mut lengths);
+    let mut local_offset = slot * LOCAL_SLOT_BYTES;
+    let place = |(remote_offset, len)| {
+        local_offset += random.within(0..64);
+        let span = SpanPair { local_offset, remote_offset, len };
+        local_offset += len;
+        span
+    };
+    lengths.into_iter().map(place).collect()
+}
+
+/// The whole test: an owner, here, and a writer in another process.
+struct Run {
+    owner: Node,
+    writer: Peer,
+    random: Random,
+    slots: Vec<Slot>,
+    next: u64,
+    complete: u64,
+    failed: u64,
+    bytes: u64,
+}
+
+impl Run {
+    async fn begin(owner: Node, writer: Peer, random: Random) -> Self {
+        let mut run = Self { owner, writer, random, slots: Vec::new(), next: 1, complete: 0, failed: 0, bytes: 0 };
+        for slot in 0..SLOTS {
+            let start = slot * SLOT_BYTES;
+            let before = run.owner.memory.bytes(start..start + SLOT_BYTES);
+            let (grant, spans) = (GrantId(0), Vec::new());
+            run.slots.push(Slot { start, grant, tag: 0, spans, arrived: false, before });
+            run.grant(slot as usize);
+            run.start_batch(slot as usize).await;
+        }
+        run
+    }
+
+    fn grant(&mut self, slot: usize) {
+        let start = self.slots[slot].start;
+        self.slots[slot].grant = self.owner.grant(self.next, "w", start..start + SLOT_BYTES);
+        self.next += 1;
+    }
+
+    async fn start_batch(&mut self, slot: usize) {
+        let spans = plan(&mut self.random, slot as u64);
+        let state = &mut self.slots[slot];
+        (state.tag, state.spans, state.arrived) = (self.next, spans, false);
+        self.next += 1;
+        self.writer.write(state.tag, state.grant, &state.spans).await;
+    }
+
+    fn on_arrival(&mut self, arrival: &Arrival) {
+        let Arrival::Batch { grant, tag, bytes, .. } = arrival else { panic!("{arrival:?}") };
+        let slot = self.slots.iter_mut().find(|slot| slot.tag == *tag).expect("an arrival of a batch under way");
+        assert_eq!((slot.grant, slot.spans.iter().map(|span| span.len).sum::<u64>()), (*grant, *bytes));
+        slot.verify(&self.owner);
+        self.complete += 1;
+        self.bytes += bytes;
+    }
+
+    fn take_arrivals(&mut self) {
+        while let Some(arrival) = self.owner.arrivals.try_recv() {
+            self.on_arrival(&arrival);
+        }
+    }
+
+    /// Takes the end of a batch; returns its slot.
+    async fn on_outcome(&mut self, outcome: Outcome) -> usize {
+        let slot = self.slots.iter().position(|slot| slot.tag == outcome.tag).expect("a batch under way");
+        if outcome.is_ok() {
+            self.take_arrivals();
+            assert!(self.slots[slot].arrived, "batch {} is complete, but its owner has not heard of it", outcome.tag);
+            let (after, now) = (self.slots[slot].after(), self.slots[slot].now(&self.owner));
+            assert!(after == now, "batch {} changed after it was complete", outcome.tag);
+            self.slots[slot].before = after;
+        } else {
+            self.failed += 1;
+            self.owner.engine.revoke(self.slots[slot].grant).await;
+            self.take_arrivals();
+            self.slots[slot].settle(&self.owner);
+            self.grant(slot);
+        }
+        slot
+    }
+
+    async fn step(&mut self, batches: u64) -> bool {
+        tokio::select! {
+            arrival = self.owner.arrivals.recv() => self.on_arrival(&arrival.unwrap()),
+            outcome = self.writer.outcome() => {
+                let slot = self.on_outcome(outcome).await;
+                if self.complete >= batches {
+                    return false;
+                }
+                self.start_batch(slot).await;
+            }
+        }
+        true
+    }
+}
+
+/// Batches until so many are complete.
+pub async fn torn_writes(transport: TransportChoice, batches: u64) {
+    let mut random = Random::from_environment("torn writes");
+    let started = std::time::Instant::now();
+    let owner = Node::start(config("o", transport), (SLOTS * SLOT_BYTES) as usize).await;
+    let proxy = Proxy::before(&owner.descriptor, random.fork()).await;
+    let mut writer = Peer::start("w", transport, SLOTS * LOCAL_SLOT_BYTES).await;
+    writer.aim(&proxy.via(&owner.descriptor)).await;
+    let mut run = Run::begin(owner, writer, random).await;
+    while run.step(batches).await {
+        assert!(run.failed <= batches / 10, "{} batches failed, {} are complete", run.failed, run.complete);
+    }
+    let (kills, seconds) = (proxy.kills(), started.elapsed().as_secs_f64());
+    // What is under way ends before the count is asked for.
+    for _ in 1..SLOTS {
+        let outcome = run.writer.outcome().await;
+        run.on_outcome(outcome).await;
+    }
+    let retries = run.writer.retries().await;
+    let (complete, failed, mib) = (run.complete, run.failed, run.bytes >> 20);
+    println!(
+        "torn writes over {transport}: {complete} batches complete, {mib} MiB, {failed} failed, {kills} connections killed, {retries} parts sent again, \
+         {seconds:.1} s"
+    );
+    assert!(kills >= batches / 50 && retries >= batches / 100, "too few failures to show anything");
+    run.owner.stop().await;
+}
