@@ -32,7 +32,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// In front of an owner. Each connection ends after a random number of bytes, or at a random moment, whichever comes first; half of them without warning.
+    /// In front of an owner. Each connection ends after a random number of bytes, or at a random moment, whichever comes first.
     pub async fn before(owner: &SegmentDescriptor, mut random: Random) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -101,6 +101,25 @@ async fn kill(shared: Arc<Shared>, mut random: Random) {
     }
 }
 
+/// How a connection is killed.
+#[derive(Debug, Clone, Copy)]
+enum Death {
+    /// Both sides hear an end.
+    End,
+    /// Both sides hear a reset; what is on its way is lost.
+    Reset,
+    /// The writer hears a reset. What is on its way arrives at the owner later, as from a network that holds packets back.
+    Limbo(Duration),
+}
+
+/// The fate of a connection: bytes from the writer, bytes from the owner, and what then.
+fn fate(random: &mut Random) -> (u64, u64, Death) {
+    let least = [HANDSHAKE, 64 << 10][random.within(0..2) as usize] * u64::from(!random.once_in(50));
+    let limbo = Duration::from_micros(random.within(500..40_000));
+    let death = [Death::End, Death::Reset, Death::Limbo(limbo), Death::Limbo(limbo)][random.within(0..4) as usize];
+    (least + random.of_any_size(24), least + random.of_any_size(16), death)
+}
+
 async fn forward(mut writer: TcpStream, target: String, shared: Arc<Shared>) {
     let Ok(mut owner) = TcpStream::connect(target).await else { return };
     for stream in [&writer, &owner] {
@@ -108,11 +127,7 @@ async fn forward(mut writer: TcpStream, target: String, shared: Arc<Shared>) {
     }
     let (killed, id) = (CancellationToken::new(), shared.next.fetch_add(1, Relaxed));
     shared.live.lock().unwrap().insert(id, killed.clone());
-    let (forth, back, abruptly) = {
-        let random = &mut *shared.random.lock().unwrap();
-        let least = [HANDSHAKE, 64 << 10][random.within(0..2) as usize] * u64::from(!random.once_in(50));
-        (least + random.of_any_size(24), least + random.of_any_size(16), random.once_in(2))
-    };
+    let (forth, back, death) = fate(&mut shared.random.lock().unwrap());
     let ((from_writer, to_writer), (from_owner, to_owner)) = (writer.split(), owner.split());
     let cut = tokio::select! {
         cut = copy(from_writer, to_owner, forth) => cut,
@@ -121,12 +136,27 @@ async fn forward(mut writer: TcpStream, target: String, shared: Arc<Shared>) {
     };
     shared.kills.fetch_add(u64::from(cut), Relaxed);
     shared.live.lock().unwrap().remove(&id);
-    if abruptly {
-        for stream in [&writer, &owner] {
-            // A reset instead of an end: what is on its way is lost.
-            let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
-        }
+    match death {
+        Death::End => {}
+        Death::Reset => [&writer, &owner].into_iter().for_each(reset_on_close),
+        Death::Limbo(time) => limbo(writer, owner, time).await,
     }
+}
+
+fn reset_on_close(stream: &TcpStream) {
+    // The other side may have closed it already.
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+/// The writer knows that the connection is gone; the owner does not, and gets the rest of it.
+async fn limbo(writer: TcpStream, mut owner: TcpStream, time: Duration) {
+    let mut rest = vec![0; 1 << 20];
+    let held = writer.try_read(&mut rest).unwrap_or(0);
+    reset_on_close(&writer);
+    drop(writer);
+    tokio::time::sleep(time).await;
+    // An owner that has heard of the failure has closed its side.
+    let _ = owner.write_all(&rest[..held]).await;
 }
 
 /// True: stopped by the limit; false: one side has closed.
