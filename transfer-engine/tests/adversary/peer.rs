@@ -1,24 +1,20 @@
-//! Another process with an engine. It is this test binary once more, and does what it is told over its standard input, a socket.
+//! Another process with an engine. It is this test binary once more, and does what it is told over its standard input, a socket; see `other_process.rs`.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use baton_runtime::Telemetry;
-use baton_transfer_engine::{
-    BatchOptions, BatchReport, METRICS, SegmentDescriptor, SpanPair, TransferConfig, TransferError, TransportChoice,
-};
+use baton_transfer_engine::{SegmentDescriptor, SpanPair, TransportChoice};
 use baton_types::GrantId;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
 
-use crate::node::{LONG, Node, config};
-
-/// Set in the other process: the name of its node.
-const NAME: &str = "BATON_TEST_PEER";
+use crate::node::LONG;
+use crate::other_process::{NAME, from_hex, to_hex};
 
 /// What became of a batch in the other process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,16 +30,32 @@ impl Outcome {
     }
 }
 
+/// What a process holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    /// Memory in RAM, bytes.
+    pub resident: u64,
+    /// Open file descriptors.
+    pub files: u64,
+}
+
 /// The other process, as the test sees it. It is killed when this is dropped.
 pub struct Peer {
     child: Child,
     lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
     control: OwnedWriteHalf,
+    /// Heard while waiting for something else.
+    outcomes: VecDeque<Outcome>,
 }
 
 impl Peer {
     /// Starts one whose engine has a segment of `bytes`.
     pub async fn start(name: &str, transport: TransportChoice, bytes: u64) -> Self {
+        Self::start_with(name, transport, bytes, "").await
+    }
+
+    /// With settings of the engine, each as ` name=value`.
+    pub async fn start_with(name: &str, transport: TransportChoice, bytes: u64, settings: &str) -> Self {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "other_process", "--ignored", "--nocapture"])
@@ -54,17 +66,52 @@ impl Peer {
             .unwrap();
         ours.set_nonblocking(true).unwrap();
         let (read, control) = UnixStream::from_std(ours).unwrap().into_split();
-        let mut peer = Self { child, lines: BufReader::new(read).lines(), control };
-        peer.tell(&format!("{transport} {bytes}")).await;
-        assert_eq!(peer.line().await, "ready");
+        let mut peer = Self { child, lines: BufReader::new(read).lines(), control, outcomes: VecDeque::new() };
+        assert_eq!(peer.ask(&format!("{transport} {bytes}{settings}")).await, "ready");
         peer
+    }
+
+    /// Its segment.
+    pub async fn descriptor(&mut self) -> SegmentDescriptor {
+        from_hex(&self.ask("descriptor").await)
     }
 
     /// Where it writes to from now on.
     pub async fn aim(&mut self, descriptor: &SegmentDescriptor) {
-        let mut line = "aim ".to_owned();
-        descriptor.encode().iter().for_each(|byte| write!(line, "{byte:02x}").unwrap());
-        self.tell(&line).await;
+        self.tell(&format!("aim {}", to_hex(descriptor))).await;
+    }
+
+    /// Has it give a right to write, to a node in a generation, or to anybody (`-`), for so long.
+    pub async fn grant(&mut self, id: u64, writer: (&str, u64), range: Range<u64>, time: Duration) {
+        let ((node, generation), Range { start, end }) = (writer, range);
+        self.ask(&format!("grant {id} {node} {generation} {start} {end} {}", time.as_millis())).await;
+    }
+
+    /// Has it end a grant; returns once that is fenced.
+    pub async fn revoke(&mut self, id: u64) {
+        self.ask(&format!("revoke {id}")).await;
+    }
+
+    /// Fills bytes of its segment with a pattern, in place.
+    pub async fn fill(&mut self, tag: u64, range: Range<u64>) {
+        self.ask(&format!("fill {tag} {} {}", range.start, range.end)).await;
+    }
+
+    /// Whether bytes of its segment hold a pattern.
+    pub async fn holds(&mut self, tag: u64, range: Range<u64>) -> bool {
+        self.ask(&format!("holds {tag} {} {}", range.start, range.end)).await == "true"
+    }
+
+    /// Batches of a writer that it has been told of.
+    pub async fn arrivals(&mut self, writer: &str) -> u64 {
+        self.ask(&format!("arrivals {writer}")).await.parse().unwrap()
+    }
+
+    /// What it holds now.
+    pub async fn usage(&mut self) -> Usage {
+        let line = self.ask("usage").await;
+        let (resident, files) = line.split_once(' ').unwrap();
+        Usage { resident: resident.parse().unwrap(), files: files.parse().unwrap() }
     }
 
     /// Has it write a batch of spans, filled with pattern `tag` as it stands at their remote offsets.
@@ -78,15 +125,15 @@ impl Peer {
 
     /// The next batch that ended.
     pub async fn outcome(&mut self) -> Outcome {
-        let line = self.line().await;
-        let (tag, result) = line.split_once(' ').unwrap();
-        Outcome { tag: tag.parse().unwrap(), result: result.to_owned() }
+        match self.outcomes.pop_front() {
+            Some(outcome) => outcome,
+            None => self.line().await.expect_err("nothing was asked"),
+        }
     }
 
-    /// Parts of batches that it sent again. No batch may be under way.
+    /// Parts of batches that it sent again.
     pub async fn retries(&mut self) -> u64 {
-        self.tell("retries").await;
-        self.line().await.parse().unwrap()
+        self.ask("retries").await.parse().unwrap()
     }
 
     /// Stops it, as a node that hangs; when this returns, it runs no more.
@@ -114,10 +161,27 @@ impl Peer {
         self.control.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// The next line; whoever drops the future loses nothing.
-    async fn line(&mut self) -> String {
+    /// Its answer to a command.
+    pub async fn ask(&mut self, command: &str) -> String {
+        self.tell(command).await;
+        loop {
+            match self.line().await {
+                Ok(answer) => return answer,
+                Err(outcome) => self.outcomes.push_back(outcome),
+            }
+        }
+    }
+
+    /// The next answer, or the next end of a batch; whoever drops the future loses nothing.
+    async fn line(&mut self) -> Result<String, Outcome> {
         let line = tokio::time::timeout(LONG, self.lines.next_line()).await.expect("the other process answers in time");
-        line.unwrap().expect("the other process lives")
+        let line = line.unwrap().expect("the other process lives");
+        let (kind, rest) = line.split_once(' ').unwrap();
+        if kind == "answer" {
+            return Ok(rest.to_owned());
+        }
+        let (tag, result) = rest.split_once(' ').unwrap();
+        Err(Outcome { tag: tag.parse().unwrap(), result: result.to_owned() })
     }
 }
 
@@ -126,90 +190,4 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// What the other process does, until the test closes its end.
-pub fn run_as_other_process() {
-    let Ok(name) = std::env::var(NAME) else { return };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let control = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let control = std::os::unix::net::UnixStream::from(control);
-    control.set_nonblocking(true).unwrap();
-    runtime.block_on(async {
-        let (read, write) = UnixStream::from_std(control).unwrap().into_split();
-        serve(&name, BufReader::new(read).lines(), write).await;
-    });
-    runtime.shutdown_timeout(Duration::from_secs(1));
-}
-
-async fn serve(name: &str, mut commands: tokio::io::Lines<BufReader<OwnedReadHalf>>, control: OwnedWriteHalf) {
-    let telemetry = Telemetry::install(&[METRICS]).unwrap();
-    let first = commands.next_line().await.unwrap().unwrap();
-    let (transport, bytes) = first.split_once(' ').unwrap();
-    let node = Node::start(other_config(name, transport.parse().unwrap()), bytes.parse().unwrap()).await;
-    let (replies, outgoing) = mpsc::channel(1024);
-    let answering = tokio::task::LocalSet::new();
-    answering.spawn_local(answer(outgoing, control));
-    replies.send("ready".to_owned()).await.unwrap();
-    answering
-        .run_until(async {
-            let mut target = None;
-            while let Ok(Some(line)) = commands.next_line().await {
-                let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
-                match command {
-                    "aim" => target = Some(decode(rest)),
-                    "write" => start_write(&node, target.as_ref().unwrap(), rest, replies.clone()),
-                    "retries" => replies.send(retries(&telemetry.render()).to_string()).await.unwrap(),
-                    other => panic!("unknown command {other}"),
-                }
-            }
-        })
-        .await;
-}
-
-fn other_config(name: &str, transport: TransportChoice) -> TransferConfig {
-    config(name, transport)
-}
-
-async fn answer(mut outgoing: mpsc::Receiver<String>, mut control: OwnedWriteHalf) {
-    while let Some(line) = outgoing.recv().await {
-        // The test may be over.
-        let _ = control.write_all(format!("{line}\n").as_bytes()).await;
-    }
-}
-
-fn decode(hex: &str) -> SegmentDescriptor {
-    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
-    let bytes: Vec<u8> = hex.as_bytes().chunks(2).map(byte).collect();
-    SegmentDescriptor::decode(&bytes).unwrap()
-}
-
-fn start_write(node: &Node, target: &SegmentDescriptor, arguments: &str, replies: mpsc::Sender<String>) {
-    let mut words = arguments.split(' ');
-    let mut number = || words.next().unwrap().parse::<u64>().unwrap();
-    let (tag, grant) = (number(), GrantId(number()));
-    let spans: Vec<SpanPair> = words.map(parse_span).collect();
-    for span in &spans {
-        node.memory.fill(span.local_offset, span.len, tag, span.remote_offset);
-    }
-    let options = BatchOptions::new(std::time::Instant::now() + LONG).tag(tag);
-    let batch = node.engine.write(node.segment, target, grant, spans, options);
-    tokio::task::spawn_local(async move {
-        let _ = replies.send(format!("{tag} {}", describe(batch.await))).await;
-    });
-}
-
-fn describe(result: Result<BatchReport, TransferError>) -> String {
-    result.map_or_else(|error| error.to_string(), |_| "ok".to_owned())
-}
-
-fn parse_span(text: &str) -> SpanPair {
-    let numbers: Vec<u64> = text.split(':').map(|number| number.parse().unwrap()).collect();
-    SpanPair { local_offset: numbers[0], remote_offset: numbers[1], len: numbers[2] }
-}
-
-/// The sum of the counter's lines in the page of metrics.
-fn retries(page: &str) -> u64 {
-    let lines = page.lines().filter(|line| line.starts_with("baton_transfer_retries_total"));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }

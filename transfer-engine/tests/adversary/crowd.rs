@@ -1,0 +1,130 @@
+//! A thousand peers: many engines in a few processes, all connected to one.
+
+use std::time::{Duration, Instant};
+
+use baton_transfer_engine::{Batch, BatchOptions, SegmentDescriptor, SpanPair, TransferConfig, TransportChoice};
+use baton_types::{GrantId, NodeId};
+use tokio::time::sleep;
+
+use crate::node::{LONG, Node};
+use crate::other_process::{from_hex, to_hex};
+use crate::peer::{Peer, Usage};
+
+/// What each peer writes once.
+const BYTES: u64 = 4096;
+/// The grant of everybody.
+const GRANT: GrantId = GrantId(1);
+const PROCESSES: u64 = 4;
+const PEERS_PER_PROCESS: u64 = 250;
+const PEERS: u64 = PROCESSES * PEERS_PER_PROCESS;
+/// The target of issue 3: memory of one idle peer, bytes.
+const PEER_BYTES: u64 = 64 << 10;
+/// And its file descriptors.
+const PEER_FILES: u64 = 2;
+/// Without work for this long, milliseconds, connections are closed.
+const IDLE_MS: u64 = 6000;
+
+/// The engines of a process beside its first one.
+pub struct Crowd {
+    config: TransferConfig,
+    nodes: Vec<Node>,
+}
+
+impl Crowd {
+    pub fn new(config: TransferConfig) -> Self {
+        Self { config, nodes: Vec::new() }
+    }
+
+    /// Starts so many engines; returns their segments.
+    pub async fn gather(&mut self, count: &str) -> String {
+        for index in 0..count.parse::<u64>().unwrap() {
+            let node = NodeId::new(&format!("{}-{index}", self.config.node)).unwrap();
+            let node = Node::start(TransferConfig { node, ..self.config.clone() }, BYTES as usize).await;
+            node.grant_to_all(GRANT, BYTES);
+            self.nodes.push(node);
+        }
+        let descriptors: Vec<_> = self.nodes.iter().map(|node| to_hex(&node.descriptor)).collect();
+        descriptors.join(" ")
+    }
+
+    /// Each writes once.
+    pub async fn write(&self, target: &SegmentDescriptor) -> String {
+        finish(self.nodes.iter().map(|node| write_once(node, target)).collect()).await
+    }
+}
+
+/// One engine writes once to each.
+pub async fn write_to_all(node: &Node, descriptors: &str) -> String {
+    finish(descriptors.split(' ').map(|descriptor| write_once(node, &from_hex(descriptor))).collect()).await
+}
+
+fn write_once(node: &Node, target: &SegmentDescriptor) -> Batch {
+    let span = SpanPair { local_offset: 0, remote_offset: 0, len: BYTES };
+    node.engine.write(node.segment, target, GRANT, vec![span], BatchOptions::new(Instant::now() + LONG))
+}
+
+async fn finish(batches: Vec<Batch>) -> String {
+    for batch in batches {
+        if let Err(error) = batch.await {
+            return error.to_string();
+        }
+    }
+    "ok".to_owned()
+}
+
+/// What one of a thousand peers costs.
+fn per_peer(before: Usage, after: Usage, peers: u64) -> (u64, f64) {
+    (
+        after.resident.saturating_sub(before.resident) / peers,
+        after.files.saturating_sub(before.files) as f64 / peers as f64,
+    )
+}
+
+/// A hub that a thousand peers have written to, and that has written to each of them.
+pub async fn thousand_peers(transport: TransportChoice) {
+    let settings = format!(" idle_timeout={IDLE_MS} connect_timeout=20000 max_connections=1024");
+    let mut hub = Peer::start_with("hub", transport, BYTES, &settings).await;
+    hub.grant(GRANT.0, ("-", 0), 0..BYTES, LONG).await;
+    let target = hub.descriptor().await;
+    let (mut processes, mut crowd, mut quiet) = (Vec::new(), Vec::new(), Vec::new());
+    for index in 0..PROCESSES {
+        let mut process = Peer::start_with(&format!("p{index}"), transport, BYTES, &settings).await;
+        process.aim(&target).await;
+        crowd.push(process.ask(&format!("crowd {PEERS_PER_PROCESS}")).await);
+        quiet.push(process.usage().await);
+        processes.push(process);
+    }
+    let before = hub.usage().await;
+    for process in &mut processes {
+        assert_eq!(process.ask("crowd-writes").await, "ok");
+    }
+    let heard = hub.usage().await;
+    let in_crowd = processes[0].usage().await;
+    assert_eq!(hub.ask(&format!("write-to-all {}", crowd.join(" "))).await, "ok");
+    let spoken = hub.usage().await;
+    let others = processes[0].usage().await;
+    report(transport, "owner, written to by each", per_peer(before, heard, PEERS));
+    report(transport, "a writer of one", per_peer(quiet[0], in_crowd, PEERS_PER_PROCESS));
+    report(transport, "writer to each and owner", per_peer(before, spoken, PEERS));
+    report(transport, "a peer of one, both ways", per_peer(quiet[0], others, PEERS_PER_PROCESS));
+
+    let started = Instant::now();
+    let mut all_before = vec![(hub, before)];
+    all_before.extend(processes.into_iter().zip(quiet));
+    for (process, before) in &mut all_before {
+        while process.usage().await.files > before.files {
+            assert!(started.elapsed() < Duration::from_millis(2 * IDLE_MS), "connections outlive the idle timeout");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    println!(
+        "{PEERS} peers over {transport}: all connections closed {:.1?} after the last measurement",
+        started.elapsed()
+    );
+}
+
+fn report(transport: TransportChoice, who: &str, (bytes, files): (u64, f64)) {
+    println!("{PEERS} peers over {transport}: {who}: {bytes} bytes and {files:.2} file descriptors per idle peer");
+    assert!(bytes <= PEER_BYTES && files <= PEER_FILES as f64);
+    assert!(files >= 1.0, "the peers are not connected");
+}
