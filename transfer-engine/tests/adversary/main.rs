@@ -5,11 +5,15 @@
 
 mod crowd;
 mod fencing;
+mod flood;
+mod fuzz;
+mod hostile;
 mod node;
 mod other_process;
 mod pattern;
 mod peer;
 mod proxy;
+mod raw;
 mod torn_writes;
 
 use baton_transfer_engine::{TransportChoice, TransportKind};
@@ -35,4 +39,63 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_tcp() {
 #[tokio::test]
 async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_tcp() {
     crowd::thousand_peers(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lies_about_grants_are_refused_with_a_reason_over_tcp() {
+    hostile::lies_about_grants(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lies_in_the_handshake_are_refused_with_a_reason_over_tcp() {
+    hostile::lies_in_the_handshake(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_frames_end_their_connection_with_a_reason_over_tcp() {
+    hostile::broken_frames(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_take_for_ever_are_closed_over_tcp() {
+    hostile::slow_peers(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_never_reads_is_closed_over_tcp() {
+    hostile::deaf_peer(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_silent_connections_hurt_nobody_over_tcp() {
+    flood::silent_connections(TCP).await;
+}
+
+#[ignore = "an owner that is full of idle connections takes no new peer yet"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_idle_connections_keep_nobody_out_over_tcp() {
+    flood::idle_connections(TCP).await;
+}
+
+#[ignore = "an owner waits for the rest of a frame's first eight bytes without limit yet"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_that_never_ends_is_closed_over_tcp() {
+    flood::half_heads(TCP).await;
+}
+
+#[ignore = "an owner keeps account of any number of parts yet"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_without_end_takes_bounded_memory_over_tcp() {
+    flood::endless_batch(TCP).await;
+}
+
+#[ignore = "a connection with frames but no payload never lets others run yet"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_keep_an_owner_busy_starve_nobody_over_tcp() {
+    flood::busy_peers(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mutated_transcripts_do_no_harm_over_tcp() {
+    fuzz::mutated_transcripts(TCP).await;
 }

@@ -26,6 +26,7 @@ pub const NAME: &str = "BATON_TEST_PEER";
 /// Obeys until the test closes its end.
 pub fn run() {
     let Ok(name) = std::env::var(NAME) else { return };
+    crate::flood::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let control = std::os::unix::net::UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     control.set_nonblocking(true).unwrap();
@@ -106,9 +107,10 @@ impl OtherProcess {
             "aim" => self.target = Some(from_hex(rest)),
             "write" => self.write(rest),
             "descriptor" => self.answer(to_hex(&self.node.descriptor)).await,
-            "retries" => self.answer(retries(&self.telemetry.render())).await,
+            "retries" => self.answer(self.total("baton_transfer_retries_total")).await,
+            "panics" => self.answer(self.total("baton_process_task_panics_total")).await,
             "usage" => self.answer(usage()).await,
-            "arrivals" => self.answer(self.arrived.lock().unwrap().get(rest).copied().unwrap_or(0)).await,
+            "arrivals" => self.answer(self.arrivals(rest)).await,
             "grant" => self.answer(self.grant(rest)).await,
             "revoke" => self.answer(self.revoke(rest).await).await,
             "fill" => self.answer(self.fill(rest)).await,
@@ -121,6 +123,17 @@ impl OtherProcess {
             "write-to-all" => self.answer(crate::crowd::write_to_all(&self.node, rest).await).await,
             other => panic!("unknown command {other}"),
         }
+    }
+
+    fn arrivals(&self, writer: &str) -> u64 {
+        self.arrived.lock().unwrap().get(writer).copied().unwrap_or(0)
+    }
+
+    /// The sum of a counter's lines in the page of metrics.
+    fn total(&self, counter: &str) -> u64 {
+        let page = self.telemetry.render();
+        let lines = page.lines().filter(|line| line.starts_with(counter));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 
     fn write(&self, arguments: &str) {
@@ -180,12 +193,6 @@ fn describe(result: Result<BatchReport, TransferError>) -> String {
 fn parse_span(text: &str) -> SpanPair {
     let numbers: Vec<u64> = text.split(':').map(|number| number.parse().unwrap()).collect();
     SpanPair { local_offset: numbers[0], remote_offset: numbers[1], len: numbers[2] }
-}
-
-/// The sum of the counter's lines in the page of metrics.
-fn retries(page: &str) -> u64 {
-    let lines = page.lines().filter(|line| line.starts_with("baton_transfer_retries_total"));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
 fn usage() -> String {

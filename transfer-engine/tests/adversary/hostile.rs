@@ -1,0 +1,345 @@
+//! Peers that lie, stall and flood. Each is refused, with a reason where it speaks the protocol at all; the owner's memory stays bounded, and a well-behaved
+//! peer's batches complete all the while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use baton_transfer_engine::{SegmentDescriptor, SpanPair, TransportChoice};
+use baton_types::GrantId;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::node::LONG;
+use crate::peer::{Peer, Usage};
+use crate::raw::{Raw, Reply, VERSION, commit, data, frame, hello, kind, refused, rejected};
+
+const MIB: u64 = 1 << 20;
+/// The well-behaved peer's range of the victim's memory.
+const GOOD: std::ops::Range<u64> = 0..MIB;
+/// The hostile peer's grant.
+pub const GRANTED: std::ops::Range<u64> = 2 * MIB..3 * MIB;
+const SEGMENT_BYTES: u64 = 4 * MIB;
+/// Pattern of the memory that nobody may write.
+const UNTOUCHED: u64 = 77;
+/// Grants of the victim.
+pub mod grant {
+    pub const GOOD: u64 = 1;
+    pub const HOSTILE: u64 = 2;
+    pub const REVOKED: u64 = 3;
+    pub const EXPIRED: u64 = 4;
+    pub const OTHER_GENERATION: u64 = 5;
+    pub const SOMEBODY_ELSES: u64 = 6;
+    pub const UNKNOWN: u64 = 99;
+}
+/// Settings of the victim, milliseconds.
+pub const CONNECT_MS: u64 = 1000;
+pub const PROGRESS_MS: u64 = 500;
+/// Growth of the victim's memory that is never exceeded: 1,024 connections of at most 8 KiB of frame, 16 KiB of scratch and 8 KiB of state.
+const GROWTH_LIMIT: u64 = 32 * MIB;
+/// How much slower the well-behaved peer's batches may be on average, on a machine that is busy with the attack: it shares two cores with both sides of it.
+const SLOWER: f64 = 10.0;
+/// How often a series of quick attacks is run.
+const REPEATS: usize = 20;
+/// The longest that one of them may take.
+const SLOWEST: Duration = Duration::from_secs(2);
+
+/// An owner in another process, and a well-behaved peer of it in a third.
+pub struct Scene {
+    pub victim: Peer,
+    pub descriptor: SegmentDescriptor,
+    good: Option<Peer>,
+    before: Usage,
+    /// Of a batch of the well-behaved peer, when nothing else happens.
+    calm: Duration,
+    done: u64,
+}
+
+/// What the well-behaved peer did meanwhile.
+struct Meanwhile {
+    batches: u64,
+    time: Duration,
+    slowest: Duration,
+}
+
+impl Meanwhile {
+    fn mean(&self) -> Duration {
+        self.time / self.batches as u32
+    }
+}
+
+impl Scene {
+    pub async fn set(transport: TransportChoice) -> Self {
+        let settings = format!(" connect_timeout={CONNECT_MS} progress_timeout={PROGRESS_MS}");
+        let mut victim = Peer::start_with("victim", transport, SEGMENT_BYTES, &settings).await;
+        victim.fill(UNTOUCHED, 0..SEGMENT_BYTES).await;
+        victim.grant(grant::GOOD, ("good", 1), GOOD, LONG).await;
+        victim.grant(grant::HOSTILE, ("hostile", 1), GRANTED, LONG).await;
+        victim.grant(grant::REVOKED, ("hostile", 1), GRANTED, LONG).await;
+        victim.grant(grant::EXPIRED, ("hostile", 1), GRANTED, Duration::from_millis(1)).await;
+        victim.grant(grant::OTHER_GENERATION, ("hostile", 2), GRANTED, LONG).await;
+        victim.grant(grant::SOMEBODY_ELSES, ("good", 1), GRANTED, LONG).await;
+        victim.revoke(grant::REVOKED).await;
+        let descriptor = victim.descriptor().await;
+        let mut good = Peer::start("good", transport, MIB).await;
+        good.aim(&descriptor).await;
+        let before = victim.usage().await;
+        let mut scene = Self { victim, descriptor, good: Some(good), before, calm: Duration::ZERO, done: 0 };
+        let (calm, ()) = scene.meanwhile(async |_, _| sleep(Duration::from_millis(500)).await).await;
+        (scene.calm, scene.before) = (calm.mean(), scene.victim.usage().await);
+        scene
+    }
+
+    /// A connection of the hostile peer, after the handshake.
+    pub async fn hostile(&self, connection: u64) -> Raw {
+        Raw::open(&self.descriptor, connection, ("hostile", 1)).await
+    }
+
+    /// Runs an attack; then checks that it cost nobody anything.
+    pub async fn endures<T>(&mut self, what: &str, attack: impl AsyncFnOnce(&mut Peer, &SegmentDescriptor) -> T) -> T {
+        let (meanwhile, result) = self.meanwhile(attack).await;
+        self.check(what, &meanwhile).await;
+        result
+    }
+
+    /// Has the well-behaved peer write as long as something else happens.
+    async fn meanwhile<T>(&mut self, attack: impl AsyncFnOnce(&mut Peer, &SegmentDescriptor) -> T) -> (Meanwhile, T) {
+        let end = Arc::new(AtomicBool::new(false));
+        let good = steadily(self.good.take().unwrap(), self.done, Arc::clone(&end));
+        let result = attack(&mut self.victim, &self.descriptor).await;
+        end.store(true, Relaxed);
+        let (good, meanwhile) = good.await.unwrap();
+        self.good = Some(good);
+        self.done += meanwhile.batches;
+        (meanwhile, result)
+    }
+
+    async fn check(&mut self, what: &str, meanwhile: &Meanwhile) {
+        let usage = self.victim.usage().await;
+        let growth = usage.resident.saturating_sub(self.before.resident);
+        println!(
+            "{what}: the victim holds {} KiB more; a well-behaved peer's {} batches of 1 MiB took {:.1?} on average, {:.1?} at most (alone {:.1?})",
+            growth >> 10,
+            meanwhile.batches,
+            meanwhile.mean(),
+            meanwhile.slowest,
+            self.calm,
+        );
+        assert!(growth <= GROWTH_LIMIT, "{what}: the victim's memory grew by {growth} bytes");
+        assert!(meanwhile.slowest <= SLOWEST, "{what}: a batch took {:?}", meanwhile.slowest);
+        assert!(meanwhile.mean().as_secs_f64() <= SLOWER * self.calm.as_secs_f64(), "{what}: {:?}", meanwhile.mean());
+        let good = self.victim.arrivals("good").await;
+        assert_eq!(good, self.done, "{what}: batches of the well-behaved peer");
+        assert!(self.victim.holds(self.done, GOOD).await, "{what}: the well-behaved peer's bytes are not as written");
+        for range in [GOOD.end..GRANTED.start, GRANTED.end..SEGMENT_BYTES] {
+            assert!(self.victim.holds(UNTOUCHED, range).await, "{what}: bytes outside of any grant have changed");
+        }
+    }
+}
+
+/// Batch after batch, until it is told to end. Tags go on from `done`.
+fn steadily(mut good: Peer, done: u64, end: Arc<AtomicBool>) -> JoinHandle<(Peer, Meanwhile)> {
+    #[allow(clippy::disallowed_methods)] // a panic in it reaches the test with its end
+    tokio::spawn(async move {
+        let mut meanwhile = Meanwhile { batches: 0, time: Duration::ZERO, slowest: Duration::ZERO };
+        while !end.load(Relaxed) || meanwhile.batches == 0 {
+            let (tag, begun) = (done + meanwhile.batches + 1, Instant::now());
+            good.write(tag, GrantId(grant::GOOD), &[SpanPair { local_offset: 0, remote_offset: 0, len: MIB }]).await;
+            let outcome = good.outcome().await;
+            assert!(outcome.is_ok(), "the well-behaved peer: {outcome:?}");
+            meanwhile.batches += 1;
+            meanwhile.time += begun.elapsed();
+            meanwhile.slowest = meanwhile.slowest.max(begun.elapsed());
+        }
+        (good, meanwhile)
+    })
+}
+
+/// What it is, grant, segment, spans of offset and length, and the reason for which it is refused.
+type Lie<'a> = (&'a str, u64, u32, &'a [(u64, u32)], u8);
+
+/// Writes that no grant covers: each refused for its own reason, nothing lands, and the connection goes on.
+pub async fn lies_about_grants(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let mut raw = scene.hostile(1).await;
+    let (start, end, id) = (GRANTED.start, GRANTED.end, grant::HOSTILE);
+    let lies: &[Lie] = &[
+        ("before the grant", id, 0, &[(start - 1, 2)], refused::OUT_OF_RANGE),
+        ("past the grant", id, 0, &[(end - 1, 2)], refused::OUT_OF_RANGE),
+        ("elsewhere", id, 0, &[(0, 4096)], refused::OUT_OF_RANGE),
+        ("one of two", id, 0, &[(start, 4096), (end, 1)], refused::OUT_OF_RANGE),
+        ("around the end of all numbers", id, 0, &[(u64::MAX, 4096)], refused::OUT_OF_RANGE),
+        ("past the segment", id, 0, &[(SEGMENT_BYTES, 1)], refused::OUT_OF_RANGE),
+        ("another segment", id, 1, &[(start, 1)], refused::WRONG_SEGMENT),
+        ("unknown grant", grant::UNKNOWN, 0, &[(start, 1)], refused::UNKNOWN_GRANT),
+        ("revoked grant", grant::REVOKED, 0, &[(start, 1)], refused::REVOKED),
+        ("expired grant", grant::EXPIRED, 0, &[(start, 1)], refused::EXPIRED),
+        ("a grant of another generation", grant::OTHER_GENERATION, 0, &[(start, 1)], refused::WRONG_WRITER),
+        ("somebody else's grant", grant::SOMEBODY_ELSES, 0, &[(start, 1)], refused::WRONG_WRITER),
+    ];
+    scene
+        .endures("lies about grants", async |victim, _| {
+            victim.fill(UNTOUCHED, GRANTED).await;
+            for (batch, (what, grant, segment, spans, reason)) in
+                lies.iter().cycle().take(REPEATS * lies.len()).enumerate()
+            {
+                let bytes: u64 = spans.iter().map(|(_, len)| u64::from(*len)).sum();
+                raw.send(&data(batch as u64, *grant, *segment, spans)).await;
+                raw.send(&vec![0xaa; bytes as usize]).await;
+                raw.send(&commit(batch as u64, *grant, *segment, (0, 1), bytes)).await;
+                let reply = raw.reply().await;
+                assert!(matches!(&reply, Reply::Refuse(code, _) if code == reason), "{what}: {reply:?}");
+                // A trailer alone is a notification, which needs the grant as well.
+                raw.send(&commit((1 << 32) + batch as u64, *grant, *segment, (0, 1), 0)).await;
+                let reply = raw.reply().await;
+                let in_range = *reason == refused::OUT_OF_RANGE;
+                assert!(
+                    in_range && reply == Reply::Ack || matches!(reply, Reply::Refuse(code, _) if code == *reason),
+                    "{what}"
+                );
+            }
+            assert!(victim.holds(UNTOUCHED, GRANTED).await, "refused bytes have landed");
+        })
+        .await;
+}
+
+/// Connections under a wrong name, generation or version.
+pub async fn lies_in_the_handshake(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let _newer = Raw::open(&scene.descriptor, 1, ("hostile", 5)).await;
+    let me = ("hostile", 5);
+    let lies = [
+        ("an earlier generation of the target", hello(VERSION, 2, me, ("victim", 0)), rejected::STALE_TARGET),
+        ("a later generation of the target", hello(VERSION, 2, me, ("victim", 2)), rejected::STALE_TARGET),
+        ("an earlier generation of itself", hello(VERSION, 2, ("hostile", 4), ("victim", 1)), rejected::STALE_WRITER),
+        ("another target", hello(VERSION, 2, me, ("somebody", 1)), rejected::WRONG_NODE),
+        ("a version of the far future", hello(VERSION + 2, 2, me, ("victim", 1)), rejected::VERSION),
+        ("no version", hello(0, 2, me, ("victim", 1)), rejected::VERSION),
+        ("a number that is in use", hello(VERSION, 1, me, ("victim", 1)), rejected::IN_USE),
+    ];
+    scene
+        .endures("lies in the handshake", async |_, descriptor| {
+            for (what, bytes, code) in lies.iter().cycle().take(REPEATS * lies.len()) {
+                let mut raw = Raw::connect(descriptor).await.unwrap();
+                raw.send(bytes).await;
+                assert_eq!(raw.reply().await, Reply::Reject(*code), "{what}");
+                assert_eq!(raw.reply().await, Reply::Closed, "{what}");
+            }
+        })
+        .await;
+}
+
+/// Frames that are none, or that promise what nobody can keep: each ends its connection with a message.
+pub async fn broken_frames(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let (start, id) = (GRANTED.start, grant::HOSTILE);
+    let many = vec![(start, 1); 257];
+    let mut longest = data(1, id, 0, &[(start, 1)]);
+    longest[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+    let broken = [
+        ("a frame of 4 GiB", longest, "4294967295 bytes"),
+        ("a payload of 4 GiB", data(1, id, 0, &[(start, u32::MAX)]), "malformed"),
+        ("257 spans", data(1, id, 0, &many), "malformed"),
+        ("half a span", frame(kind::DATA, &[0; 30]), "malformed"),
+        ("a trailer of more bytes than came", commit(1, id, 0, (0, 1), u64::MAX), "0 came"),
+        ("part 1 of 1", commit(1, id, 0, (1, 1), 0), "malformed"),
+        ("no parts", commit(1, id, 0, (0, 0), 0), "malformed"),
+        ("a short trailer", frame(kind::COMMIT, &[0; 43]), "malformed"),
+        ("a long trailer", frame(kind::COMMIT, &[0; 45]), "malformed"),
+        ("an empty cancel", frame(kind::CANCEL, &[]), "malformed"),
+        ("a fence of itself", frame(kind::FENCE, &9u64.to_be_bytes()), "fence itself"),
+        ("an unknown kind", frame(200, b"what"), "unknown kind 200"),
+        ("a second handshake", hello(VERSION, 9, ("hostile", 1), ("victim", 1))[8..].to_vec(), "unknown kind 1"),
+        ("unknown flags", vec![kind::DATA, 1, 0, 0, 0, 0, 0, 0], "unknown flags"),
+        ("text", b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unknown flags"),
+    ];
+    scene
+        .endures("broken frames", async |_, descriptor| {
+            for (what, bytes, expected) in broken.iter().cycle().take(REPEATS * broken.len()) {
+                let mut raw = Raw::open(descriptor, 9, ("hostile", 1)).await;
+                raw.send(bytes).await;
+                let reply = raw.reply().await;
+                assert!(matches!(&reply, Reply::Fault(why) if why.contains(expected)), "{what}: {reply:?}");
+                assert_eq!(raw.reply().await, Reply::Closed, "{what}");
+            }
+        })
+        .await;
+}
+
+/// How long the victim takes to close a connection on which nothing sensible comes.
+async fn closes_within(mut raw: Raw, limit: Duration, what: &str) {
+    let begun = Instant::now();
+    loop {
+        match raw.reply_within(limit.saturating_sub(begun.elapsed())).await {
+            Some(Reply::Closed) => return println!("{what}: closed after {:.1?}", begun.elapsed()),
+            Some(_) => {}
+            None => panic!("{what}: still open after {:?}", begun.elapsed()),
+        }
+    }
+}
+
+/// Sends byte after byte, with a pause in front of each, until all are sent or the victim closes.
+async fn closes_while_it_drips(mut raw: Raw, bytes: Vec<u8>, pause: Duration, limit: Duration, what: &str) {
+    let begun = Instant::now();
+    for byte in bytes {
+        raw.send(&[byte]).await;
+        match raw.reply_within(pause).await {
+            Some(Reply::Closed) => return println!("{what}: closed after {:.1?}", begun.elapsed()),
+            _ => assert!(begun.elapsed() < limit, "{what}: still open after {:?}", begun.elapsed()),
+        }
+    }
+    closes_within(raw, limit.saturating_sub(begun.elapsed()), what).await;
+}
+
+/// Peers that take for ever.
+pub async fn slow_peers(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let greeting = Duration::from_millis(CONNECT_MS + 500);
+    // The victim waits twice as long as a writer would.
+    let patience = Duration::from_millis(2 * PROGRESS_MS + 500);
+    let pause = Duration::from_millis(50);
+    scene
+        .endures("slow peers", async |victim, descriptor| {
+            let connect = async || Raw::connect(descriptor).await.unwrap();
+            let open = async |connection| Raw::open(descriptor, connection, ("hostile", 1)).await;
+            let slow = hello(VERSION, 1, ("hostile", 1), ("victim", 1));
+            let endless = data(1, grant::HOSTILE, 0, &[(GRANTED.start, 4096)]);
+            let mut payload = open(4).await;
+            payload.send(&endless).await;
+            payload.send(&[1; 1000]).await;
+            let mut ended = open(5).await;
+            victim.grant(200, ("hostile", 1), GRANTED, LONG).await;
+            ended.send(&data(1, 200, 0, &[(GRANTED.start, 64 << 10)])).await;
+            victim.revoke(200).await;
+            tokio::join!(
+                closes_within(connect().await, greeting, "silence"),
+                closes_while_it_drips(connect().await, slow, pause, greeting, "a handshake byte by byte"),
+                closes_while_it_drips(open(2).await, endless[..30].to_vec(), pause, patience, "a head byte by byte"),
+                closes_within(payload, patience, "a payload that stops"),
+                closes_while_it_drips(
+                    ended,
+                    vec![1; 1000],
+                    pause,
+                    patience,
+                    "a payload byte by byte after its grant's end"
+                ),
+            );
+        })
+        .await;
+}
+
+/// A peer that never reads what it is told.
+pub async fn deaf_peer(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let mut raw = scene.hostile(1).await;
+    scene
+        .endures("a deaf peer", async |_, _| {
+            let lie: Vec<u8> = (0..1000).flat_map(|batch| data(batch, grant::UNKNOWN, 0, &[])).collect();
+            let begun = Instant::now();
+            // Each of these is answered with about fifty bytes.
+            while tokio::io::AsyncWriteExt::write_all(&mut raw.0, &lie).await.is_ok() {
+                assert!(begun.elapsed() < Duration::from_secs(10), "the victim still takes what it cannot answer");
+            }
+        })
+        .await;
+}
