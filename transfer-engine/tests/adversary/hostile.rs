@@ -250,7 +250,7 @@ pub async fn broken_frames(transport: TransportChoice) {
         ("a fence of itself", frame(kind::FENCE, &9u64.to_be_bytes()), "fence itself"),
         ("an unknown kind", frame(200, b"what"), "unknown kind 200"),
         ("a second handshake", hello(VERSION, 9, ("hostile", 1), ("victim", 1))[8..].to_vec(), "unknown kind 1"),
-        ("unknown flags", vec![kind::DATA, 1, 0, 0, 0, 0, 0, 0], "unknown flags"),
+        ("unknown flags", vec![kind::DATA, 2, 0, 0, 0, 0, 0, 0], "unknown flags"),
         ("text", b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unknown flags"),
     ];
     scene

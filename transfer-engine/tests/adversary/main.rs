@@ -18,7 +18,10 @@ mod torn_writes;
 
 use baton_transfer_engine::{TransportChoice, TransportKind};
 
+use torn_writes::Killer;
+
 const TCP: TransportChoice = TransportChoice::Only(TransportKind::Tcp);
+const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
 
 #[test]
 #[ignore = "the other process of the tests here, which start it themselves"]
@@ -28,7 +31,7 @@ fn other_process() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_byte_is_there_when_a_batch_is_announced_while_connections_die_over_tcp() {
-    torn_writes::torn_writes(TCP, 10_000).await;
+    torn_writes::torn_writes(TCP, Killer::Proxy, 10_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,4 +101,25 @@ async fn peers_that_keep_an_owner_busy_starve_nobody_over_tcp() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mutated_transcripts_do_no_harm_over_tcp() {
     fuzz::mutated_transcripts(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_tcp() {
+    torn_writes::torn_writes(TCP, Killer::Writer, 10_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_shm() {
+    torn_writes::torn_writes(SHM, Killer::Writer, 10_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
+    fencing::fencing(SHM).await;
+}
+
+#[ignore = "a writer keeps the file of each lane's slots open: three descriptors for a peer that is written to and writes"]
+#[tokio::test]
+async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_shm() {
+    crowd::thousand_peers(SHM).await;
 }

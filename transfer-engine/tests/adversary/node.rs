@@ -40,7 +40,7 @@ pub struct Node {
 
 impl Node {
     pub async fn start(config: TransferConfig, bytes: usize) -> Self {
-        let (tasks, memory) = (TaskSet::new(), Memory(Arc::new(MemoryRegion::allocate(bytes).unwrap())));
+        let (tasks, memory) = (TaskSet::new(), Memory(Arc::new(MemoryRegion::allocate_shared(bytes).unwrap())));
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
         let (segment, descriptor) = engine.register(Arc::clone(&memory.0)).unwrap();
         Self { engine, arrivals, memory, segment, descriptor, tasks }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::crowd::Crowd;
 use crate::node::{LONG, Node, config};
-use crate::pattern::pattern;
+use crate::pattern::{Random, pattern};
 
 /// Set in the other process: the name of its node.
 pub const NAME: &str = "BATON_TEST_PEER";
@@ -46,6 +47,7 @@ struct OtherProcess {
     target: Option<SegmentDescriptor>,
     arrived: Arrived,
     lines: mpsc::Sender<String>,
+    disconnects: Arc<AtomicU64>,
     crowd: Crowd,
 }
 
@@ -61,7 +63,15 @@ async fn serve(name: &str, mut commands: Lines<BufReader<OwnedReadHalf>>, contro
     tokio::task::spawn_local(count(arrivals, Arc::clone(&arrived)));
     let (lines, outgoing) = mpsc::channel(1024);
     tokio::task::spawn_local(send(outgoing, control));
-    let mut process = OtherProcess { node, telemetry, target: None, arrived, lines, crowd: Crowd::new(settings) };
+    let mut process = OtherProcess {
+        node,
+        telemetry,
+        target: None,
+        arrived,
+        lines,
+        disconnects: Arc::default(),
+        crowd: Crowd::new(settings),
+    };
     process.answer("ready").await;
     while let Ok(Some(line)) = commands.next_line().await {
         process.obey(&line).await;
@@ -104,6 +114,8 @@ impl OtherProcess {
     async fn obey(&mut self, line: &str) {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         match command {
+            "disconnect" => self.disconnect_at_random(rest),
+            "disconnects" => self.answer(self.disconnects.load(Relaxed)).await,
             "aim" => self.target = Some(from_hex(rest)),
             "write" => self.write(rest),
             "descriptor" => self.answer(to_hex(&self.node.descriptor)).await,
@@ -123,6 +135,19 @@ impl OtherProcess {
             "write-to-all" => self.answer(crate::crowd::write_to_all(&self.node, rest).await).await,
             other => panic!("unknown command {other}"),
         }
+    }
+
+    /// Every few milliseconds, for good.
+    fn disconnect_at_random(&self, seed: &str) {
+        let (mut random, engine) = (Random::new(seed.parse().unwrap()), self.node.engine.clone());
+        let disconnects = Arc::clone(&self.disconnects);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(Duration::from_micros(random.within(1000..8000))).await;
+                engine.disconnect();
+                disconnects.fetch_add(1, Relaxed);
+            }
+        });
     }
 
     fn arrivals(&self, writer: &str) -> u64 {

@@ -46,6 +46,11 @@ impl Random {
         Self(seed)
     }
 
+    /// Those of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// The next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

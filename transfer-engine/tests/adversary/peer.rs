@@ -131,6 +131,16 @@ impl Peer {
         }
     }
 
+    /// Has its engine close its connections every few milliseconds, from now on.
+    pub async fn disconnect_at_random(&mut self, seed: u64) {
+        self.tell(&format!("disconnect {seed}")).await;
+    }
+
+    /// How often it did.
+    pub async fn disconnects(&mut self) -> u64 {
+        self.ask("disconnects").await.parse().unwrap()
+    }
+
     /// Parts of batches that it sent again.
     pub async fn retries(&mut self) -> u64 {
         self.ask("retries").await.parse().unwrap()

@@ -9,7 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 pub const MAGIC: &[u8] = b"BATONKV\n";
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+
+/// What is to carry the bytes, as a handshake says it.
+const TCP: u8 = 3;
 
 /// Kinds of frames.
 pub mod kind {
@@ -65,7 +68,9 @@ pub fn hello(version: u16, connection: u64, writer: (&str, u64), target: (&str, 
     let named = |(name, generation): (&str, u64)| {
         [&generation.to_be_bytes()[..], &[name.len() as u8], name.as_bytes()].concat()
     };
-    let body = [&version.to_be_bytes()[..], &connection.to_be_bytes(), &named(writer), &named(target)].concat();
+    let transport = [TCP];
+    let body =
+        [&version.to_be_bytes()[..], &connection.to_be_bytes(), &named(writer), &named(target), &transport].concat();
     [MAGIC, &frame(kind::HELLO, &body)].concat()
 }
 

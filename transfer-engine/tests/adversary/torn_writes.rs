@@ -1,5 +1,7 @@
 //! Batches of random spans while connections die: at the moment of each notification every byte is where it belongs, and no other byte has changed.
 
+use std::time::{Duration, Instant};
+
 use baton_transfer_engine::{Arrival, SpanPair, TransportChoice};
 use baton_types::GrantId;
 
@@ -99,12 +101,24 @@ struct Run {
     next: u64,
     complete: u64,
     failed: u64,
+    /// Why the latest failed.
+    failure: String,
     bytes: u64,
 }
 
 impl Run {
     async fn begin(owner: Node, writer: Peer, random: Random) -> Self {
-        let mut run = Self { owner, writer, random, slots: Vec::new(), next: 1, complete: 0, failed: 0, bytes: 0 };
+        let mut run = Self {
+            owner,
+            writer,
+            random,
+            slots: Vec::new(),
+            next: 1,
+            complete: 0,
+            failed: 0,
+            failure: String::new(),
+            bytes: 0,
+        };
         for slot in 0..SLOTS {
             let start = slot * SLOT_BYTES;
             let before = run.owner.memory.bytes(start..start + SLOT_BYTES);
@@ -156,12 +170,31 @@ impl Run {
             self.slots[slot].before = after;
         } else {
             self.failed += 1;
+            self.failure = outcome.result;
             self.owner.engine.revoke(self.slots[slot].grant).await;
             self.take_arrivals();
             self.slots[slot].settle(&self.owner);
             self.grant(slot);
         }
         slot
+    }
+
+    /// What is under way ends.
+    async fn finish(&mut self) {
+        for _ in 1..SLOTS {
+            let outcome = self.writer.outcome().await;
+            self.on_outcome(outcome).await;
+        }
+    }
+
+    async fn report(&mut self, transport: TransportChoice, kills: u64, time: Duration) {
+        let retries = self.writer.retries().await;
+        let (complete, failed, failure, mib) = (self.complete, self.failed, &self.failure, self.bytes >> 20);
+        println!(
+            "torn writes over {transport}: {complete} batches complete, {mib} MiB, {failed} failed ({failure}), connections killed {kills} times, {retries} parts sent \
+             again, {time:.1?}"
+        );
+        assert!(retries >= complete / 100, "too few batches were hit to show anything");
     }
 
     async fn step(&mut self, batches: u64) -> bool {
@@ -179,30 +212,40 @@ impl Run {
     }
 }
 
+/// Who kills connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Killer {
+    /// A proxy, which only tcp can go through.
+    Proxy,
+    /// The writer itself, on any transport.
+    Writer,
+}
+
 /// Batches until so many are complete.
-pub async fn torn_writes(transport: TransportChoice, batches: u64) {
+pub async fn torn_writes(transport: TransportChoice, killer: Killer, batches: u64) {
     let mut random = Random::from_environment("torn writes");
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let owner = Node::start(config("o", transport), (SLOTS * SLOT_BYTES) as usize).await;
-    let proxy = Proxy::before(&owner.descriptor, random.fork()).await;
     let mut writer = Peer::start("w", transport, SLOTS * LOCAL_SLOT_BYTES).await;
-    writer.aim(&proxy.via(&owner.descriptor)).await;
+    let proxy = match killer {
+        Killer::Proxy => Some(Proxy::before(&owner.descriptor, random.fork()).await),
+        Killer::Writer => None,
+    };
+    let descriptor = proxy.as_ref().map_or_else(|| owner.descriptor.clone(), |proxy| proxy.via(&owner.descriptor));
+    writer.aim(&descriptor).await;
+    if killer == Killer::Writer {
+        writer.disconnect_at_random(random.draw()).await;
+    }
     let mut run = Run::begin(owner, writer, random).await;
     while run.step(batches).await {
         assert!(run.failed <= batches / 10, "{} batches failed, {} are complete", run.failed, run.complete);
     }
-    let (kills, seconds) = (proxy.kills(), started.elapsed().as_secs_f64());
-    // What is under way ends before the count is asked for.
-    for _ in 1..SLOTS {
-        let outcome = run.writer.outcome().await;
-        run.on_outcome(outcome).await;
-    }
-    let retries = run.writer.retries().await;
-    let (complete, failed, mib) = (run.complete, run.failed, run.bytes >> 20);
-    println!(
-        "torn writes over {transport}: {complete} batches complete, {mib} MiB, {failed} failed, {kills} connections killed, {retries} parts sent again, \
-         {seconds:.1} s"
-    );
-    assert!(kills >= batches / 50 && retries >= batches / 100, "too few failures to show anything");
+    run.finish().await;
+    let kills = match &proxy {
+        Some(proxy) => proxy.kills(),
+        None => run.writer.disconnects().await,
+    };
+    run.report(transport, kills, started.elapsed()).await;
+    assert!(kills >= batches / 50, "too few failures to show anything");
     run.owner.stop().await;
 }
