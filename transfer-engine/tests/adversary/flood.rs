@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use baton_transfer_engine::{SegmentDescriptor, SpanPair, TransportChoice};
 use baton_types::GrantId;
-use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
 use crate::hostile::{CONNECT_MS, GRANTED, PROGRESS_MS, Scene, grant};
 use crate::node::LONG;
 use crate::peer::Peer;
-use crate::raw::{Raw, Reply, VERSION, commit, frame, hello, kind, rejected};
+use crate::raw::{Raw, Reply, VERSION, commit, frame, hello, kind, rejected, via};
 
 const CONNECTIONS: u64 = 10_000;
 /// As many are tried at a time.
@@ -73,7 +72,7 @@ async fn crowd_in(victim: &mut Peer, owner: &SegmentDescriptor, greeting: impl F
             }
         }
     }
-    println!("{CONNECTIONS} connections: {refused} refused as too many, {} taken", kept.len());
+    println!("{CONNECTIONS} connections: {refused} refused as too many, {} not refused so far", kept.len());
     kept
 }
 
@@ -104,8 +103,10 @@ pub async fn idle_connections(transport: TransportChoice) {
             // Under many names: a limit for each would not help.
             let names: Vec<_> = (0..100).map(|name| format!("squatter{name}")).collect();
             let name = |connection: u64| names[connection as usize % names.len()].as_str();
-            crowd_in(victim, descriptor, |connection| hello(VERSION, connection, (name(connection), 1), ("victim", 1)))
-                .await
+            crowd_in(victim, descriptor, |connection| {
+                hello(VERSION, connection, (name(connection), 1), ("victim", 1), via(descriptor))
+            })
+            .await
         })
         .await;
     newcomer(&scene.descriptor, transport, &mut scene.victim).await;
@@ -201,7 +202,7 @@ pub async fn busy_peers(transport: TransportChoice) {
 /// Sends the same, again and again. Returns the bytes.
 async fn flood(mut raw: Raw, bytes: Vec<u8>, until: Instant) -> u64 {
     let mut sent = 0;
-    while Instant::now() < until && raw.0.write_all(&bytes).await.is_ok() {
+    while Instant::now() < until && raw.try_send(&bytes).await.is_ok() {
         sent += bytes.len() as u64;
     }
     sent

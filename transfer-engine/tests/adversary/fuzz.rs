@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_transfer_engine::{SegmentDescriptor, TransportChoice};
-use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -47,7 +46,7 @@ fn greeting(random: &mut Random) -> Vec<u8> {
     let version = mostly(random, u64::from(VERSION)) as u16;
     let (connection, generation, target) = (random.draw(), mostly(random, 1), mostly(random, 1));
     let name = if random.once_in(8) { "" } else { "fuzzer" };
-    hello(version, connection, (name, generation), ("victim", target))
+    hello(version, connection, (name, generation), ("victim", target), 1)
 }
 
 /// Spans of the grant, as a rule.
@@ -140,11 +139,9 @@ async fn play(owner: &SegmentDescriptor, bytes: &[u8], random: &mut Random, repl
         raw.send(piece).await;
     }
     if random.once_in(10) {
-        socket2::SockRef::from(&raw.0).set_linger(Some(Duration::ZERO)).unwrap();
-        return;
+        return raw.reset();
     }
-    // The owner may have reset the connection already.
-    let _ = raw.0.shutdown().await;
+    raw.finish().await;
     loop {
         let reply = raw.reply_within(ANSWER).await;
         let reply = reply.unwrap_or_else(|| panic!("no answer and no end within {ANSWER:?} after {}", hex(bytes)));

@@ -1,10 +1,14 @@
 //! Peers that lie, stall and flood. Each is refused, with a reason where it speaks the protocol at all; the owner's memory stays bounded, and a well-behaved
 //! peer's batches complete all the while.
 
+#![allow(unsafe_code)] // one write to memory that is the hostile peer's own
+
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use baton_memory::MemoryRegion;
 use baton_transfer_engine::{SegmentDescriptor, SpanPair, TransportChoice};
 use baton_types::GrantId;
 use tokio::task::JoinHandle;
@@ -12,7 +16,7 @@ use tokio::time::sleep;
 
 use crate::node::LONG;
 use crate::peer::{Peer, Usage};
-use crate::raw::{Raw, Reply, VERSION, commit, data, frame, hello, kind, refused, rejected};
+use crate::raw::{Raw, Reply, SHM, VERSION, commit, copy, data, frame, hello, kind, refused, rejected, via};
 
 const MIB: u64 = 1 << 20;
 /// The well-behaved peer's range of the victim's memory.
@@ -155,13 +159,45 @@ fn steadily(mut good: Peer, done: u64, end: Arc<AtomicBool>) -> JoinHandle<(Peer
     })
 }
 
+/// Bytes of the memory that the hostile peer passes to the victim.
+const PASSED: usize = 1 << 20;
+
+/// Passes a page of slots, in which slot 0 holds token 1, and a segment.
+fn pass_memory(raw: &Raw) -> [MemoryRegion; 2] {
+    let [slots, segment] = [4096, PASSED].map(|bytes| MemoryRegion::allocate_shared(bytes).unwrap());
+    // SAFETY: nobody else knows of it yet.
+    unsafe { slots.slice_mut(0..8) }.copy_from_slice(&1u64.to_ne_bytes());
+    raw.send_with_file(&frame(kind::SLOTS, &4096u64.to_be_bytes()), slots.shared_file().unwrap());
+    raw.send_with_file(&source(0, PASSED as u64), segment.shared_file().unwrap());
+    [slots, segment]
+}
+
+fn source(segment: u32, bytes: u64) -> Vec<u8> {
+    frame(kind::SOURCE, &[&segment.to_be_bytes()[..], &bytes.to_be_bytes()].concat())
+}
+
+/// A batch of one part, the way that the bytes go there.
+async fn write_part(raw: &mut Raw, way: u8, (batch, grant, segment): (u64, u64, u32), spans: &[(u64, u32)]) {
+    let bytes: u64 = spans.iter().map(|(_, len)| u64::from(*len)).sum();
+    if way == SHM {
+        let spans: Vec<_> = spans.iter().map(|&(offset, len)| (offset, len, 0)).collect();
+        raw.send(&copy(batch, grant, segment, &spans)).await;
+    } else {
+        raw.send(&data(batch, grant, segment, spans)).await;
+        raw.send(&vec![0xaa; bytes as usize]).await;
+    }
+    raw.send(&commit(batch, grant, segment, (0, 1), bytes)).await;
+}
+
 /// What it is, grant, segment, spans of offset and length, and the reason for which it is refused.
 type Lie<'a> = (&'a str, u64, u32, &'a [(u64, u32)], u8);
 
 /// Writes that no grant covers: each refused for its own reason, nothing lands, and the connection goes on.
 pub async fn lies_about_grants(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
+    let way = via(&scene.descriptor);
     let mut raw = scene.hostile(1).await;
+    let files = (way == SHM).then(|| pass_memory(&raw));
     let (start, end, id) = (GRANTED.start, GRANTED.end, grant::HOSTILE);
     let lies: &[Lie] = &[
         ("before the grant", id, 0, &[(start - 1, 2)], refused::OUT_OF_RANGE),
@@ -183,10 +219,7 @@ pub async fn lies_about_grants(transport: TransportChoice) {
             for (batch, (what, grant, segment, spans, reason)) in
                 lies.iter().cycle().take(REPEATS * lies.len()).enumerate()
             {
-                let bytes: u64 = spans.iter().map(|(_, len)| u64::from(*len)).sum();
-                raw.send(&data(batch as u64, *grant, *segment, spans)).await;
-                raw.send(&vec![0xaa; bytes as usize]).await;
-                raw.send(&commit(batch as u64, *grant, *segment, (0, 1), bytes)).await;
+                write_part(&mut raw, way, (batch as u64, *grant, *segment), spans).await;
                 let reply = raw.reply().await;
                 assert!(matches!(&reply, Reply::Refuse(code, _) if code == reason), "{what}: {reply:?}");
                 // A trailer alone is a notification, which needs the grant as well.
@@ -199,23 +232,33 @@ pub async fn lies_about_grants(transport: TransportChoice) {
                 );
             }
             assert!(victim.holds(UNTOUCHED, GRANTED).await, "refused bytes have landed");
+            // What is granted does land: the lies were refused for their own sake.
+            write_part(&mut raw, way, (1 << 40, id, 0), &[(start, 4096)]).await;
+            assert_eq!(raw.reply().await, Reply::Ack);
+            assert!(!victim.holds(UNTOUCHED, GRANTED).await, "granted bytes have not landed");
         })
         .await;
+    drop(files);
 }
 
 /// Connections under a wrong name, generation or version.
 pub async fn lies_in_the_handshake(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
+    let way = via(&scene.descriptor);
     let _newer = Raw::open(&scene.descriptor, 1, ("hostile", 5)).await;
     let me = ("hostile", 5);
     let lies = [
-        ("an earlier generation of the target", hello(VERSION, 2, me, ("victim", 0)), rejected::STALE_TARGET),
-        ("a later generation of the target", hello(VERSION, 2, me, ("victim", 2)), rejected::STALE_TARGET),
-        ("an earlier generation of itself", hello(VERSION, 2, ("hostile", 4), ("victim", 1)), rejected::STALE_WRITER),
-        ("another target", hello(VERSION, 2, me, ("somebody", 1)), rejected::WRONG_NODE),
-        ("a version of the far future", hello(VERSION + 2, 2, me, ("victim", 1)), rejected::VERSION),
-        ("no version", hello(0, 2, me, ("victim", 1)), rejected::VERSION),
-        ("a number that is in use", hello(VERSION, 1, me, ("victim", 1)), rejected::IN_USE),
+        ("an earlier generation of the target", hello(VERSION, 2, me, ("victim", 0), way), rejected::STALE_TARGET),
+        ("a later generation of the target", hello(VERSION, 2, me, ("victim", 2), way), rejected::STALE_TARGET),
+        (
+            "an earlier generation of itself",
+            hello(VERSION, 2, ("hostile", 4), ("victim", 1), way),
+            rejected::STALE_WRITER,
+        ),
+        ("another target", hello(VERSION, 2, me, ("somebody", 1), way), rejected::WRONG_NODE),
+        ("a version of the far future", hello(VERSION + 2, 2, me, ("victim", 1), way), rejected::VERSION),
+        ("no version", hello(0, 2, me, ("victim", 1), way), rejected::VERSION),
+        ("a number that is in use", hello(VERSION, 1, me, ("victim", 1), way), rejected::IN_USE),
     ];
     scene
         .endures("lies in the handshake", async |_, descriptor| {
@@ -232,11 +275,12 @@ pub async fn lies_in_the_handshake(transport: TransportChoice) {
 /// Frames that are none, or that promise what nobody can keep: each ends its connection with a message.
 pub async fn broken_frames(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
+    let way = via(&scene.descriptor);
     let (start, id) = (GRANTED.start, grant::HOSTILE);
     let many = vec![(start, 1); 257];
     let mut longest = data(1, id, 0, &[(start, 1)]);
     longest[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
-    let broken = [
+    let mut broken = vec![
         ("a frame of 4 GiB", longest, "4294967295 bytes"),
         ("a payload of 4 GiB", data(1, id, 0, &[(start, u32::MAX)]), "malformed"),
         ("257 spans", data(1, id, 0, &many), "malformed"),
@@ -249,10 +293,21 @@ pub async fn broken_frames(transport: TransportChoice) {
         ("an empty cancel", frame(kind::CANCEL, &[]), "malformed"),
         ("a fence of itself", frame(kind::FENCE, &9u64.to_be_bytes()), "fence itself"),
         ("an unknown kind", frame(200, b"what"), "unknown kind 200"),
-        ("a second handshake", hello(VERSION, 9, ("hostile", 1), ("victim", 1))[8..].to_vec(), "unknown kind 1"),
+        ("a second handshake", hello(VERSION, 9, ("hostile", 1), ("victim", 1), way)[8..].to_vec(), "unknown kind 1"),
         ("unknown flags", vec![kind::DATA, 2, 0, 0, 0, 0, 0, 0], "unknown flags"),
         ("text", b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unknown flags"),
     ];
+    let (data, copy) = (data(1, id, 0, &[(start, 1)]), copy(1, id, 0, &[(start, 1, 0)]));
+    if way == SHM {
+        broken.extend([
+            ("payload on a connection over shm", data, "no place"),
+            ("a copy from nowhere", copy, "was not passed"),
+            ("slots without a file", frame(kind::SLOTS, &4096u64.to_be_bytes()), "without a file"),
+            ("a segment without a file", source(0, 4096), "without a file"),
+        ]);
+    } else {
+        broken.push(("a copy on a connection over tcp", copy, "no place"));
+    }
     scene
         .endures("broken frames", async |_, descriptor| {
             for (what, bytes, expected) in broken.iter().cycle().take(REPEATS * broken.len()) {
@@ -294,6 +349,7 @@ async fn closes_while_it_drips(mut raw: Raw, bytes: Vec<u8>, pause: Duration, li
 /// Peers that take for ever.
 pub async fn slow_peers(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
+    let way = via(&scene.descriptor);
     let greeting = Duration::from_millis(CONNECT_MS + 500);
     // The victim waits twice as long as a writer would.
     let patience = Duration::from_millis(2 * PROGRESS_MS + 500);
@@ -302,7 +358,27 @@ pub async fn slow_peers(transport: TransportChoice) {
         .endures("slow peers", async |victim, descriptor| {
             let connect = async || Raw::connect(descriptor).await.unwrap();
             let open = async |connection| Raw::open(descriptor, connection, ("hostile", 1)).await;
-            let slow = hello(VERSION, 1, ("hostile", 1), ("victim", 1));
+            if way == SHM {
+                tokio::join!(
+                    closes_within(connect().await, greeting, "silence"),
+                    closes_while_it_drips(
+                        connect().await,
+                        hello(VERSION, 1, ("hostile", 1), ("victim", 1), way),
+                        pause,
+                        greeting,
+                        "a handshake byte by byte"
+                    ),
+                    closes_while_it_drips(
+                        open(2).await,
+                        copy(1, grant::HOSTILE, 0, &[])[..30].to_vec(),
+                        pause,
+                        patience,
+                        "a head byte by byte"
+                    ),
+                );
+                return;
+            }
+            let slow = hello(VERSION, 1, ("hostile", 1), ("victim", 1), way);
             let endless = data(1, grant::HOSTILE, 0, &[(GRANTED.start, 4096)]);
             let mut payload = open(4).await;
             payload.send(&endless).await;
@@ -334,11 +410,53 @@ pub async fn deaf_peer(transport: TransportChoice) {
     let mut raw = scene.hostile(1).await;
     scene
         .endures("a deaf peer", async |_, _| {
-            let lie: Vec<u8> = (0..1000).flat_map(|batch| data(batch, grant::UNKNOWN, 0, &[])).collect();
+            let lie: Vec<u8> = (0..1000).flat_map(|batch| commit(batch, grant::UNKNOWN, 0, (0, 1), 0)).collect();
             let begun = Instant::now();
             // Each of these is answered with about fifty bytes.
-            while tokio::io::AsyncWriteExt::write_all(&mut raw.0, &lie).await.is_ok() {
+            while raw.try_send(&lie).await.is_ok() {
                 assert!(begun.elapsed() < Duration::from_secs(10), "the victim still takes what it cannot answer");
+            }
+        })
+        .await;
+}
+
+/// Files that are not what the frames say: mapping them must not bring the victim down.
+pub async fn broken_memory(transport: TransportChoice) {
+    let mut scene = Scene::set(transport).await;
+    let sealed = MemoryRegion::allocate_shared(4096).unwrap();
+    let plain = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    let (sealed, plain) = (sealed.shared_file().unwrap(), plain.as_fd());
+    let slots = |bytes: u64| frame(kind::SLOTS, &bytes.to_be_bytes());
+    let broken = [
+        ("slots longer than their file", slots(8192), sealed),
+        ("slots of no bytes", slots(0), sealed),
+        ("slots of 4 GiB", slots(4 << 30), sealed),
+        ("slots in a file that can shrink", slots(4096), plain),
+        ("a segment longer than its file", source(0, 4097), sealed),
+        ("a segment of no bytes", source(0, 0), sealed),
+        ("a segment of all bytes there are", source(0, u64::MAX), sealed),
+        ("a segment in a file that can shrink", source(0, 4096), plain),
+    ];
+    scene
+        .endures("broken memory", async |_, descriptor| {
+            for (what, bytes, file) in broken.iter().cycle().take(REPEATS * broken.len()) {
+                let mut raw = Raw::open(descriptor, 9, ("hostile", 1)).await;
+                raw.send_with_file(bytes, *file);
+                let reply = raw.reply().await;
+                assert!(
+                    matches!(&reply, Reply::Fault(why) if why.contains("bytes") || why.contains("seal")),
+                    "{what}: {reply:?}"
+                );
+                assert_eq!(raw.reply().await, Reply::Closed, "{what}");
+            }
+            for (what, from, len) in
+                [("past its end", PASSED as u64, 1), ("around the end of all numbers", u64::MAX, 2)]
+            {
+                let mut raw = Raw::open(descriptor, 9, ("hostile", 1)).await;
+                let _memory = pass_memory(&raw);
+                raw.send(&copy(1, grant::HOSTILE, 0, &[(GRANTED.start, len, from)])).await;
+                let reply = raw.reply().await;
+                assert!(matches!(&reply, Reply::Fault(why) if why.contains("COPY of")), "{what}: {reply:?}");
             }
         })
         .await;

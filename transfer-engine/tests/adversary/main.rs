@@ -123,3 +123,33 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
 async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_shm() {
     crowd::thousand_peers(SHM).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lies_about_grants_are_refused_with_a_reason_over_shm() {
+    hostile::lies_about_grants(SHM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lies_in_the_handshake_are_refused_with_a_reason_over_shm() {
+    hostile::lies_in_the_handshake(SHM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_frames_end_their_connection_with_a_reason_over_shm() {
+    hostile::broken_frames(SHM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_is_not_as_promised_is_refused_with_a_reason_over_shm() {
+    hostile::broken_memory(SHM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_take_for_ever_are_closed_over_shm() {
+    hostile::slow_peers(SHM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_silent_connections_hurt_nobody_over_shm() {
+    flood::silent_connections(SHM).await;
+}
