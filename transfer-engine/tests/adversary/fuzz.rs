@@ -159,6 +159,7 @@ fn name(reply: &Reply) -> &'static str {
         Reply::Ack => "ack",
         Reply::Refuse(..) => "refuse",
         Reply::Fault(_) => "fault",
+        Reply::Other => "other",
         Reply::Closed => "closed",
     }
 }

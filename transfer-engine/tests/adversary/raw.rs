@@ -40,6 +40,8 @@ pub enum Reply {
     Refuse(u8, String),
     /// The frame breaks the protocol; the connection ends.
     Fault(String),
+    /// Something else that the protocol knows.
+    Other,
     /// The owner has closed.
     Closed,
 }
@@ -254,6 +256,7 @@ impl Raw {
             67 => Reply::Refuse(body[12], text(&body[13..])),
             68 => return Ok(None),
             69 => Reply::Fault(text(&body)),
+            70..=73 => Reply::Other,
             other => panic!("a reply of unknown kind {other}"),
         }))
     }
