@@ -74,25 +74,21 @@ async fn ten_thousand_silent_connections_hurt_nobody_over_tcp() {
     flood::silent_connections(TCP).await;
 }
 
-#[ignore = "an owner that is full of idle connections takes no new peer yet"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_idle_connections_keep_nobody_out_over_tcp() {
     flood::idle_connections(TCP).await;
 }
 
-#[ignore = "an owner waits for the rest of a frame's first eight bytes without limit yet"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_that_never_ends_is_closed_over_tcp() {
     flood::half_heads(TCP).await;
 }
 
-#[ignore = "an owner keeps account of any number of parts yet"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_without_end_takes_bounded_memory_over_tcp() {
     flood::endless_batch(TCP).await;
 }
 
-#[ignore = "a connection with frames but no payload never lets others run yet"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn peers_that_keep_an_owner_busy_starve_nobody_over_tcp() {
     flood::busy_peers(TCP).await;
@@ -118,7 +114,6 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
     fencing::fencing(SHM).await;
 }
 
-#[ignore = "a writer keeps the file of each lane's slots open: three descriptors for a peer that is written to and writes"]
 #[tokio::test]
 async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_shm() {
     crowd::thousand_peers(SHM).await;
