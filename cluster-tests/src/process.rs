@@ -73,11 +73,11 @@ impl Process {
         self.child.id().unwrap_or(0)
     }
 
-    /// Resident memory, bytes.
+    /// Resident memory of its own, bytes. The arenas of other nodes of this host that it has mapped to read from are not in it: they are resident once, as
+    /// their owners' memory.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid()))?;
-        let pages: u64 = statm.split_whitespace().nth(1).context("statm")?.parse()?;
-        Ok(pages * 4096)
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid()))?;
+        own_resident_bytes(&smaps).context("smaps")
     }
 
     /// Ends it at once, as a crash would.
@@ -101,6 +101,23 @@ impl Process {
     }
 }
 
+/// Adds up the mappings, less those of shared memory that can only be read.
+fn own_resident_bytes(smaps: &str) -> Option<u64> {
+    let (mut own, mut total) = (true, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (first, second) = (words.next()?, words.next());
+        if first == "Rss:" {
+            let kilobytes: u64 = second?.parse().ok()?;
+            total += if own { kilobytes * 1024 } else { 0 };
+        } else if !first.ends_with(':') {
+            // Address range, permissions, offset, device, inode, name.
+            own = !(second? == "r--s" && line.contains("/memfd:baton-kv"));
+        }
+    }
+    Some(total)
+}
+
 /// Reads lines up to `READY {...}`, and goes on reading so that the process never waits for us.
 async fn ready(stdout: tokio::process::ChildStdout) -> anyhow::Result<Ready> {
     let mut lines = BufReader::new(stdout).lines();
@@ -113,4 +130,16 @@ async fn ready(stdout: tokio::process::ChildStdout) -> anyhow::Result<Ready> {
         }
     }
     bail!("it ended before it was ready")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn memory_of_other_nodes_is_not_counted() {
+        let smaps = "00400000-00500000 r-xp 00000000 08:01 7   /usr/bin/x y\nSize: 1024 kB\nRss:  8 kB\nPss: 8 kB\nVmFlags: rd ex\n\
+                     7f00-7f10 rw-s 00000000 00:01 5   /memfd:baton-kv (deleted)\nRss: 100 kB\n\
+                     7f20-7f30 r--s 00000000 00:01 6   /memfd:baton-kv (deleted)\nRss: 1000 kB\n\
+                     7f40-7f50 rw-p 00000000 00:00 0\nRss: 10 kB\n";
+        assert_eq!(super::own_resident_bytes(smaps), Some(118 * 1024));
+    }
 }

@@ -126,6 +126,14 @@ async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
         cannot_start(node, &["--engine", "mock", "--config", &config], "chunk_tokens").await?;
         cannot_start(node, &["--engine", "mock", "--config", &unknown], "chunk_tokns").await?;
         cannot_start(node, &["--engine", "mock", "--kv-dtype", "f8"], "kv_dtype").await?;
+        cannot_start(node, &["--engine", "mock", "--transport", "tpc"], "transport: \"tpc\" (from --transport)")
+            .await?;
+        cannot_start(
+            node,
+            &["--engine", "mock", "--transfer-shm-folder", "/no/such/folder", "--transport", "shm"],
+            "shm",
+        )
+        .await?;
         cannot_start(node, &["--engine", "mock", "--conductor", "not an address"], "conductor").await?;
     }
     Ok(())

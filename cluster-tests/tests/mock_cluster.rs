@@ -26,7 +26,7 @@ async fn a_request_crosses_the_cluster_and_leaves_nothing_behind() -> anyhow::Re
     );
     // 7 blocks of 16 tokens x 16 bytes in 4 layers.
     assert_eq!(answer.kv_transfer().bytes, 4 * 7 * 16 * 16);
-    assert_eq!(answer.kv_transfer().transport, "tcp");
+    assert_eq!(answer.kv_transfer().transport, "shm");
     let usage = answer.finished.usage.unwrap();
     assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (100, 20, 0));
     cluster.wait_idle(SECOND).await?;

@@ -19,6 +19,7 @@ use crate::nodes::NodeSessions;
 use crate::output::Output;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
 use crate::relay::Relay;
+use crate::transfers::Transfers;
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
 const TOKENIZE_INLINE_BYTES: usize = 2048;
@@ -51,6 +52,8 @@ pub struct FrontDoor {
     pub live: LiveRequests,
     /// The way to the nodes.
     pub nodes: NodeSessions,
+    /// What the nodes last said of their transfers.
+    pub transfers: Transfers,
     /// Metric handles.
     pub metrics: Metrics,
     /// Where time comes from.
@@ -80,7 +83,20 @@ impl FrontDoor {
         let live = LiveRequests::new(limits.max_requests);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
-        Self { id, model: Arc::new(model), limits, live, nodes, metrics, clock, tasks, shutdown, cluster, tokenizing }
+        Self {
+            id,
+            model: Arc::new(model),
+            limits,
+            live,
+            nodes,
+            transfers: Transfers::default(),
+            metrics,
+            clock,
+            tasks,
+            shutdown,
+            cluster,
+            tokenizing,
+        }
     }
 
     /// The conductor's picture of the cluster. Never held across an await.

@@ -19,6 +19,7 @@ mod output;
 mod prompt;
 mod relay;
 mod server;
+mod transfers;
 
 pub use error::GenerateError;
 pub use server::run;

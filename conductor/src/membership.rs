@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
 use baton_scheduler::Applied;
-use baton_types::{DecodeEvent, ErrorKind, NodeInfo, PrefillEvent, Refused, RequestKey};
+use baton_types::{DecodeEvent, ErrorKind, NodeInfo, PrefillEvent, Refused, RequestKey, TransferReport};
 
 use crate::front_door::FrontDoor;
 use crate::live::LiveEvent;
@@ -65,6 +65,9 @@ impl SessionEvents for FrontDoor {
                 .into_iter()
                 .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(key, event))),
             Event::Kv(events) => self.on_kv(info, events),
+            Event::Transfer(report) => {
+                TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
+            }
             Event::Step(step) => {
                 self.cluster().on_step(&info.node, step.rows, step.attended_tokens, step.seconds);
                 Ok(())
@@ -78,6 +81,7 @@ impl SessionEvents for FrontDoor {
     fn on_lost(&self, info: &NodeInfo, error: &SessionError) {
         tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
         self.cluster().on_node_left(self.clock.now(), &info.node, info.generation);
+        self.transfers.forget(&info.node, info.generation);
         self.live.node_lost(&info.node, info.generation);
         self.metrics.on_node_lost(info.role);
     }

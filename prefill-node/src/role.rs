@@ -7,7 +7,7 @@ use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
     KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError};
+use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
 use baton_types::{
     BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
@@ -44,6 +44,8 @@ pub struct PrefillRole {
     core: PrefillCore,
     parts: NodeParts<PrefillInput>,
     peers: Peers,
+    /// What may carry pushes.
+    transport: TransportChoice,
     /// Arenas that requests push to.
     remotes: HashMap<RequestKey, RemoteArena>,
     /// Batches under way.
@@ -67,6 +69,7 @@ impl PrefillRole {
             core,
             parts,
             peers: Peers::default(),
+            transport: settings.transport,
             remotes: HashMap::new(),
             pushes: HashMap::new(),
             step: None,
@@ -173,6 +176,7 @@ impl PrefillRole {
         let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
         let batch = self.parts.transfer.write(self.parts.segment, &remote.segment, grant, pairs, options);
         self.pushes.entry(key).or_default().push((push, batch.cancel_handle()));
+        let transport = self.transport;
         self.answer("push", async move {
             let result = batch.await.map(|report| PushReport {
                 bytes: report.bytes,
@@ -180,7 +184,7 @@ impl PrefillRole {
                 started: report.started,
                 completed: report.completed,
             });
-            PrefillInput::PushDone(key, push, result.map_err(transfer_failed))
+            PrefillInput::PushDone(key, push, result.map_err(|error| transfer_failed(transport, error)))
         });
     }
 
@@ -248,13 +252,19 @@ async fn ask_for_grant(
     Ok((grant, RemoteArena { segment, layout }))
 }
 
-/// A push that failed is the decode node's or the network's fault: another placement may work.
-fn transfer_failed(error: TransferError) -> Refused {
+/// A push that failed is the decode node's or the network's fault: another placement may work. A transport that was forced is named: without the choice
+/// another one might have carried the push.
+fn transfer_failed(transport: TransportChoice, error: TransferError) -> Refused {
     let kind = match error.kind() {
-        ErrorKind::DeadlineExceeded | ErrorKind::DataLoss => ErrorKind::Unavailable,
+        // Nothing of a push comes from the client: what is invalid about it, the client cannot mend.
+        ErrorKind::DeadlineExceeded | ErrorKind::DataLoss | ErrorKind::Invalid => ErrorKind::Unavailable,
         kind => kind,
     };
-    Refused { kind, message: format!("KV transfer: {error}") }
+    let forced = match transport {
+        TransportChoice::Auto => String::new(),
+        TransportChoice::Only(only) => format!(" over {only}, the only transport allowed"),
+    };
+    Refused { kind, message: format!("KV transfer{forced}: {error}") }
 }
 
 impl Role for PrefillRole {

@@ -5,6 +5,7 @@
 
 mod convert;
 mod status;
+mod transfer;
 
 /// The generated types of the package `baton.v1`.
 #[allow(missing_docs, clippy::all, unused_qualifications)] // generated

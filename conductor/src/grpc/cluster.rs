@@ -42,6 +42,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             load: Some(node.load().into()),
             report_age_s: now.saturating_duration_since(node.reported()).as_secs_f64(),
             placed: node.placed() as u32,
+            transfer: self.0.transfers.of(&node.info().node).as_ref().map(Into::into),
         });
         Ok(Response::new(v1::ListNodesResponse { nodes: nodes.collect() }))
     }

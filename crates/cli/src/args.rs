@@ -84,6 +84,9 @@ pub struct NodesArgs {
     /// Have each node prove that every KV block is accounted for; exit status 1 where one cannot
     #[arg(long, conflicts_with = "watch")]
     pub check: bool,
+    /// Show how the nodes move KV to each other instead: a row for each pair that has
+    #[arg(long, conflicts_with = "check")]
+    pub transport: bool,
 }
 
 fn parse_interval(text: &str) -> Result<f64, String> {

@@ -13,6 +13,7 @@ mod client;
 mod error;
 mod generate;
 mod nodes;
+mod paths;
 mod prompt;
 mod report;
 mod screen;

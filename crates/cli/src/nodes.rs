@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::args::NodesArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
+use crate::paths;
 use crate::screen::{Paint, Waiting, line};
 use crate::table::table;
 
@@ -35,24 +36,31 @@ pub async fn run(args: &NodesArgs, conductor: &str, json: bool) -> Result<(), Cl
     if args.check {
         return check(&conductor, json).await;
     }
-    let Some(seconds) = args.watch else { return show(&conductor, json, false).await };
+    let Some(seconds) = args.watch else { return show(args, &conductor, json, false).await };
     let mut ticks = tokio::time::interval(Duration::from_secs_f64(seconds));
     let clear = std::io::stdout().is_terminal() && !json;
     loop {
         tokio::select! {
-            _ = ticks.tick() => show(&conductor, json, clear).await?,
+            _ = ticks.tick() => show(args, &conductor, json, clear).await?,
             signal = tokio::signal::ctrl_c() => return Ok(signal?),
         }
     }
 }
 
-async fn show(conductor: &Conductor, json: bool, clear: bool) -> Result<(), CliError> {
+async fn show(args: &NodesArgs, conductor: &Conductor, json: bool, clear: bool) -> Result<(), CliError> {
     let nodes = conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes;
     if json {
-        line(&Value::Array(nodes.iter().map(node_json).collect()).to_string())?;
-        return Ok(());
+        let value = match args.transport {
+            true => paths::json(&nodes),
+            false => Value::Array(nodes.iter().map(node_json).collect()),
+        };
+        return Ok(line(&value.to_string())?);
     }
-    let text = if nodes.is_empty() { "no node has registered".to_owned() } else { render(&nodes, Paint::stdout()) };
+    let text = match args.transport {
+        true => paths::render(&nodes, Paint::stdout()),
+        false if nodes.is_empty() => "no node has registered".to_owned(),
+        false => render(&nodes, Paint::stdout()),
+    };
     // Home and erase below: no flicker, unlike clearing the whole screen.
     line(&if clear { format!("\x1b[H\x1b[J{text}") } else { text })?;
     Ok(())
@@ -138,6 +146,7 @@ fn node_json(node: &v1::NodeStatus) -> Value {
             "block_tokens": layout.block_tokens,
             "dtype": layout.dtype,
         },
+        "transfer": paths::addresses(node),
         "load": node.load.as_ref().map(load_json),
         "cached_tokens": cached_tokens(node),
         "placed": node.placed,
@@ -185,7 +194,14 @@ mod tests {
             prefix_hits: 6,
             ..Default::default()
         };
-        v1::NodeStatus { info: Some(info), state: "ready".into(), load: Some(load), report_age_s: 0.25, placed: 4 }
+        v1::NodeStatus {
+            info: Some(info),
+            state: "ready".into(),
+            load: Some(load),
+            report_age_s: 0.25,
+            placed: 4,
+            transfer: None,
+        }
     }
 
     #[test]
@@ -219,7 +235,7 @@ mod tests {
             (&json["name"], &json["load"]["waiting"], &json["cached_tokens"]),
             (&json!("prefill-0"), &json!(3), &json!(80))
         );
-        assert_eq!(json["kv_layout"]["num_layers"], 30);
+        assert_eq!((&json["kv_layout"]["num_layers"], &json["transfer"]), (&json!(30), &json!([])));
         assert!(node_json(&v1::NodeStatus::default())["load"].is_null(), "a node that has not reported has no load");
     }
 }

@@ -145,6 +145,11 @@ fn nodes_are_shown_and_checked() {
     let (_, out, _) = run(&fake, &["nodes", "--json"]);
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json[0]["name"], "prefill-0");
+    let (_, out, _) = run(&fake, &["nodes", "--transport"]);
+    assert!(out.starts_with("FROM") && out.contains("prefill-0") && out.contains("shm"), "{out}");
+    let (_, out, _) = run(&fake, &["nodes", "--transport", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((json.as_array().unwrap().len(), &json[0]["to"]), (1, &"decode-0".into()));
     let (output, out, err) = run(&fake, &["nodes", "--check"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(

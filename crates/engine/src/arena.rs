@@ -18,9 +18,18 @@ pub struct KvArena {
 }
 
 impl KvArena {
-    /// Maps the memory of an arena.
+    /// Maps the memory of an arena, as memory that other processes of the host may be given to read: nodes of one host then move KV without a network. Where
+    /// the system has no such memory it is this process's own.
     pub fn allocate(layout: KvLayout) -> Result<Self, MemoryError> {
-        Ok(Self { region: Arc::new(MemoryRegion::allocate(layout.arena_bytes())?), layout })
+        let bytes = layout.arena_bytes();
+        let region = match MemoryRegion::allocate_shared(bytes) {
+            Err(error @ MemoryError::Share { .. }) => {
+                tracing::warn!(%error, "the KV arena is not shared: KV goes to nodes of this host over the network");
+                MemoryRegion::allocate(bytes)?
+            }
+            region => region?,
+        };
+        Ok(Self { region: Arc::new(region), layout })
     }
 
     /// The memory: what the transfer engine registers.
@@ -72,6 +81,20 @@ mod tests {
     use baton_types::KvDtype;
 
     use super::*;
+
+    #[test]
+    fn an_arena_can_be_read_by_other_processes() {
+        let layout = KvLayout {
+            model: 1,
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: 4,
+            block_tokens: 8,
+            dtype: KvDtype::F16,
+            num_blocks: 1,
+        };
+        assert!(KvArena::allocate(layout).unwrap().region().shared_file().is_some());
+    }
 
     #[test]
     fn the_tail_is_zeroed_in_every_head_of_k_and_v_and_nowhere_else() {

@@ -10,6 +10,7 @@ mod message;
 mod report;
 mod sampling;
 mod slo;
+mod transfer;
 
 pub use error_kind::ErrorKind;
 pub use id::{
@@ -24,3 +25,4 @@ pub use message::{
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{InvalidSampling, MAX_TOP_LOGPROBS, SamplingParams};
 pub use slo::{Slo, Tbt, Ttft};
+pub use transfer::{TransferAddress, TransferPath, TransferReport};

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_runtime::LogFormat;
+use baton_transfer_engine::TransportChoice;
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,11 @@ pub struct Settings {
     pub http: String,
     /// Address where other nodes' KV arrives or leaves from.
     pub transfer_listen: String,
+    /// What KV may travel over: the best that both ends have (auto), or rdma, shm or tcp and nothing else.
+    #[serde(with = "transport")]
+    pub transport: TransportChoice,
+    /// Folder of the socket by which nodes of one host share memory, where they do not share a network namespace.
+    pub transfer_shm_folder: Option<PathBuf>,
     /// Host that others reach this node at, where it is not the one it listens on.
     pub advertise_host: Option<String>,
     /// Model file or folder.
@@ -66,6 +72,8 @@ impl Default for Settings {
             listen: "127.0.0.1:0".into(),
             http: "127.0.0.1:0".into(),
             transfer_listen: "127.0.0.1:0".into(),
+            transport: TransportChoice::Auto,
+            transfer_shm_folder: None,
             advertise_host: None,
             model: None,
             model_name: None,
@@ -88,6 +96,21 @@ impl Default for Settings {
     }
 }
 
+/// A transport as text.
+mod transport {
+    use baton_transfer_engine::TransportChoice;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(choice: &TransportChoice, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(choice)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportChoice, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|_| de::Error::custom("expected auto, rdma, shm or tcp"))
+    }
+}
+
 /// What can be given on the command line; everything else through `--config` or the environment.
 #[derive(Debug, Default, clap::Args, Serialize)]
 pub struct Flags {
@@ -106,6 +129,12 @@ pub struct Flags {
     /// Address of the transfer engine [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub transfer_listen: Option<String>,
+    /// What KV may travel over: auto (the best that both ends have), or rdma, shm or tcp and nothing else [default: auto]
+    #[arg(long, value_name = "TRANSPORT")]
+    pub transport: Option<String>,
+    /// Folder of the socket by which nodes of one host share memory, where they do not share a network namespace
+    #[arg(long, value_name = "DIR")]
+    pub transfer_shm_folder: Option<PathBuf>,
     /// Host that others reach this node at, where it is not the one it listens on
     #[arg(long, value_name = "HOST")]
     pub advertise_host: Option<String>,
@@ -175,4 +204,29 @@ pub struct Cli {
     /// Settings.
     #[command(flatten)]
     pub flags: Flags,
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_runtime::settings::load;
+    use baton_transfer_engine::TransportKind;
+
+    use super::*;
+
+    fn loaded(variable: Option<&str>, flag: Option<&str>) -> Result<Settings, String> {
+        let environment = variable.map(|value| ("BATON_TRANSPORT".to_owned(), value.to_owned()));
+        let flags = Flags { transport: flag.map(Into::into), ..Flags::default() };
+        let loaded = load::<Settings>(None, environment.into_iter(), &flags);
+        loaded.map(|loaded| loaded.settings).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_transport_is_chosen_by_name() {
+        assert_eq!(loaded(None, None).unwrap().transport, TransportChoice::Auto);
+        assert_eq!(loaded(Some("shm"), None).unwrap().transport, TransportChoice::Only(TransportKind::Shm));
+        assert_eq!(loaded(Some("shm"), Some("auto")).unwrap().transport, TransportChoice::Auto);
+        let error = loaded(None, Some("infiniband")).unwrap_err();
+        assert_eq!(error, "transport: \"infiniband\" (from --transport): expected auto, rdma, shm or tcp");
+        assert!(loaded(Some("7"), None).unwrap_err().contains("BATON_TRANSPORT"));
+    }
 }

@@ -18,6 +18,7 @@ mod profile;
 mod register;
 mod service;
 mod sessions;
+mod transfer;
 
 pub use engine_thread::{EngineEvent, EngineThread};
 pub use input::{GrantAnswer, Input, IntegrityReport};

@@ -12,7 +12,10 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation, random_u64};
 use baton_scheduler::ModelConfig;
-use baton_transfer_engine::{ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine};
+use baton_transfer_engine::{
+    ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
+    TransportKind,
+};
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -27,6 +30,7 @@ use crate::profile::profile;
 use crate::register::keep_registered;
 use crate::service::NodeService;
 use crate::sessions::Sessions;
+use crate::transfer::TransferView;
 
 /// Inputs that may wait for the loop; senders wait in front of it.
 const QUEUED_INPUTS: usize = 4096;
@@ -91,11 +95,13 @@ async fn serve<R: Role>(
     let engine_settings = settings.clone();
     let mut engine =
         tokio::task::spawn_blocking(move || load_engine(&engine_settings)).await.context("loading the model")??;
+    check_shared(settings.transport, &*engine)?;
     let began = Instant::now();
     let profile = profile(&mut *engine, &settings).context("start-up profile")?;
     tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
     let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &*engine, profile));
     let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
+    let view = TransferView::new(transfer.clone(), &descriptor);
     let model = ModelConfig {
         layout: engine.arena().layout().clone(),
         context_length: info.context_length,
@@ -118,7 +124,7 @@ async fn serve<R: Role>(
     let role = build(&settings, parts)?;
     start_grpc(&info, listener, inputs, sessions.clone(), &tasks, &shutdown).await?;
     crate::http::start(http, telemetry.clone(), &shutdown, &tasks);
-    start_loop(role, receiver, sessions, &tasks, &shutdown);
+    start_loop(role, receiver, sessions, view, &tasks, &shutdown);
     start_registration(&settings, &info, &tasks);
     start_upkeep(telemetry, &tasks);
     announce(&info, http_addr, transfer.local_addr());
@@ -173,8 +179,20 @@ async fn bind_transfer(
     })?;
     let mut config = TransferConfig::new(node.clone(), generation, listen);
     config.advertise_host = settings.advertise_host.clone();
-    let bound = TransferEngine::bind(config, tasks).await;
-    bound.with_context(|| format!("transfer_listen: cannot listen on '{listen}'"))
+    config.transport = settings.transport;
+    config.shm_folder = settings.transfer_shm_folder.clone();
+    TransferEngine::bind(config, tasks).await.map_err(|error| match error {
+        TransferError::Listen { .. } => anyhow::Error::new(error).context("transfer_listen"),
+        error => error.into(),
+    })
+}
+
+/// Where shared memory was asked for and the arena is not in it, no transfer could ever succeed.
+fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Result<()> {
+    if transport == TransportChoice::Only(TransportKind::Shm) && engine.arena().region().shared_file().is_none() {
+        bail!("transport: {transport}, but this system has no memory that processes can share (memfd)");
+    }
+    Ok(())
 }
 
 /// Loads what the settings name. Prints how far it is: who started this process shows it.
@@ -301,11 +319,12 @@ fn start_loop<R: Role>(
     role: R,
     inputs: mpsc::Receiver<Input<R::Event>>,
     sessions: Sessions,
+    transfer: TransferView,
     tasks: &TaskSet,
     shutdown: &Shutdown,
 ) {
     let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
-    let node_loop = NodeLoop { role, inputs, sessions: sessions.clone(), clock, shutdown: shutdown.clone() };
+    let node_loop = NodeLoop { role, inputs, sessions: sessions.clone(), transfer, clock, shutdown: shutdown.clone() };
     let (shutdown, end) = (shutdown.clone(), tasks.clone());
     tasks.spawn("loop", async move {
         node_loop.run().await?;

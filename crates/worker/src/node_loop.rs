@@ -11,9 +11,12 @@ use tokio::sync::mpsc;
 
 use crate::input::{Input, IntegrityReport};
 use crate::sessions::Sessions;
+use crate::transfer::TransferView;
 
 /// How often the load is reported, at least.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// Of so many reports one says how bytes move, too.
+const REPORTS_PER_TRANSFER_REPORT: u64 = 5;
 /// Inputs taken in before effects are carried out: a burst costs one round.
 const INPUTS_PER_ROUND: usize = 256;
 /// Prefix events per message.
@@ -52,6 +55,8 @@ pub struct NodeLoop<R: Role> {
     pub inputs: mpsc::Receiver<Input<R::Event>>,
     /// Where events go.
     pub sessions: Sessions,
+    /// How bytes move.
+    pub transfer: TransferView,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Draining ends the loop once the role is idle.
@@ -63,7 +68,7 @@ impl<R: Role> NodeLoop<R> {
     pub async fn run(mut self) -> anyhow::Result<()> {
         let mut reports = tokio::time::interval(REPORT_INTERVAL);
         reports.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut draining = false;
+        let (mut draining, mut reported) = (false, 0u64);
         loop {
             let wakeup = self.role.next_wakeup();
             tokio::select! {
@@ -75,7 +80,13 @@ impl<R: Role> NodeLoop<R> {
                     self.role.on_input(self.clock.now(), Input::Drain);
                 }
                 () = self.shutdown.wait_for(Phase::Closing), if draining => return Ok(()),
-                _ = reports.tick() => self.report(),
+                _ = reports.tick() => {
+                    self.report();
+                    if reported.is_multiple_of(REPORTS_PER_TRANSFER_REPORT) {
+                        self.sessions.broadcast(&self.transfer.event());
+                    }
+                    reported += 1;
+                }
                 input = self.inputs.recv() => match input {
                     Some(input) => self.take_in(input),
                     None => return Ok(()),
@@ -106,6 +117,7 @@ impl<R: Role> NodeLoop<R> {
                 self.publish_kv_events();
                 self.send_snapshot(conductor);
                 self.sessions.send(conductor, Event::Load((&self.role.load()).into()));
+                self.sessions.send(conductor, self.transfer.event());
             }
             Input::KvSnapshot(conductor) => {
                 self.publish_kv_events();

@@ -67,6 +67,9 @@ pub struct UpArgs {
     /// Element type of stored K and V: f16, bf16 or f32 [default: the node's]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
+    /// What KV may travel over: the best that both ends have, or one transport and nothing else [default: the node's, auto]
+    #[arg(long, value_name = "TRANSPORT", env = "BATON_TRANSPORT", value_parser = ["auto", "rdma", "shm", "tcp"])]
+    pub transport: Option<String>,
     /// How the conductor chooses nodes [default: the conductor's]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,

@@ -185,6 +185,7 @@ fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsStr
     own.extend(["--threads".into(), threads.to_string().into()]);
     own.extend(optional("--block-tokens", args.block_tokens.map(|n| n.to_string()).as_ref()));
     own.extend(optional("--kv-dtype", args.kv_dtype.as_ref()));
+    own.extend(optional("--transport", args.transport.as_ref()));
     let (cache_blocks, more) = match role {
         Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
         _ => (args.decode_cache_blocks, &args.decode_arg),
@@ -249,7 +250,7 @@ mod tests {
     fn every_flag_reaches_its_role() {
         let plan = plan(
             "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
-             --decode-cache-blocks 9 --kv-dtype f32 --placement round-robin --decode-arg=--max-running=2 --grace 3",
+             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --decode-arg=--max-running=2 --grace 3",
             Some("/ignored/by/mock"),
         );
         let plan = plan.unwrap();
@@ -264,13 +265,13 @@ mod tests {
             lines,
             [
                 format!(
-                    "{node} prefill-0 --threads 2 --block-tokens 8 --kv-dtype f32 --chunk-tokens 64 --cache-blocks 7 {listen}"
+                    "{node} prefill-0 --threads 2 --block-tokens 8 --kv-dtype f32 --transport tcp --chunk-tokens 64 --cache-blocks 7 {listen}"
                 ),
                 format!(
-                    "{node} prefill-1 --threads 2 --block-tokens 8 --kv-dtype f32 --chunk-tokens 64 --cache-blocks 7 {listen}"
+                    "{node} prefill-1 --threads 2 --block-tokens 8 --kv-dtype f32 --transport tcp --chunk-tokens 64 --cache-blocks 7 {listen}"
                 ),
                 format!(
-                    "{node} decode-0 --threads 1 --block-tokens 8 --kv-dtype f32 --cache-blocks 9 --max-running=2 {listen}"
+                    "{node} decode-0 --threads 1 --block-tokens 8 --kv-dtype f32 --transport tcp --cache-blocks 9 --max-running=2 {listen}"
                 ),
             ]
         );

@@ -149,7 +149,10 @@ impl v1::cluster_server::Cluster for Service {
     }
 
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
-        let nodes = vec![node("prefill-0", "prefill"), node("decode-0", "decode")];
+        let path = v1::TransferPath { node: "decode-0".into(), transport: "shm".into(), ..Default::default() };
+        let transfer = Some(v1::TransferReport { addresses: Vec::new(), paths: vec![path] });
+        let prefill = v1::NodeStatus { transfer, ..node("prefill-0", "prefill") };
+        let nodes = vec![prefill, node("decode-0", "decode")];
         Ok(Response::new(v1::ListNodesResponse { nodes }))
     }
 
