@@ -13,8 +13,8 @@ help: ## This list
 build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decode
 	$(BUILD)
 
-demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop
-	@scripts/demo.sh
+demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop (UP="--transport tcp" changes it)
+	@scripts/demo.sh $(UP)
 
 up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--prefill 1 ..." changes it)
 	@scripts/up.sh $(UP)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One question and a follow-up, through a whole cluster on this machine.
+# One question and a follow-up, through a whole cluster on this machine. Arguments go to `baton up`, as in: scripts/demo.sh --transport tcp
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$(scripts/fetch-model.sh)
@@ -15,8 +15,8 @@ stop() {
 trap stop EXIT
 trap 'exit 130' INT TERM
 
-echo "Starting a conductor, 2 prefill and 2 decode processes ..."
-"$baton" up --model "$model" --prefill 2 --decode 2 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --ready-file "$work/ready.json" --log-dir "$work/logs" &
+echo "Starting a conductor, 2 prefill and 2 decode processes${*:+ ($*)} ..."
+"$baton" up --model "$model" --prefill 2 --decode 2 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --ready-file "$work/ready.json" --log-dir "$work/logs" "$@" &
 up=$!
 for _ in $(seq 1200); do
   [[ -s $work/ready.json ]] && break
@@ -46,6 +46,15 @@ printf '\n> %s\n' "$follow_up"
 "$baton" generate --timeline --max-tokens 48 --messages "$work/messages.json" 2>"$work/timeline"
 printf '\n'
 cat "$work/timeline"
+
+printf '\nHow the KV moved:\n'
+# Nodes report once a second.
+for _ in $(seq 30); do
+  "$baton" nodes --transport >"$work/paths"
+  grep -q '^FROM' "$work/paths" && break
+  sleep 0.1
+done
+cat "$work/paths"
 
 printf '\nStopping ...\n'
 kill -TERM "$up"
