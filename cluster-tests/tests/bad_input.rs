@@ -131,7 +131,7 @@ async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
         cannot_start(
             node,
             &["--engine", "mock", "--transfer-shm-folder", "/no/such/folder", "--transport", "shm"],
-            "shm",
+            "transport: shm (transfer_shm_folder: /no/such/folder)",
         )
         .await?;
         cannot_start(node, &["--engine", "mock", "--conductor", "not an address"], "conductor").await?;

@@ -181,10 +181,21 @@ async fn bind_transfer(
     config.advertise_host = settings.advertise_host.clone();
     config.transport = settings.transport;
     config.shm_folder = settings.transfer_shm_folder.clone();
-    TransferEngine::bind(config, tasks).await.map_err(|error| match error {
-        TransferError::Listen { .. } => anyhow::Error::new(error).context("transfer_listen"),
-        error => error.into(),
-    })
+    let bound = TransferEngine::bind(config, tasks).await;
+    bound.map_err(|error| not_bound(settings, listen, error))
+}
+
+/// Names the settings that a transfer engine was refused for.
+fn not_bound(settings: &Settings, listen: SocketAddr, error: TransferError) -> anyhow::Error {
+    let TransferError::Listen { address, .. } = &error else { return error.into() };
+    let settings = match (*address == listen.to_string(), &settings.transfer_shm_folder) {
+        (true, _) => "transfer_listen".to_owned(),
+        (false, None) => format!("transport: {}", settings.transport),
+        (false, Some(folder)) => {
+            format!("transport: {} (transfer_shm_folder: {})", settings.transport, folder.display())
+        }
+    };
+    anyhow::Error::new(error).context(settings)
 }
 
 /// Where shared memory was asked for and the arena is not in it, no transfer could ever succeed.
