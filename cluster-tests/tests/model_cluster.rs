@@ -215,7 +215,8 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
     let cache = cache_bytes.to_string();
     let cluster = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]).start().await?;
     let text = prompt_of(&cluster, 400).await?;
-    // What each process may grow by: its cache, and 64 MiB for buffers that are made when first used.
+    // What each process may grow by: its cache, and 64 MiB for buffers that are made when first used. A decode node also maps the prefill nodes' caches to copy
+    // from; those pages are theirs and are not counted twice.
     let nodes = cluster.prefill.iter().chain(&cluster.decode).map(|process| (process, cache_bytes));
     let processes: Vec<_> = nodes.chain([(&cluster.conductor, 0)]).collect();
     let before: Vec<u64> = processes.iter().map(|(p, _)| p.resident_bytes()).collect::<Result<_, _>>()?;
