@@ -18,6 +18,10 @@ use crate::{SegmentId, TransferError};
 const MAX_RANGES: usize = 1 << 20;
 /// Most batches under one grant: the owner remembers each, so that a part that is sent twice counts once.
 const MAX_BATCHES: usize = 1 << 16;
+/// Most parts of a batch. The writer makes parts as large as that needs.
+pub(crate) const MAX_PARTS: u32 = 1 << 16;
+/// Most parts under one grant that have landed while their batches are not complete.
+const MAX_OPEN_PARTS: usize = 1 << 17;
 /// Ended grants of which the reason is remembered, for the text of a refusal.
 const REMEMBERED_ENDS: usize = 256;
 
@@ -149,7 +153,15 @@ pub(crate) struct Grant {
     ranges: Vec<Range<u64>>,
     writer: Option<Writer>,
     expires: Instant,
-    batches: Mutex<HashMap<BatchKey, Progress>>,
+    batches: Mutex<Books>,
+}
+
+/// What has landed under a grant.
+#[derive(Default)]
+struct Books {
+    batches: HashMap<BatchKey, Progress>,
+    /// Parts that have landed of batches that are not complete.
+    open_parts: usize,
 }
 
 impl Grant {
@@ -178,7 +190,7 @@ impl Grant {
     ) -> Result<Admission, Refusal> {
         self.check((Access::Write, &key.writer), segment, now)?;
         self.check_ranges(spans)?;
-        match self.batches().get(key) {
+        match self.batches().batches.get(key) {
             None => Ok(Admission::Land),
             Some(Progress::Open(landed, _)) if !landed.contains(&part) => Ok(Admission::Land),
             Some(Progress::Open(..) | Progress::Complete) => Ok(Admission::Duplicate),
@@ -195,7 +207,12 @@ impl Grant {
         now: Instant,
     ) -> Result<Option<u64>, Refusal> {
         self.check((Access::Write, &key.writer), segment, now)?;
-        let mut batches = self.batches();
+        let mut books = self.batches();
+        if trailer.parts > MAX_PARTS || books.open_parts >= MAX_OPEN_PARTS {
+            let message = format!("a batch has at most {MAX_PARTS} parts, all under a grant {MAX_OPEN_PARTS} at once");
+            return Err(Refusal::new(Reason::TooManyBatches, message));
+        }
+        let Books { batches, open_parts } = &mut *books;
         if !batches.contains_key(key) && batches.len() >= MAX_BATCHES {
             return Err(Refusal::new(Reason::TooManyBatches, format!("grant {} has had {MAX_BATCHES}", self.id.0)));
         }
@@ -207,11 +224,13 @@ impl Grant {
         };
         if landed.insert(trailer.part) {
             *bytes += trailer.bytes;
+            *open_parts += 1;
         }
         if landed.len() < trailer.parts as usize {
             return Ok(None);
         }
         let bytes = *bytes;
+        *open_parts -= landed.len();
         *progress = Progress::Complete;
         Ok(Some(bytes))
     }
@@ -219,9 +238,12 @@ impl Grant {
     /// The writer gave the batch up.
     pub(crate) fn cancel(&self, key: &BatchKey) {
         let theirs = self.writer.as_ref().is_none_or(|granted| *granted == key.writer);
-        let mut batches = self.batches();
-        if theirs && (batches.contains_key(key) || batches.len() < MAX_BATCHES) {
-            batches.insert(key.clone(), Progress::Cancelled);
+        let mut books = self.batches();
+        if theirs && (books.batches.contains_key(key) || books.batches.len() < MAX_BATCHES) {
+            let before = books.batches.insert(key.clone(), Progress::Cancelled);
+            if let Some(Progress::Open(landed, _)) = before {
+                books.open_parts -= landed.len();
+            }
         }
     }
 
@@ -287,7 +309,7 @@ impl Grant {
         after > 0 && end <= self.ranges[after - 1].end
     }
 
-    fn batches(&self) -> MutexGuard<'_, HashMap<BatchKey, Progress>> {
+    fn batches(&self) -> MutexGuard<'_, Books> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

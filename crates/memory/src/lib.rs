@@ -87,6 +87,11 @@ impl MemoryRegion {
         Ok(Self { base, len, file: Some(file) })
     }
 
+    /// Gives the file away that others can map the memory by: from now on nobody else can be given it.
+    pub fn take_shared_file(&mut self) -> Option<OwnedFd> {
+        self.file.take()
+    }
+
     /// The memory as a file, where it was allocated to be shared.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)

@@ -23,6 +23,9 @@ use crate::metrics::Held;
 /// Wait after an error of accept(2), which is mostly that of having no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Longest wait for the place of a connection that is being ended.
+const PLACE_WAIT: Duration = Duration::from_millis(500);
+
 /// Connections whose handshake is not done. One more ends the oldest: whoever means it is done within a round trip, so that peers who say nothing only push
 /// each other out.
 const MAX_HANDSHAKES: usize = 256;
@@ -139,7 +142,7 @@ impl Acceptor {
         listener: TransportKind,
     ) -> io::Result<Option<(TransportKind, Registered, OwnedSemaphorePermit)>> {
         let hello = read_hello(stream).await?;
-        match self.judge(listener, &hello) {
+        match self.judge(listener, &hello).await {
             Ok((version, registered, place)) => {
                 stream.write_all(&Reply::Welcome { version }.encode()).await?;
                 Ok(Some((hello.transport, registered, place)))
@@ -152,7 +155,7 @@ impl Acceptor {
         }
     }
 
-    fn judge(
+    async fn judge(
         &self,
         listener: TransportKind,
         hello: &Hello,
@@ -170,8 +173,18 @@ impl Acceptor {
         if hello.target.generation != config.generation {
             return Err(Rejection::StaleTarget(config.generation));
         }
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Rejection::Full)?;
+        let place = self.place().await.ok_or(Rejection::Full)?;
         Ok((version, self.connections.register(&hello.writer, hello.connection)?, place))
+    }
+
+    /// A place among those served; where there is none, that of the one idle for longest.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        let free = Arc::clone(&self.places).try_acquire_owned().ok();
+        if free.is_some() || !self.connections.end_idlest() {
+            return free;
+        }
+        // It ends at once; somebody else may take its place, but then another one's comes.
+        timeout(PLACE_WAIT, Arc::clone(&self.places).acquire_owned()).await.ok()?.ok()
     }
 }
 

@@ -11,6 +11,7 @@ use super::peer::{Peer, Wanted};
 use super::route::Route;
 use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
+use crate::grant::MAX_PARTS;
 use crate::path::InFlight;
 use crate::transport::Job;
 use crate::{Priority, TransferError, TransportKind, batch};
@@ -72,14 +73,15 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
 
 /// Cuts a batch into parts. One without spans has one part without bytes.
 fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
+    let part_bytes = part_bytes.max(batch::total(&job.spans).div_ceil(u64::from(MAX_PARTS) / 2));
     // A read is asked for in one frame.
     let max_spans = if job.op == Op::Read { MAX_FRAME_SPANS } else { usize::MAX };
     let mut groups = batch::cut(&job.spans, part_bytes, max_spans);
     if groups.is_empty() {
         groups.push(Vec::new());
     }
-    let too_large = |_| TransferError::invalid("spans", format!("{} parts", groups.len()));
-    let parts = u32::try_from(groups.len()).map_err(too_large)?;
+    let too_many = || TransferError::invalid("spans", format!("{} parts, but at most {MAX_PARTS} go", groups.len()));
+    let parts = u32::try_from(groups.len()).ok().filter(|parts| *parts <= MAX_PARTS).ok_or_else(too_many)?;
     let part = |(part, spans): (u32, Vec<_>)| Part {
         op: job.op,
         id: PartId { batch: job.batch, part },

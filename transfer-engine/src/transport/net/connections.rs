@@ -1,8 +1,9 @@
 //! The accepted connections of an engine, so that a writer can have an old one closed.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
 use futures::future::join_all;
@@ -17,6 +18,23 @@ use crate::grant::Writer;
 /// Longest wait for a writer to say that nothing is under way under a grant any more.
 const CONFIRMATION: Duration = Duration::from_millis(500);
 
+/// A connection on which nothing came for so long may have to make room.
+const IDLE_MS: u64 = 100;
+
+struct Made(Instant);
+
+impl Default for Made {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Made {
+    fn elapsed_ms(&self) -> u64 {
+        self.0.elapsed().as_millis() as u64
+    }
+}
+
 /// Handles of one live connection.
 #[derive(Clone, Default)]
 struct Live {
@@ -27,6 +45,8 @@ struct Live {
     /// Grants under which bytes may land without this processor's help, and how to have them ended (rdma).
     opened: Arc<Mutex<HashSet<GrantId>>>,
     revokes: Arc<OnceLock<Revokes>>,
+    /// When its last frame came, in milliseconds since [`Connections`] was made.
+    touched: Arc<AtomicU64>,
 }
 
 type Revokes = mpsc::UnboundedSender<(GrantId, oneshot::Sender<()>)>;
@@ -53,6 +73,7 @@ type Key = (Writer, u64);
 #[derive(Default)]
 pub(super) struct Connections {
     live: Mutex<HashMap<Key, Live>>,
+    made: Made,
     /// Writers' memory that their connections share.
     pub(super) views: ViewCache,
 }
@@ -78,11 +99,21 @@ impl Connections {
             }
         }
         let (key, live) = ((writer.clone(), connection), Live::default());
+        live.touched.store(self.made.elapsed_ms(), Relaxed);
         if connections.contains_key(&key) {
             return Err(Rejection::InUse);
         }
         connections.insert(key.clone(), live.clone());
         Ok(Registered { connections: Arc::clone(self), key, live })
+    }
+
+    /// Ends the connection that has been idle for longest, if there is one that is idle at all: its place is for one that has something to say.
+    pub(super) fn end_idlest(&self) -> bool {
+        let connections = self.lock();
+        let idlest =
+            connections.values().filter(|live| !live.kill.is_cancelled()).min_by_key(|live| live.touched.load(Relaxed));
+        let idle = idlest.filter(|live| self.made.elapsed_ms() >= live.touched.load(Relaxed) + IDLE_MS);
+        idle.inspect(|live| live.kill.cancel()).is_some()
     }
 
     /// Closes a connection of a writer; resolves once nothing of it can land. One that is not known has ended before.
@@ -128,6 +159,11 @@ impl Registered {
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
     pub(super) fn forget_grant(&self, grant: GrantId) {
         self.live.opened().remove(&grant);
+    }
+
+    /// A frame has come.
+    pub(super) fn touch(&self) {
+        self.live.touched.store(self.connections.made.elapsed_ms(), Relaxed);
     }
 
     pub(super) fn connection(&self) -> u64 {

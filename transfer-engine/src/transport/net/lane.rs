@@ -137,7 +137,11 @@ impl LaneTask {
             () = self.host.closed.cancelled() => LaneEnd::Closing,
         };
         waiting.close();
-        self.mark_route(&end);
+        if let LaneEnd::Failed(reason) = &end
+            && !self.host.closed.is_cancelled()
+        {
+            self.lane.route.on_failure(&self.target, reason);
+        }
         let (lane, at, sent) = (Arc::clone(&self.lane), Instant::now(), std::mem::take(&mut *self.sent()));
         // Closed before anybody hears of the loss: a retry finds it so. With the carrier goes what still reads or writes local memory.
         drop(self.stream);
@@ -152,18 +156,6 @@ impl LaneTask {
             lose(sending, false);
         }
         end
-    }
-
-    /// Where there are other ways, they are taken until this one has been tried again.
-    fn mark_route(&self, end: &LaneEnd) {
-        if let LaneEnd::Failed(reason) = end
-            && self.lane.kind != TransportKind::Tcp
-            && !self.host.closed.is_cancelled()
-            // Who connects just now will find out.
-            && let Ok(mut attempts) = self.lane.route.attempts.try_lock()
-        {
-            attempts.failed(self.lane.route.unreachable(&self.target, io::Error::other(reason.clone())));
-        }
     }
 
     pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Sending>> {

@@ -1,7 +1,6 @@
 //! The lanes to one owner: opened when needed, shared by batches, opened again after failures; over the best way that works.
 
 use std::cmp::Reverse;
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,6 +59,11 @@ impl Peer {
         let in_flight = Arc::new(Semaphore::new(host.config.max_bytes_in_flight_per_peer as usize));
         let mut routes: Vec<_> = key.addresses.iter().filter_map(|address| route(&host, address)).collect();
         routes.sort_by_key(|route| route.kind().rank());
+        if routes.len() > 1 {
+            // The last resort is taken again at once.
+            let resort = routes.last().map(|route| route.kind());
+            routes.iter().filter(|route| Some(route.kind()) != resort).for_each(|route| route.set_has_others());
+        }
         let stats = Arc::new(PathStats::new(&key.target.node));
         Self { host, target: key.target, in_flight, stats, routes, lanes: Mutex::default(), next_connection }
     }
@@ -132,7 +136,7 @@ impl Peer {
                 error = failure;
                 self.probe(route);
             } else {
-                match self.open(route, &mut attempts).await {
+                match self.open_or_mark(route, &mut attempts).await {
                     Ok(lane) => return Ok(lane),
                     Err(failure) => error = failure,
                 }
@@ -148,7 +152,7 @@ impl Peer {
         self.host.tasks.spawn_request("transfer probe", async move {
             let mut attempts = route.attempts.lock().await;
             // The outcome is in `attempts` and among the lanes.
-            let _ = peer.open(&route, &mut attempts).await;
+            let _ = peer.open_or_mark(&route, &mut attempts).await;
             route.probing.store(false, Relaxed);
         });
     }
@@ -162,7 +166,7 @@ impl Peer {
         for route in routes.iter().filter(|route| self.lanes_of(route) < route.max_lanes) {
             // Where somebody connects already, or nobody can, the best one does as well.
             if let Ok(mut attempts) = route.attempts.try_lock()
-                && attempts.is_due()
+                && attempts.another_is_due()
                 && let Some(lane) = self.open_another(route, &mut attempts).await
             {
                 return Some(lane);
@@ -227,7 +231,7 @@ impl Peer {
             if let Some(next) = attempts.next() {
                 sleep_until(next.min(limit).into()).await;
             }
-            match self.open(route, &mut attempts).await {
+            match self.open_or_mark(route, &mut attempts).await {
                 Ok(lane) => return Ok(lane),
                 // What another attempt would not change.
                 Err(error @ (TransferError::StaleGeneration { .. } | TransferError::Incompatible { .. })) => {
@@ -251,21 +255,27 @@ impl Peer {
             Err(error) => {
                 metrics.connects_failed.increment(1);
                 tracing::debug!(node = %self.target.node, way = ?route.way, %error, "cannot connect");
-                attempts.failed(error.clone());
                 Err(error)
             }
         }
     }
 
+    async fn open_or_mark(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        attempts: &mut Attempts,
+    ) -> Result<Arc<Lane>, TransferError> {
+        self.open(route, attempts).await.inspect_err(|error| attempts.failed(error.clone()))
+    }
+
     /// Opens one more lane, if that is a matter of moments.
     async fn open_another(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Option<Arc<Lane>> {
-        match tokio::time::timeout(PATIENCE_FOR_ANOTHER, self.open(route, attempts)).await {
-            Ok(lane) => lane.ok(),
-            Err(_) => {
-                attempts.failed(route.unreachable(&self.target, io::ErrorKind::TimedOut.into()));
-                None
-            }
+        let opened = tokio::time::timeout(PATIENCE_FOR_ANOTHER, self.open(route, attempts)).await;
+        let lane = opened.ok().and_then(Result::ok);
+        if lane.is_none() {
+            attempts.no_more_for_now();
         }
+        lane
     }
 
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {

@@ -22,6 +22,9 @@ use crate::metrics::KindMetrics;
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// The slowest that a payload may come, bytes per second, besides the time for silence.
+const SLOWEST: u64 = 64 << 10;
+
 /// The part that the connection is in the middle of; a lane sends one after the other.
 struct OpenPart {
     id: PartId,
@@ -127,6 +130,9 @@ impl<'a> Receiver<'a> {
 
     async fn serve(&mut self) -> io::Result<()> {
         while let Some(frame) = self.next_frame().await? {
+            // Other connections' tasks get their turn, whatever this one sends.
+            tokio::task::coop::consume_budget().await;
+            self.registered.touch();
             match frame {
                 Frame::Commit(commit) => self.on_commit(commit).await?,
                 Frame::Cancel { batch, grant } => self.on_cancel(batch, grant),
@@ -274,6 +280,7 @@ impl<'a> Receiver<'a> {
     async fn land(&mut self, grant: &Grant, data: &Data) -> io::Result<()> {
         let spans = data.spans.iter().map(|span| (span.offset as usize, span.len as usize));
         let mut cursor = Cursor::new(&grant.region, spans);
+        let limit = self.payload_limit(cursor.remaining() as u64);
         while !cursor.is_done() {
             let landed = match grant.gate.enter() {
                 Some(_pass) => try_receive(self.stream, &grant.region, &mut cursor),
@@ -285,7 +292,7 @@ impl<'a> Receiver<'a> {
             match landed {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => self.on_progress(bytes).await?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable(grant).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable(grant, limit).await?,
                 Err(error) => return Err(error),
             }
         }
@@ -293,14 +300,20 @@ impl<'a> Receiver<'a> {
     }
 
     /// Waits for bytes, or for the grant's end.
-    async fn readable(&self, grant: &Grant) -> io::Result<()> {
+    async fn readable(&self, grant: &Grant, limit: Instant) -> io::Result<()> {
         let ready = async {
             tokio::select! {
                 ready = self.stream.readable() => ready,
                 () = grant.gate.closed() => Ok(()),
             }
         };
-        timeout(self.patience(), ready).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        let limit = limit.min(Instant::now() + self.patience());
+        timeout_at(limit.into(), ready).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// When a payload must be here: a trickle is as bad as none.
+    fn payload_limit(&self, bytes: u64) -> Instant {
+        Instant::now() + self.patience() + Duration::from_secs(bytes / SLOWEST)
     }
 
     async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
@@ -315,9 +328,11 @@ impl<'a> Receiver<'a> {
 
     async fn drop_payload(&mut self, mut bytes: u64) -> io::Result<()> {
         let mut scratch = vec![0; SCRATCH_BYTES.min(bytes as usize)];
+        let limit = self.payload_limit(bytes);
         while bytes > 0 {
             let piece = scratch.len().min(bytes as usize);
-            let read = timeout(self.patience(), self.stream.read_exact(&mut scratch[..piece])).await;
+            let soon = limit.min(Instant::now() + self.patience());
+            let read = timeout_at(soon.into(), self.stream.read_exact(&mut scratch[..piece])).await;
             if !read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }

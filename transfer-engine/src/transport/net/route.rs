@@ -1,7 +1,7 @@
 //! One way to an owner: connecting, and waiting after failures.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
@@ -29,6 +29,8 @@ pub(super) struct Route {
     pub(super) max_lanes: usize,
     /// Held by who connects.
     pub(super) attempts: tokio::sync::Mutex<Attempts>,
+    /// There are others to the same owner.
+    has_others: AtomicBool,
     /// Somebody tries it beside the batches, which do not wait for that.
     pub(super) probing: AtomicBool,
 }
@@ -49,12 +51,19 @@ pub(super) struct Attempts {
     /// Failures since the last success.
     failures: u32,
     last: Option<(Instant, TransferError)>,
+    /// When another connection beside those that there are may be tried.
+    another_after: Option<Instant>,
 }
 
 impl Attempts {
     pub(super) fn failed(&mut self, error: TransferError) {
         self.failures = self.failures.saturating_add(1);
         self.last = Some((Instant::now(), error));
+    }
+
+    /// One more connection could not be had: no other is tried for a while. Those that have none are not concerned.
+    pub(super) fn no_more_for_now(&mut self) {
+        self.another_after = Some(Instant::now() + FIRST_PAUSE);
     }
 
     /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
@@ -65,8 +74,13 @@ impl Attempts {
     }
 
     /// Whether an attempt may be made now.
-    pub(super) fn is_due(&self) -> bool {
+    fn is_due(&self) -> bool {
         self.next().is_none_or(|next| next <= Instant::now())
+    }
+
+    /// Whether one for another connection may be.
+    pub(super) fn another_is_due(&self) -> bool {
+        self.is_due() && self.another_after.is_none_or(|after| after <= Instant::now())
     }
 
     /// The last failure, if it came after `moment`.
@@ -90,7 +104,27 @@ impl Attempts {
 
 impl Route {
     pub(super) fn new(way: Way, max_lanes: usize) -> Self {
-        Self { way, max_lanes, attempts: tokio::sync::Mutex::default(), probing: AtomicBool::new(false) }
+        Self {
+            way,
+            max_lanes,
+            attempts: tokio::sync::Mutex::default(),
+            has_others: AtomicBool::new(false),
+            probing: AtomicBool::new(false),
+        }
+    }
+
+    /// A connection over it has failed: where there are other ways, they are taken until this one has been tried again.
+    pub(super) fn on_failure(&self, target: &Writer, reason: &str) {
+        if self.has_others.load(Relaxed)
+            // Who connects just now will find out.
+            && let Ok(mut attempts) = self.attempts.try_lock()
+        {
+            attempts.failed(self.unreachable(target, io::Error::other(reason.to_owned())));
+        }
+    }
+
+    pub(super) fn set_has_others(&self) {
+        self.has_others.store(true, Relaxed);
     }
 
     pub(super) fn kind(&self) -> TransportKind {

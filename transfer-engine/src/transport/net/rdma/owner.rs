@@ -130,6 +130,9 @@ impl Receiver<'_> {
                 landed = here.landed() => landed.map(|()| Event::Landed)?,
                 Some((grant, fenced)) = revokes.recv() => Event::Revoke(grant, fenced),
             };
+            // Other connections' tasks get their turn, whatever this one sends.
+            tokio::task::coop::consume_budget().await;
+            self.registered.touch();
             match event {
                 Event::Frame(None) => return Ok(()),
                 Event::Frame(Some(frame)) => self.on_rdma_frame(here, frame).await?,

@@ -144,7 +144,8 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
 pub(super) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<()> {
     let mut frame = Vec::new();
     Frame::Slots { bytes: source.slots.bytes() }.encode(&mut frame);
-    lane.stream.write_with_file(&frame, source.slots.file()).await
+    let file = source.slots.take_file();
+    lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
 }
 
 /// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the peer knows it.

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // atomics in a page that another process reads; see the SAFETY notes
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +18,8 @@ pub(super) const SLOTS: usize = 512;
 /// The writer's page.
 pub(crate) struct Slots {
     page: MemoryRegion,
+    /// For the owner; closed when it has been passed.
+    file: Mutex<Option<OwnedFd>>,
     free: Mutex<Vec<u32>>,
     places: Arc<Semaphore>,
     next_token: AtomicU64,
@@ -33,17 +35,19 @@ pub(crate) struct Armed {
 
 impl Slots {
     pub(super) fn new() -> io::Result<Self> {
-        let page = MemoryRegion::allocate_shared(SLOTS * size_of::<u64>()).map_err(io::Error::other)?;
+        let mut page = MemoryRegion::allocate_shared(SLOTS * size_of::<u64>()).map_err(io::Error::other)?;
+        let file = Mutex::new(page.take_shared_file());
         let free = Mutex::new((0..SLOTS as u32).collect());
-        Ok(Self { page, free, places: Arc::new(Semaphore::new(SLOTS)), next_token: AtomicU64::new(1) })
+        Ok(Self { page, file, free, places: Arc::new(Semaphore::new(SLOTS)), next_token: AtomicU64::new(1) })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.page.len() as u64
     }
 
-    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.page.shared_file()
+    /// The page as a file, to be passed once.
+    pub(super) fn take_file(&self) -> Option<OwnedFd> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes a slot for a part whose batch has this gate; waits for one. `None`: the batch is over.
@@ -105,12 +109,14 @@ pub(super) fn is_wanted(page: &SharedView, (slot, token): (u32, u64)) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[tokio::test]
     async fn a_part_is_wanted_until_its_batch_is_over_or_it_is_dropped() {
         let slots = Arc::new(Slots::new().unwrap());
-        let page = SharedView::map(slots.file().unwrap(), slots.bytes()).unwrap();
+        let page = SharedView::map(slots.take_file().unwrap().as_fd(), slots.bytes()).unwrap();
         let gate = Gate::default();
         let (first, second) = (slots.arm(&gate).await.unwrap(), slots.arm(&Gate::default()).await.unwrap());
         let (a, b) = (first.place(), second.place());
