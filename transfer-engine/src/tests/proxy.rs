@@ -26,6 +26,8 @@ pub(super) enum Fault {
     CutRepliesAfter(u64),
     /// Forwards so many bytes from the owner, then nothing. [`Proxy::release`] ends it.
     StallRepliesAfter(u64),
+    /// Changes the byte at this place from the writer.
+    Flip(u64),
     /// Forwards so many bytes at a time, with a pause after each.
     Trickle(usize, Duration),
 }
@@ -125,6 +127,7 @@ async fn forward(shared: &Arc<Shared>, writer: TcpStream, target: &str) {
         Fault::StallAfter(bytes) => (Limit { bytes, stalls: true, ..Limit::default() }, Limit::default()),
         Fault::CutRepliesAfter(bytes) => (Limit::default(), Limit { bytes, ..Limit::default() }),
         Fault::StallRepliesAfter(bytes) => (Limit::default(), Limit { bytes, stalls: true, ..Limit::default() }),
+        Fault::Flip(at) => (Limit { flip: Some(at), ..Limit::default() }, Limit::default()),
         Fault::Trickle(piece, pause) => (Limit { piece, pause, ..Limit::default() }, Limit::default()),
     };
     tokio::select! {
@@ -137,13 +140,14 @@ async fn forward(shared: &Arc<Shared>, writer: TcpStream, target: &str) {
 struct Limit {
     bytes: u64,
     stalls: bool,
+    flip: Option<u64>,
     piece: usize,
     pause: Duration,
 }
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { bytes: u64::MAX, stalls: false, piece: 64 << 10, pause: Duration::ZERO }
+        Self { bytes: u64::MAX, stalls: false, flip: None, piece: 64 << 10, pause: Duration::ZERO }
     }
 }
 
@@ -155,7 +159,7 @@ async fn copy(
     shared: &Shared,
     count: Option<&AtomicU64>,
 ) {
-    let mut left = limit.bytes;
+    let (mut left, mut passed) = (limit.bytes, 0);
     let mut buffer = vec![0; limit.piece];
     loop {
         if left == 0 {
@@ -170,6 +174,10 @@ async fn copy(
         if let Some(count) = count {
             count.fetch_add(bytes as u64, SeqCst);
         }
+        if let Some(at) = limit.flip.filter(|at| (passed..passed + bytes as u64).contains(at)) {
+            buffer[(at - passed) as usize] ^= 1;
+        }
+        passed += bytes as u64;
         if to.write_all(&buffer[..bytes]).await.is_err() {
             return;
         }

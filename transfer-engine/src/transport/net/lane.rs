@@ -158,6 +158,11 @@ impl LaneTask {
         end
     }
 
+    /// Whether spans go with their checksums: the version before knows none.
+    pub(super) fn has_checksums(&self) -> bool {
+        self.host.config.checksums && self.lane.version >= 2
+    }
+
     pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Sending>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }

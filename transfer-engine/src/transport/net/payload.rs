@@ -112,6 +112,14 @@ pub(super) fn try_receive_until(
     Ok(received)
 }
 
+/// CRC-32C of each span.
+///
+/// The caller holds a pass of the gate that guards the spans: nobody writes them meanwhile.
+pub(super) fn checksums(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
+    // SAFETY: the caller's pass keeps writers off; `slice` checks that the span lies inside.
+    spans.map(|(offset, len)| crc32c::crc32c(unsafe { region.slice(offset..offset + len) })).collect()
+}
+
 fn piece(region: &MemoryRegion, offset: usize, len: usize) -> libc::iovec {
     // SAFETY: the span lies inside the region's one mapping (checked by the cursor).
     libc::iovec { iov_base: unsafe { region.as_ptr().add(offset) }.cast(), iov_len: len }

@@ -122,24 +122,6 @@ impl Stream {
         }
     }
 
-    /// Wakes a reader of this many bytes only when they are there, or the peer has closed. Where the kernel does not know how, it wakes early.
-    pub(super) fn set_low_water(&self, bytes: usize) {
-        if let Self::Tcp(stream) = self {
-            let bytes = bytes as libc::c_int;
-            let len = size_of::<libc::c_int>() as libc::socklen_t;
-            // SAFETY: the option's value is a live int of the length given.
-            unsafe {
-                libc::setsockopt(
-                    stream.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_RCVLOWAT,
-                    (&raw const bytes).cast(),
-                    len,
-                )
-            };
-        }
-    }
-
     /// Reads exactly as much. `Ok(false)`: the peer closed before the first byte.
     pub(crate) async fn read_exact(&self, buffer: &mut [u8]) -> io::Result<bool> {
         let mut filled = 0;

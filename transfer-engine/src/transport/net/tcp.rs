@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::lane::LaneTask;
 use super::part::Part;
-use super::payload::{Cursor, Outgoing, try_receive_until};
+use super::payload::{Cursor, Outgoing, checksums, try_receive_until};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::gate::Pass;
 use crate::{TransportKind, batch};
@@ -21,8 +21,9 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
     let last = frames.len().saturating_sub(1);
     for (i, spans) in frames.iter().enumerate() {
         let Some(pass) = part.gate.enter() else { return lane.give_up(part, i > 0).await };
-        put_data(&mut head, &part.target(), spans, &[]);
         let source = spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
+        let checked = if lane.has_checksums() { checksums(&part.local, source.clone()) } else { Vec::new() };
+        put_data(&mut head, &part.target(), spans, &checked);
         let frame = Outgoing {
             head: &head,
             region: &part.local,
