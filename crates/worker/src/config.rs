@@ -26,6 +26,12 @@ pub struct Settings {
     pub transport: TransportChoice,
     /// Folder of the socket by which nodes of one host share memory, where they do not share a network namespace.
     pub transfer_shm_folder: Option<PathBuf>,
+    /// RDMA devices that carry KV, as `mlx5_0,rxe*`; by default all that have an address.
+    pub transfer_rdma_devices: Option<String>,
+    /// Index into each RDMA device's GID table; by default RoCEv2 over IPv4 where there is one.
+    pub transfer_rdma_gid_index: Option<u32>,
+    /// Sends checksums of KV along where tcp carries it.
+    pub transfer_checksums: bool,
     /// Host that others reach this node at, where it is not the one it listens on.
     pub advertise_host: Option<String>,
     /// Model file or folder.
@@ -74,6 +80,9 @@ impl Default for Settings {
             transfer_listen: "127.0.0.1:0".into(),
             transport: TransportChoice::Auto,
             transfer_shm_folder: None,
+            transfer_rdma_devices: None,
+            transfer_rdma_gid_index: None,
+            transfer_checksums: false,
             advertise_host: None,
             model: None,
             model_name: None,

@@ -181,6 +181,9 @@ async fn bind_transfer(
     config.advertise_host = settings.advertise_host.clone();
     config.transport = settings.transport;
     config.shm_folder = settings.transfer_shm_folder.clone();
+    config.rdma_devices = settings.transfer_rdma_devices.clone();
+    config.rdma_gid_index = settings.transfer_rdma_gid_index;
+    config.checksums = settings.transfer_checksums;
     let bound = TransferEngine::bind(config, tasks).await;
     bound.map_err(|error| not_bound(settings, listen, error))
 }

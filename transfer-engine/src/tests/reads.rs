@@ -120,7 +120,7 @@ pub(super) async fn check_changing_bytes(kind: TransportKind, bytes: usize) {
         let started = Instant::now();
         let read = reader.read(&holder.descriptor, lease, whole(bytes as u64));
         if round >= 5 {
-            while started.elapsed() < whole_takes * (round % 20) / 14 {
+            while started.elapsed() < whole_takes * (round % 20) / 8 {
                 std::hint::spin_loop();
             }
             holder.engine.revoke(lease).await;

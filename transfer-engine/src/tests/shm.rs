@@ -94,7 +94,7 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
         let batch = writer.write(&owner.descriptor, grant, whole(bytes as u64));
         // The first ones are let go on, so that the others can be cancelled all along the way.
         if round >= 5 {
-            spin(whole_takes * (round % 20) / 14);
+            spin(whole_takes * (round % 20) / 8);
             batch.cancel();
         }
         let result = batch.await;

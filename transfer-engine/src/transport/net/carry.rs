@@ -123,11 +123,14 @@ async fn send(
         Priority::Urgent => None,
         Priority::Bulk => Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?),
     };
-    // A part has at most as many bytes as there are permits, and those fit into 32 bits (checked with the configuration).
-    let permit =
-        Arc::clone(&peer.in_flight).acquire_many_owned(bytes as u32).await.map_err(|_| TransferError::Closed)?;
+    // A part larger than all that may be in flight (of a batch so large that its parts must be) waits for everything else. The limit fits into 32 bits (checked
+    // with the configuration).
+    let permit = Arc::clone(&peer.in_flight)
+        .acquire_many_owned(bytes.min(peer.host.config.max_bytes_in_flight_per_peer) as u32)
+        .await
+        .map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
-    let wanted = Wanted { fresh, shared: part.local.shared_file().is_some() };
+    let wanted = Wanted { fresh, shared: part.op == Op::Read || part.local.shared_file().is_some() };
     let mut sending = Sending {
         part,
         fences: failed,

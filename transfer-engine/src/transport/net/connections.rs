@@ -19,7 +19,7 @@ use crate::grant::Writer;
 const CONFIRMATION: Duration = Duration::from_millis(500);
 
 /// A connection on which nothing came for so long may have to make room.
-const IDLE_MS: u64 = 100;
+const IDLE_MS: u64 = 1000;
 
 struct Made(Instant);
 
@@ -149,10 +149,10 @@ impl Registered {
         self.live.revokes.set(revokes).ok().map(|()| received)
     }
 
-    /// Bytes may land under this grant.
+    /// Bytes may land under this grant. False: they might before, too.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
-    pub(super) fn remember_grant(&self, grant: GrantId) {
-        self.live.opened().insert(grant);
+    pub(super) fn remember_grant(&self, grant: GrantId) -> bool {
+        self.live.opened().insert(grant)
     }
 
     /// No bytes may land under this grant any more.

@@ -82,12 +82,12 @@ impl NetTransport {
     pub(crate) async fn bind(host: Arc<Host>) -> Result<(Arc<Self>, SocketAddr), TransferError> {
         let acceptor = Acceptor::new(&host);
         let mut addresses = Vec::new();
-        if host.config.transport.allows(TransportKind::Shm) {
-            addresses.extend(listen_shm(&host, &acceptor)?);
-        }
         let bound = listen_tcp(&host, acceptor.clone()).await?;
         if host.config.transport.allows(TransportKind::Rdma) {
             addresses.extend(open_rdma(&host, &acceptor, &host.config.advertised(bound))?);
+        }
+        if host.config.transport.allows(TransportKind::Shm) {
+            addresses.extend(listen_shm(&host, &acceptor)?);
         }
         if host.config.transport.allows(TransportKind::Tcp) {
             addresses.push(TransportAddress { kind: TransportKind::Tcp, address: host.config.advertised(bound) });

@@ -37,7 +37,7 @@ pub(super) struct PeerKey {
 pub(super) struct Wanted {
     /// Only those opened after this moment, of those over this route.
     pub(super) fresh: Option<(Instant, Arc<Route>)>,
-    /// The local memory was allocated to be shared: shm can carry it.
+    /// Shm can carry it: a read, or the local memory was allocated to be shared.
     pub(super) shared: bool,
 }
 

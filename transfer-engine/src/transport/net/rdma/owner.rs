@@ -183,18 +183,19 @@ impl Receiver<'_> {
     /// Tells the ranges of a grant. From then on the grant does not end before the writer has said REVOKED, or this connection is fenced.
     async fn on_open(&mut self, grant: GrantId, segment: SegmentId) -> io::Result<()> {
         // First, so that a revocation either finds it here or has closed the grant by the next line.
-        self.registered.remember_grant(grant);
+        let first = self.registered.remember_grant(grant);
         let opened = self.host.grants.find(grant).and_then(|grant| {
             let (writer, now) = (self.registered.writer(), Instant::now());
             let allowed = grant.check((grant.access(), writer), segment, now);
             allowed.map(|()| (grant.access(), grant.ranges().to_vec()))
         });
         match opened {
-            Ok((Access::Write | Access::Read, ranges)) => {
+            Ok((access, ranges)) => {
+                let write = access == Access::Write;
                 let mut rest = ranges.as_slice();
                 loop {
                     let (now, later) = rest.split_at(rest.len().min(MAX_OPENED_RANGES));
-                    let opened = Reply::Opened { grant, more: !later.is_empty(), ranges: now.to_vec() };
+                    let opened = Reply::Opened { grant, write, more: !later.is_empty(), ranges: now.to_vec() };
                     self.reply(&opened).await?;
                     rest = later;
                     if rest.is_empty() {
@@ -203,7 +204,10 @@ impl Receiver<'_> {
                 }
             }
             Err(refusal) => {
-                self.registered.forget_grant(grant);
+                // What was posted after an earlier OPEN may still be under way.
+                if first {
+                    self.registered.forget_grant(grant);
+                }
                 self.reply(&Reply::Closed { grant, refusal }).await
             }
         }

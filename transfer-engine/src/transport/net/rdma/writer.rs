@@ -77,9 +77,36 @@ struct Posted {
 }
 
 enum Opened {
-    Asked(Vec<Range<u64>>),
-    Ranges(Arc<Vec<Range<u64>>>),
+    Asked { segment: SegmentId, ranges: Vec<Range<u64>> },
+    Open(Right),
     Closed(Refusal),
+}
+
+/// What a grant allows.
+#[derive(Clone)]
+struct Right {
+    segment: SegmentId,
+    op: Op,
+    /// Sorted, disjoint, not touching.
+    ranges: Arc<Vec<Range<u64>>>,
+}
+
+impl Right {
+    /// What the owner would say of a part, if it saw the bytes.
+    fn check(&self, part: &Part) -> Result<(), Refusal> {
+        let grant = part.grant.0;
+        if self.op != part.op {
+            let message = format!("grant {grant} is to {:?}, not to {:?}", self.op, part.op).to_lowercase();
+            return Err(Refusal::new(RefusalReason::WrongAccess, message));
+        }
+        if self.segment != part.segment {
+            let message = format!("grant {grant} is for segment {}, not {}", self.segment, part.segment);
+            return Err(Refusal::new(RefusalReason::WrongSegment, message));
+        }
+        let Some(span) = part.spans.iter().find(|span| !is_inside(&self.ranges, span)) else { return Ok(()) };
+        let message = format!("{} bytes at {} are not granted by grant {grant}", span.len, span.remote_offset);
+        Err(Refusal::new(RefusalReason::OutOfRange, message))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -146,7 +173,7 @@ impl Flow {
             Reply::Mapped { segment, bytes, address, key } => {
                 state.keys.insert(segment, (bytes > 0).then_some(RemoteKey { address, bytes, key }));
             }
-            Reply::Opened { grant, more, ranges } => state.on_opened(grant, more, ranges)?,
+            Reply::Opened { grant, write, more, ranges } => state.on_opened(grant, write, more, ranges)?,
             Reply::Closed { grant, refusal } => {
                 state.grants.insert(grant, Opened::Closed(refusal));
             }
@@ -188,29 +215,28 @@ impl Flow {
     }
 
     /// The ranges of a grant; asks for them the first time, or again where `anew`: the answer then comes after all that was sent before.
-    async fn open(
-        &self,
-        lane: &LaneTask,
-        part: &Part,
-        anew: bool,
-    ) -> io::Result<Result<Arc<Vec<Range<u64>>>, Refusal>> {
+    async fn open(&self, lane: &LaneTask, part: &Part, anew: bool) -> io::Result<Result<Right, Refusal>> {
         let grant = part.grant;
         let ask = {
             let mut state = self.state();
-            if anew || matches!(state.grants.get(&grant), Some(Opened::Closed(_))) {
+            if anew {
                 state.grants.remove(&grant);
             }
             let ask = !state.grants.contains_key(&grant);
-            state.grants.entry(grant).or_insert_with(|| Opened::Asked(Vec::new()));
+            state.grants.entry(grant).or_insert_with(|| Opened::Asked { segment: part.segment, ranges: Vec::new() });
             ask
         };
         if ask {
             send(lane, &Frame::Open { grant, segment: part.segment }).await?;
         }
         let answer = self.wait(|state| match state.grants.get(&grant) {
-            Some(Opened::Ranges(ranges)) => Some(Ok(Arc::clone(ranges))),
-            Some(Opened::Closed(refusal)) => Some(Err(refusal.clone())),
-            Some(Opened::Asked(_)) => None,
+            Some(Opened::Open(right)) => Some(Ok(right.clone())),
+            Some(Opened::Closed(refusal)) => {
+                let refusal = refusal.clone();
+                state.grants.remove(&grant);
+                Some(Err(refusal))
+            }
+            Some(Opened::Asked { .. }) => None,
             None => Some(Err(ended(grant))),
         });
         Ok(answer.await)
@@ -227,14 +253,15 @@ impl Flow {
 }
 
 impl State {
-    fn on_opened(&mut self, grant: GrantId, more: bool, ranges: Vec<Range<u64>>) -> Result<(), String> {
-        let Some(Opened::Asked(known)) = self.grants.get_mut(&grant) else {
+    fn on_opened(&mut self, grant: GrantId, write: bool, more: bool, ranges: Vec<Range<u64>>) -> Result<(), String> {
+        let Some(Opened::Asked { segment, ranges: known }) = self.grants.get_mut(&grant) else {
             return Err(format!("OPENED of grant {}, which was not asked for", grant.0));
         };
         known.extend(ranges);
         if !more {
-            let whole = Arc::new(std::mem::take(known));
-            self.grants.insert(grant, Opened::Ranges(whole));
+            let (segment, ranges) = (*segment, Arc::new(std::mem::take(known)));
+            let op = if write { Op::Write } else { Op::Read };
+            self.grants.insert(grant, Opened::Open(Right { segment, op, ranges }));
         }
         Ok(())
     }
@@ -277,13 +304,9 @@ fn is_inside(ranges: &[Range<u64>], span: &SpanPair) -> bool {
 pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
     // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after that.
     lane.stream.write_all(&head).await?;
-    let ranges = match flow.open(lane, part, !head.is_empty()).await? {
-        Ok(ranges) => ranges,
-        Err(refusal) => return refuse(lane, part, refusal),
-    };
-    if let Some(span) = part.spans.iter().find(|span| !is_inside(&ranges, span)) {
-        let message = format!("{} bytes at {} are not granted by grant {}", span.len, span.remote_offset, part.grant.0);
-        return refuse(lane, part, Refusal::new(RefusalReason::OutOfRange, message));
+    let right = flow.open(lane, part, !head.is_empty()).await?;
+    if let Err(refusal) = right.and_then(|right| right.check(part)) {
+        return refuse(lane, part, refusal);
     }
     let key = flow.key(lane, part.segment).await?;
     if part.spans.iter().any(|span| span.remote_offset + span.len > key.bytes) {
@@ -328,7 +351,7 @@ async fn post_part(
         }
         let Some(pass) = part.gate.enter_owned() else { return Ok(false) };
         let mut state = flow.state();
-        if !matches!(state.grants.get(&part.grant), Some(Opened::Ranges(_))) {
+        if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
             drop(state);
             return refuse(lane, part, ended(part.grant)).map(|_| true);
         }

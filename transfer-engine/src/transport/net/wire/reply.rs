@@ -42,6 +42,8 @@ pub(crate) enum Reply {
     /// Ranges of a grant; where there are `more`, they follow.
     Opened {
         grant: GrantId,
+        /// It is to write; else to read.
+        write: bool,
         more: bool,
         ranges: Vec<Range<u64>>,
     },
@@ -86,8 +88,9 @@ impl Reply {
                 out.put_u32(*key);
             }),
             Self::Connected(endpoint) => frame(&mut out, kind::CONNECTED, 0, |out| endpoint.put(out)),
-            Self::Opened { grant, more, ranges } => frame(&mut out, kind::OPENED, 0, |out| {
+            Self::Opened { grant, write, more, ranges } => frame(&mut out, kind::OPENED, 0, |out| {
                 out.put_u64(grant.0);
+                out.put_u8(u8::from(*write));
                 out.put_u8(u8::from(*more));
                 for range in ranges {
                     out.put_u64(range.start);
@@ -136,9 +139,10 @@ fn take_mapped(rest: &mut &[u8]) -> Option<Reply> {
 }
 
 fn take_opened(rest: &mut &[u8]) -> Option<Reply> {
-    let (grant, more) = (GrantId(rest.try_get_u64().ok()?), rest.try_get_u8().ok()? != 0);
+    let grant = GrantId(rest.try_get_u64().ok()?);
+    let (write, more) = (rest.try_get_u8().ok()? != 0, rest.try_get_u8().ok()? != 0);
     let ranges = take_all(rest, |rest| Some(rest.try_get_u64().ok()?..rest.try_get_u64().ok()?))?;
-    Some(Reply::Opened { grant, more, ranges })
+    Some(Reply::Opened { grant, write, more, ranges })
 }
 
 fn take_closed(rest: &mut &[u8]) -> Option<Reply> {

@@ -73,7 +73,7 @@ proptest! {
             Reply::Payload { id, bytes: part.min(MAX_FRAME_PAYLOAD) },
             Reply::Mapped { segment: SegmentId(part), bytes: batch, address: generation, key: part },
             Reply::Connected(endpoint(part)),
-            Reply::Opened { grant: GrantId(batch), more: part % 2 == 0, ranges: vec![1..batch; MAX_OPENED_RANGES] },
+            Reply::Opened { grant: GrantId(batch), write: part % 3 == 0, more: part % 2 == 0, ranges: vec![1..batch; MAX_OPENED_RANGES] },
             Reply::Closed { grant: GrantId(batch), refusal: Refusal::new(RefusalReason::ALL[reason], message.clone()) },
             Reply::Revoke { grant: GrantId(batch) },
             Reply::Fault(message),
