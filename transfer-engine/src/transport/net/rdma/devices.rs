@@ -1,12 +1,15 @@
 //! The devices of this host, and the memory they may touch.
 
+#![allow(unsafe_code)] // one system call; see the SAFETY note
+
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use baton_memory::MemoryRegion;
 use baton_verbs::{
     Access, Context, Device, DeviceFilter, Gid, GidEntry, MemoryRegistration, Mtu, Path, PortInfo, ProtectionDomain,
-    choose_gid,
+    by_numa_distance, choose_gid,
 };
 
 use super::RdmaAddress;
@@ -34,7 +37,11 @@ impl Devices {
     /// Opens every device that `filter` names (all, where there is none) and that has an address.
     pub(crate) fn open(filter: Option<&str>, gid_index: Option<u32>) -> Result<Self, String> {
         let filter: Option<DeviceFilter> = filter.map(|f| f.parse().map_err(|error| format!("{error}"))).transpose()?;
-        let devices = Device::list().map_err(|error| error.to_string())?;
+        let mut devices = Device::list().map_err(|error| error.to_string())?;
+        if let Some(node) = numa_node() {
+            // Peers take the first of equals.
+            by_numa_distance(&mut devices, node, Device::numa_node);
+        }
         let (mut rails, mut problems) = (Vec::new(), Vec::new());
         let wanted = |device: &&Device| filter.as_ref().is_none_or(|filter| filter.matches(device.name()));
         for device in devices.iter().filter(wanted).take(MAX_DEVICES) {
@@ -73,8 +80,18 @@ impl Devices {
 
     /// The rail on the network of a peer's address: the one whose own has the longest common beginning with it.
     pub(crate) fn toward(&self, gid: [u8; 16]) -> Option<Arc<Rail>> {
-        self.rails.iter().max_by_key(|rail| common_bits(rail.gid.0, gid)).cloned()
+        // The first of equals, which is the nearest to this processor.
+        self.rails.iter().min_by_key(|rail| Reverse(common_bits(rail.gid.0, gid))).cloned()
     }
+}
+
+/// The NUMA node that this thread runs on: nodes of a cluster are pinned, or their memory is spread anyway.
+fn numa_node() -> Option<u32> {
+    let (mut cpu, mut node) = (0, 0);
+    // SAFETY: the call writes two integers, which are ours.
+    let rc = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, std::ptr::null::<u8>()) };
+    let _: u32 = cpu;
+    (rc == 0).then_some(node)
 }
 
 fn common_bits(a: [u8; 16], b: [u8; 16]) -> u32 {
