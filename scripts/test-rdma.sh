@@ -12,13 +12,21 @@ if ! present 2>/dev/null; then
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "${build_packages[@]}"; } >/dev/null 2>&1 ||
     skip "apt-get could not install ${build_packages[*]}"
 fi
-cargo=(--release --locked --package baton-verbs --features ibverbs)
-if [[ ${1-} == lint ]]; then exec cargo clippy "${cargo[@]}" --all-targets -- -D warnings; fi
+features=(--release --locked --package baton-verbs --package baton-transfer-engine --features baton-verbs/ibverbs,baton-transfer-engine/rdma)
+if [[ ${1-} == lint ]]; then exec cargo clippy "${features[@]}" --all-targets -- -D warnings; fi
 
-cargo test "${cargo[@]}" --lib
+# One call builds all, so that nothing is built twice. Then each test binary is found by its target's name.
+built=$(cargo test "${features[@]}" --lib --test guest --test adversary --no-run --message-format=json)
+binary() { sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" <<<"$built" | tail -n 1; }
+
+"$(binary baton_verbs)" --quiet
 scripts/rdma-guest.sh --install && scripts/rdma-guest.sh --check || skip "no virtual machine with RDMA devices (the reason is above)"
-binary=$(cargo test "${cargo[@]}" --test guest --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
-stripped=$(mktemp)
-trap 'rm -f "$stripped"' EXIT
-strip -o "$stripped" "$binary"
-scripts/rdma-guest.sh -f "$stripped:/bin/guest" -- guest --include-ignored --test-threads=1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+strip -o "$work/verbs" "$(binary guest)"
+strip -o "$work/engine" "$(binary baton_transfer_engine)"
+strip -o "$work/adversary" "$(binary adversary)"
+# The guest has no environment of its own.
+environment=$(env | grep -E '^BATON_TEST_(LONG|SEED)=[0-9]+$' | tr '\n' ' ' || true)
+scripts/rdma-guest.sh -t 600 -f "$work/verbs" -f "$work/engine" -f "$work/adversary" -- sh -c \
+  "verbs --include-ignored --test-threads=1 && engine rdma --ignored --test-threads=1 && ${environment}adversary over_rdma --ignored --test-threads=1 --nocapture"

@@ -1,6 +1,7 @@
 //! Writers that are stopped in mid-batch: their grants end at once, their ranges are used again, and nothing lands there when they go on.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -13,27 +14,47 @@ use crate::node::{Memory, Node, config};
 use crate::pattern::{Random, pattern};
 use crate::peer::Peer;
 
-/// Long enough that the writer can be stopped in the middle of it.
-const BATCH_BYTES: u64 = 64 << 20;
-/// Writers that are stopped, independently of each other.
-const WRITERS: u64 = 4;
-/// How often each is stopped.
-const ROUNDS: usize = 5;
+/// How much is written, and what is asked of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    /// Long enough that the writer can be stopped in the middle of it.
+    pub batch_bytes: u64,
+    /// Writers that are stopped, independently of each other.
+    pub writers: u64,
+    /// How often each is stopped.
+    pub rounds: usize,
+    /// What the writer that is left alone writes at a time.
+    pub other_bytes: u64,
+    /// In which it gets that done, on a machine that is busy with all the others.
+    pub other_limit: Duration,
+    /// What it gets done meanwhile, at least.
+    pub other_batches: u64,
+}
+
+impl Scale {
+    /// For a machine of today.
+    pub const FULL: Self = Self {
+        batch_bytes: 64 << 20,
+        writers: 4,
+        rounds: 5,
+        other_bytes: 1 << 20,
+        other_limit: Duration::from_secs(1),
+        other_batches: 100,
+    };
+}
+
 /// A batch may be over before the writer stops; so often, another one is tried.
 const TRIES: usize = 20;
 /// Within which the ranges come back.
 const FENCE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a range is watched after its writer goes on.
 const WATCH: Duration = Duration::from_secs(2);
-/// What the writer that is left alone writes at a time.
-const OTHER_BYTES: u64 = 1 << 20;
-/// In which it gets that done, on a machine that is busy with all the others.
-const OTHER_LIMIT: Duration = Duration::from_secs(1);
 /// Tags of the writer that is left alone; those of the others are below.
 const OTHER_TAGS: u64 = 1 << 32;
 
 /// A writer that is stopped, and its range.
 struct Victim {
+    scale: Scale,
     owner: TransferEngine,
     memory: Memory,
     grants: Box<dyn Fn(u64) -> GrantId + Send + Sync>,
@@ -56,12 +77,16 @@ impl Victim {
         self.next
     }
 
+    fn range(&self) -> Range<u64> {
+        self.start..self.start + self.scale.batch_bytes
+    }
+
     fn reuse(&self, tag: u64) {
-        self.memory.fill(self.start, BATCH_BYTES, tag, self.start);
+        self.memory.fill(self.start, self.scale.batch_bytes, tag, self.start);
     }
 
     fn holds(&self, tag: u64) -> bool {
-        self.memory.bytes(self.start..self.start + BATCH_BYTES) == pattern(tag, self.start..self.start + BATCH_BYTES)
+        self.memory.bytes(self.range()) == pattern(tag, self.range())
     }
 
     /// One batch, its writer stopped, its grant ended. `None`: the batch was over before.
@@ -69,7 +94,7 @@ impl Victim {
         let (before, tag) = (self.next(), self.next());
         self.reuse(before);
         let grant = (self.grants)(tag);
-        let span = SpanPair { local_offset: 0, remote_offset: self.start, len: BATCH_BYTES };
+        let span = SpanPair { local_offset: 0, remote_offset: self.start, len: self.scale.batch_bytes };
         self.peer.write(tag, grant, &[span]).await;
         self.first_bytes(before).await;
         tokio::time::sleep(Duration::from_micros(self.random.within(0..30_000))).await;
@@ -81,7 +106,7 @@ impl Victim {
         self.owner.revoke(grant).await;
         let revoked_in = asked.elapsed();
         let landed = tokio::task::block_in_place(|| self.landed(tag));
-        (landed < BATCH_BYTES).then_some(Stop { tag, revoked_in, landed })
+        (landed < self.scale.batch_bytes).then_some(Stop { tag, revoked_in, landed })
     }
 
     /// Until some of the batch has landed: the range's first bytes are not what they were.
@@ -93,10 +118,7 @@ impl Victim {
     }
 
     fn landed(&self, tag: u64) -> u64 {
-        let (found, full) = (
-            self.memory.bytes(self.start..self.start + BATCH_BYTES),
-            pattern(tag, self.start..self.start + BATCH_BYTES),
-        );
+        let (found, full) = (self.memory.bytes(self.range()), pattern(tag, self.range()));
         let words = found.chunks_exact(8).zip(full.chunks_exact(8));
         8 * words.filter(|(found, full)| found == full).count() as u64
     }
@@ -126,7 +148,7 @@ impl Victim {
             let stop = self.stop().await;
             self.go_on(stop.is_some()).await;
             stops.extend(stop);
-            if stops.len() == ROUNDS {
+            if stops.len() == self.scale.rounds {
                 return stops;
             }
         }
@@ -144,13 +166,14 @@ struct Others {
 }
 
 /// Writes, batch after batch, until it is told to end.
-async fn left_alone(mut owner: Node, mut peer: Peer, start: u64, end: Arc<AtomicBool>) -> (Node, Others) {
+async fn left_alone(mut owner: Node, mut peer: Peer, range: Range<u64>, end: Arc<AtomicBool>) -> (Node, Others) {
     let mut others = Others::default();
-    let grant = owner.grant(OTHER_TAGS, "other", start..start + OTHER_BYTES);
+    let (start, len) = (range.start, range.end - range.start);
+    let grant = owner.grant(OTHER_TAGS, "other", range.clone());
     while !end.load(Relaxed) {
         let tag = OTHER_TAGS + others.batches;
         let begun = Instant::now();
-        peer.write(tag, grant, &[SpanPair { local_offset: 0, remote_offset: start, len: OTHER_BYTES }]).await;
+        peer.write(tag, grant, &[SpanPair { local_offset: 0, remote_offset: start, len }]).await;
         loop {
             let Arrival::Batch { tag: arrived, .. } = owner.arrival().await else { panic!("a grant expired") };
             if arrived == tag {
@@ -158,8 +181,7 @@ async fn left_alone(mut owner: Node, mut peer: Peer, start: u64, end: Arc<Atomic
             }
             others.announced.insert(arrived);
         }
-        let range = start..start + OTHER_BYTES;
-        assert!(owner.memory.bytes(range.clone()) == pattern(tag, range), "batch {tag} is not there");
+        assert!(owner.memory.bytes(range.clone()) == pattern(tag, range.clone()), "batch {tag} is not there");
         let outcome = peer.outcome().await;
         assert!(outcome.is_ok(), "{outcome:?}");
         others.slowest = others.slowest.max(begun.elapsed());
@@ -168,52 +190,55 @@ async fn left_alone(mut owner: Node, mut peer: Peer, start: u64, end: Arc<Atomic
     (owner, others)
 }
 
-async fn victim(owner: &Node, transport: TransportChoice, index: u64, random: Random) -> Victim {
-    let (name, start) = (format!("w{index}"), index * BATCH_BYTES);
-    let mut peer = Peer::start(&name, transport, BATCH_BYTES).await;
+async fn victim(owner: &Node, transport: TransportChoice, scale: Scale, index: u64, random: Random) -> Victim {
+    let (name, start) = (format!("w{index}"), index * scale.batch_bytes);
+    let mut peer = Peer::start(&name, transport, scale.batch_bytes).await;
     peer.aim(&owner.descriptor).await;
-    let granter = owner.granter(&name, start..start + BATCH_BYTES);
+    let granter = owner.granter(&name, start..start + scale.batch_bytes);
     let (engine, memory) = (owner.engine.clone(), owner.memory.clone());
     // Tags and grants of a writer begin where those of the one before cannot come.
-    Victim { owner: engine, memory, grants: Box::new(granter), peer, random, start, next: (index + 1) << 16 }
+    Victim { scale, owner: engine, memory, grants: Box::new(granter), peer, random, start, next: (index + 1) << 16 }
 }
 
-pub async fn fencing(transport: TransportChoice) {
+pub async fn fencing(transport: TransportChoice, scale: Scale) {
     let mut random = Random::from_environment("fencing");
-    let owner = Node::start(config("o", transport), (WRITERS * BATCH_BYTES + OTHER_BYTES) as usize).await;
+    let others_start = scale.writers * scale.batch_bytes;
+    let others_range = others_start..others_start + scale.other_bytes;
+    let owner = Node::start(config("o", transport), others_range.end as usize).await;
     let mut victims = JoinSet::new();
-    for index in 0..WRITERS {
-        victims.spawn(victim(&owner, transport, index, random.fork()).await.run());
+    for index in 0..scale.writers {
+        victims.spawn(victim(&owner, transport, scale, index, random.fork()).await.run());
     }
-    let mut other = Peer::start("other", transport, OTHER_BYTES).await;
+    let mut other = Peer::start("other", transport, scale.other_bytes).await;
     other.aim(&owner.descriptor).await;
     let end = Arc::new(AtomicBool::new(false));
     let mut others = JoinSet::new();
-    others.spawn(left_alone(owner, other, WRITERS * BATCH_BYTES, Arc::clone(&end)));
+    others.spawn(left_alone(owner, other, others_range, Arc::clone(&end)));
     let stops: Vec<Stop> = victims.join_all().await.into_iter().flatten().collect();
     end.store(true, Relaxed);
     let (owner, others) = others.join_next().await.unwrap().unwrap();
-    report(transport, &stops, &others);
+    report(transport, scale, &stops, &others);
     owner.stop().await;
 }
 
-fn report(transport: TransportChoice, stops: &[Stop], others: &Others) {
+fn report(transport: TransportChoice, scale: Scale, stops: &[Stop], others: &Others) {
     let slowest = stops.iter().map(|stop| stop.revoked_in).max().unwrap();
     let (least, most) = (stops.iter().map(|stop| stop.landed).min(), stops.iter().map(|stop| stop.landed).max());
     println!(
         "fencing over {transport}: {} writers stopped in mid-batch, with {} to {} KiB of {} landed; slowest revoke {slowest:.1?}; another writer's {} batches \
-         of 1 MiB took at most {:.1?}",
+         of {} KiB took at most {:.1?}",
         stops.len(),
         least.unwrap() >> 10,
         most.unwrap() >> 10,
-        BATCH_BYTES >> 10,
+        scale.batch_bytes >> 10,
         others.batches,
+        scale.other_bytes >> 10,
         others.slowest,
     );
-    assert_eq!(stops.len(), WRITERS as usize * ROUNDS);
+    assert_eq!(stops.len(), scale.writers as usize * scale.rounds);
     assert!(slowest <= FENCE_LIMIT, "a fence took {slowest:?}");
     assert!(stops.iter().all(|stop| stop.landed > 0), "stopped before the first byte");
     assert!(stops.iter().all(|stop| !others.announced.contains(&stop.tag)), "a fenced batch was announced");
-    assert!(others.slowest <= OTHER_LIMIT, "a writer that was left alone took {:?}", others.slowest);
-    assert!(others.batches >= 100, "only {} batches meanwhile", others.batches);
+    assert!(others.slowest <= scale.other_limit, "a writer that was left alone took {:?}", others.slowest);
+    assert!(others.batches >= scale.other_batches, "only {} batches meanwhile", others.batches);
 }

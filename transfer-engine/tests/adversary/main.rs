@@ -14,6 +14,8 @@ mod pattern;
 mod peer;
 mod proxy;
 mod raw;
+#[cfg(feature = "rdma")]
+mod rdma;
 mod torn_writes;
 
 use baton_transfer_engine::{TransportChoice, TransportKind};
@@ -31,12 +33,12 @@ fn other_process() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_byte_is_there_when_a_batch_is_announced_while_connections_die_over_tcp() {
-    torn_writes::torn_writes(TCP, Killer::Proxy, 10_000).await;
+    torn_writes::torn_writes(TCP, Killer::Proxy, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_tcp() {
-    fencing::fencing(TCP).await;
+    fencing::fencing(TCP, fencing::Scale::FULL).await;
 }
 
 #[tokio::test]
@@ -101,17 +103,17 @@ async fn mutated_transcripts_do_no_harm_over_tcp() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_tcp() {
-    torn_writes::torn_writes(TCP, Killer::Writer, 10_000).await;
+    torn_writes::torn_writes(TCP, Killer::Writer, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_shm() {
-    torn_writes::torn_writes(SHM, Killer::Writer, 10_000).await;
+    torn_writes::torn_writes(SHM, Killer::Writer, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
-    fencing::fencing(SHM).await;
+    fencing::fencing(SHM, fencing::Scale::FULL).await;
 }
 
 #[tokio::test]

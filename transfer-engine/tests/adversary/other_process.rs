@@ -137,13 +137,15 @@ impl OtherProcess {
         }
     }
 
-    /// Every few milliseconds, for good.
-    fn disconnect_at_random(&self, seed: &str) {
-        let (mut random, engine) = (Random::new(seed.parse().unwrap()), self.node.engine.clone());
+    /// Again and again, for good.
+    fn disconnect_at_random(&self, arguments: &str) {
+        let mut words = arguments.split(' ');
+        let mut random = Random::new(number(&mut words));
+        let (pause_us, engine) = (1000 * number(&mut words)..1000 * number(&mut words), self.node.engine.clone());
         let disconnects = Arc::clone(&self.disconnects);
         tokio::task::spawn_local(async move {
             loop {
-                tokio::time::sleep(Duration::from_micros(random.within(1000..8000))).await;
+                tokio::time::sleep(Duration::from_micros(random.within(pause_us.clone()))).await;
                 engine.disconnect();
                 disconnects.fetch_add(1, Relaxed);
             }

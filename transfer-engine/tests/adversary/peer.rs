@@ -131,9 +131,9 @@ impl Peer {
         }
     }
 
-    /// Has its engine close its connections every few milliseconds, from now on.
-    pub async fn disconnect_at_random(&mut self, seed: u64) {
-        self.tell(&format!("disconnect {seed}")).await;
+    /// Has its engine close its connections, from now on, each time after some milliseconds between these.
+    pub async fn disconnect_at_random(&mut self, seed: u64, (least_ms, most_ms): (u64, u64)) {
+        self.tell(&format!("disconnect {seed} {least_ms} {most_ms}")).await;
     }
 
     /// How often it did.

@@ -12,14 +12,33 @@ use crate::proxy::Proxy;
 
 /// Batches that are under way at the same time, each in a range of its own.
 const SLOTS: u64 = 8;
-const SLOT_BYTES: u64 = 256 << 10;
-/// The writer keeps the bytes of a batch in another order, with gaps.
-const LOCAL_SLOT_BYTES: u64 = 2 * SLOT_BYTES;
 const MAX_SPANS: u64 = 40;
+
+/// How much is written, and how often it is disturbed.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    /// Batches that are to complete.
+    pub batches: u64,
+    /// Most bytes of a batch.
+    pub slot_bytes: u64,
+    /// Milliseconds from one disconnection by the writer to the next.
+    pub disconnect_ms: (u64, u64),
+}
+
+impl Scale {
+    /// What a machine does in half a minute.
+    pub const FULL: Self = Self { batches: 10_000, slot_bytes: 256 << 10, disconnect_ms: (1, 8) };
+
+    /// The writer keeps the bytes of a batch in another order, with gaps.
+    const fn local_slot_bytes(self) -> u64 {
+        2 * self.slot_bytes
+    }
+}
 
 /// One range of the owner's memory.
 struct Slot {
     start: u64,
+    bytes: u64,
     grant: GrantId,
     /// The batch under way.
     tag: u64,
@@ -41,7 +60,7 @@ impl Slot {
     }
 
     fn now(&self, owner: &Node) -> Vec<u8> {
-        owner.memory.bytes(self.start..self.start + SLOT_BYTES)
+        owner.memory.bytes(self.start..self.start + self.bytes)
     }
 
     /// At the notification.
@@ -69,20 +88,21 @@ impl Slot {
 }
 
 /// Random spans of a slot: apart on the remote side, in any order and with gaps on the local one.
-fn plan(random: &mut Random, slot: u64) -> Vec<SpanPair> {
-    let (count, max_bits) = (random.within(0..MAX_SPANS + 1), random.within(1..19));
+fn plan(random: &mut Random, slot: u64, scale: Scale) -> Vec<SpanPair> {
+    let max_bits = 1 + u64::from(scale.slot_bytes.ilog2());
+    let (count, max_bits) = (random.within(0..MAX_SPANS + 1), random.within(1..max_bits));
     let mut lengths = Vec::new();
-    let mut at = random.within(0..4096);
+    let mut at = random.within(0..scale.slot_bytes / 64);
     for _ in 0..count {
         let len = random.of_any_size(max_bits);
-        if at + len > SLOT_BYTES {
+        if at + len > scale.slot_bytes {
             break;
         }
-        lengths.push((slot * SLOT_BYTES + at, len));
+        lengths.push((slot * scale.slot_bytes + at, len));
         at += len + random.within(0..2) * random.of_any_size(max_bits);
     }
     random.shuffle(&mut lengths);
-    let mut local_offset = slot * LOCAL_SLOT_BYTES;
+    let mut local_offset = slot * scale.local_slot_bytes();
     let place = |(remote_offset, len)| {
         local_offset += random.within(0..64);
         let span = SpanPair { local_offset, remote_offset, len };
@@ -94,6 +114,7 @@ fn plan(random: &mut Random, slot: u64) -> Vec<SpanPair> {
 
 /// The whole test: an owner, here, and a writer in another process.
 struct Run {
+    scale: Scale,
     owner: Node,
     writer: Peer,
     random: Random,
@@ -107,8 +128,9 @@ struct Run {
 }
 
 impl Run {
-    async fn begin(owner: Node, writer: Peer, random: Random) -> Self {
+    async fn begin(scale: Scale, owner: Node, writer: Peer, random: Random) -> Self {
         let mut run = Self {
+            scale,
             owner,
             writer,
             random,
@@ -120,10 +142,10 @@ impl Run {
             bytes: 0,
         };
         for slot in 0..SLOTS {
-            let start = slot * SLOT_BYTES;
-            let before = run.owner.memory.bytes(start..start + SLOT_BYTES);
+            let (start, bytes) = (slot * scale.slot_bytes, scale.slot_bytes);
+            let before = run.owner.memory.bytes(start..start + bytes);
             let (grant, spans) = (GrantId(0), Vec::new());
-            run.slots.push(Slot { start, grant, tag: 0, spans, arrived: false, before });
+            run.slots.push(Slot { start, bytes, grant, tag: 0, spans, arrived: false, before });
             run.grant(slot as usize);
             run.start_batch(slot as usize).await;
         }
@@ -131,13 +153,13 @@ impl Run {
     }
 
     fn grant(&mut self, slot: usize) {
-        let start = self.slots[slot].start;
-        self.slots[slot].grant = self.owner.grant(self.next, "w", start..start + SLOT_BYTES);
+        let Slot { start, bytes, .. } = self.slots[slot];
+        self.slots[slot].grant = self.owner.grant(self.next, "w", start..start + bytes);
         self.next += 1;
     }
 
     async fn start_batch(&mut self, slot: usize) {
-        let spans = plan(&mut self.random, slot as u64);
+        let spans = plan(&mut self.random, slot as u64, self.scale);
         let state = &mut self.slots[slot];
         (state.tag, state.spans, state.arrived) = (self.next, spans, false);
         self.next += 1;
@@ -197,12 +219,12 @@ impl Run {
         assert!(retries >= complete / 100, "too few batches were hit to show anything");
     }
 
-    async fn step(&mut self, batches: u64) -> bool {
+    async fn step(&mut self) -> bool {
         tokio::select! {
             arrival = self.owner.arrivals.recv() => self.on_arrival(&arrival.unwrap()),
             outcome = self.writer.outcome() => {
                 let slot = self.on_outcome(outcome).await;
-                if self.complete >= batches {
+                if self.complete >= self.scale.batches {
                     return false;
                 }
                 self.start_batch(slot).await;
@@ -222,11 +244,11 @@ pub enum Killer {
 }
 
 /// Batches until so many are complete.
-pub async fn torn_writes(transport: TransportChoice, killer: Killer, batches: u64) {
+pub async fn torn_writes(transport: TransportChoice, killer: Killer, scale: Scale) {
     let mut random = Random::from_environment("torn writes");
     let started = Instant::now();
-    let owner = Node::start(config("o", transport), (SLOTS * SLOT_BYTES) as usize).await;
-    let mut writer = Peer::start("w", transport, SLOTS * LOCAL_SLOT_BYTES).await;
+    let owner = Node::start(config("o", transport), (SLOTS * scale.slot_bytes) as usize).await;
+    let mut writer = Peer::start("w", transport, SLOTS * scale.local_slot_bytes()).await;
     let proxy = match killer {
         Killer::Proxy => Some(Proxy::before(&owner.descriptor, random.fork()).await),
         Killer::Writer => None,
@@ -234,11 +256,11 @@ pub async fn torn_writes(transport: TransportChoice, killer: Killer, batches: u6
     let descriptor = proxy.as_ref().map_or_else(|| owner.descriptor.clone(), |proxy| proxy.via(&owner.descriptor));
     writer.aim(&descriptor).await;
     if killer == Killer::Writer {
-        writer.disconnect_at_random(random.draw()).await;
+        writer.disconnect_at_random(random.draw(), scale.disconnect_ms).await;
     }
-    let mut run = Run::begin(owner, writer, random).await;
-    while run.step(batches).await {
-        assert!(run.failed <= batches / 10, "{} batches failed, {} are complete", run.failed, run.complete);
+    let mut run = Run::begin(scale, owner, writer, random).await;
+    while run.step().await {
+        assert!(run.failed <= scale.batches / 10, "{} batches failed, {} are complete", run.failed, run.complete);
     }
     run.finish().await;
     let kills = match &proxy {
@@ -246,6 +268,6 @@ pub async fn torn_writes(transport: TransportChoice, killer: Killer, batches: u6
         None => run.writer.disconnects().await,
     };
     run.report(transport, kills, started.elapsed()).await;
-    assert!(kills >= batches / 50, "too few failures to show anything");
+    assert!(kills >= scale.batches / 50, "too few failures to show anything");
     run.owner.stop().await;
 }

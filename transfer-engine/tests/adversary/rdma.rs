@@ -1,0 +1,33 @@
+//! Over RDMA, where there are devices: `scripts/test-rdma.sh` runs these in a virtual machine with two Soft-RoCE rails. It emulates its processor, so that
+//! they write less than the others do.
+
+use std::time::Duration;
+
+use baton_transfer_engine::{TransportChoice, TransportKind};
+
+use crate::torn_writes::Killer;
+use crate::{fencing, torn_writes};
+
+const RDMA: TransportChoice = TransportChoice::Only(TransportKind::Rdma);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs RDMA devices"]
+async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_rdma() {
+    let batches = if std::env::var_os("BATON_TEST_LONG").is_some() { 10_000 } else { 2_000 };
+    let scale = torn_writes::Scale { batches, slot_bytes: 32 << 10, disconnect_ms: (20, 200) };
+    torn_writes::torn_writes(RDMA, Killer::Writer, scale).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs RDMA devices"]
+async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
+    let scale = fencing::Scale {
+        batch_bytes: 16 << 20,
+        writers: 2,
+        rounds: 2,
+        other_bytes: 64 << 10,
+        other_limit: Duration::from_secs(2),
+        other_batches: 20,
+    };
+    fencing::fencing(RDMA, scale).await;
+}
