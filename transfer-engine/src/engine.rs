@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Most segments of one engine: a node has a few arenas.
-const MAX_SEGMENTS: usize = 1024;
+pub(crate) const MAX_SEGMENTS: usize = 1024;
 
 /// What every transport of an engine shares: who this is, what is registered, what is granted.
 pub(crate) struct Host {

@@ -165,6 +165,8 @@ impl GrantTable {
     ) -> Result<(), Refusal> {
         // The place in the queue comes first: between account and notification there is no point at which this could be dropped.
         let place = self.arrivals.reserve().await.ok();
+        // A fence waits for the notification, too: none comes after it.
+        let _pass = grant.gate.enter().ok_or_else(|| ended(grant.id, Reason::Revoked))?;
         let complete = grant.commit(key, segment, trailer, Instant::now())?;
         if let (Some(place), Some(bytes)) = (place, complete) {
             place.send(Arrival::Batch { grant: grant.id, tag: trailer.tag, bytes, from: key.writer.node.clone() });

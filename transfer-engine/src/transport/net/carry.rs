@@ -119,10 +119,6 @@ async fn send(
 ) -> Result<(), TransferError> {
     let Attempt { part, failed, fresh } = attempt;
     let bytes = part.bytes;
-    let bulk = match part.priority {
-        Priority::Urgent => None,
-        Priority::Bulk => Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?),
-    };
     // A part larger than all that may be in flight (of a batch so large that its parts must be) waits for everything else. The limit fits into 32 bits (checked
     // with the configuration).
     let permit = Arc::clone(&peer.in_flight)
@@ -136,7 +132,7 @@ async fn send(
         fences: failed,
         outcome: outcomes.clone(),
         _in_flight,
-        _bulk: bulk,
+        bulk: None,
         load: None,
         armed: None,
         landing: None,
@@ -146,6 +142,10 @@ async fn send(
         if sending.part.op == Op::Read && lane.version < 2 {
             let reason = format!("its version is {}, which cannot be read from", lane.version);
             return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });
+        }
+        if sending.part.priority == Priority::Bulk && sending.bulk.is_none() {
+            // Last, so that nobody waits for one who waits himself.
+            sending.bulk = Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?);
         }
         match lane.send(sending).await {
             Ok(()) => return Ok(()),

@@ -25,6 +25,11 @@ use crate::metrics::Held;
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
 
+/// Parts sent and not answered; an owner takes four times as many.
+const MAX_UNANSWERED: usize = 1024;
+/// How often room is looked for where there is none.
+const ROOM_INTERVAL: Duration = Duration::from_micros(200);
+
 /// What carries the payload of a lane.
 pub(super) enum Carrier {
     /// The connection itself.
@@ -263,12 +268,16 @@ impl LaneTask {
             return error.into();
         }
         loop {
+            if let Err(error) = self.make_room(follow_ups).await {
+                return error.into();
+            }
             let sending = tokio::select! {
-                Some(sending) = waiting.recv() => sending,
+                biased;
                 Some(follow_up) = next(follow_ups) => match self.follow_up(follow_up).await {
                     Ok(()) => continue,
                     Err(error) => return error.into(),
                 },
+                Some(sending) = waiting.recv() => sending,
                 // The queue's other end lives in `self.lane`.
                 else => return LaneEnd::Closing,
             };
@@ -284,6 +293,17 @@ impl LaneTask {
                 Err(error) => return error.into(),
             }
         }
+    }
+
+    /// Waits while as many parts are unanswered as the owner keeps account of. What they wait for is sent meanwhile.
+    async fn make_room(&self, follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> io::Result<()> {
+        while self.sent().len() >= MAX_UNANSWERED {
+            while let Some(follow_up) = follow_ups.as_mut().and_then(|follow_ups| follow_ups.try_recv().ok()) {
+                self.follow_up(follow_up).await?;
+            }
+            tokio::time::sleep(ROOM_INTERVAL).await;
+        }
+        Ok(())
     }
 
     async fn follow_up(&self, follow_up: FollowUp) -> io::Result<()> {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
-use tokio::time::sleep_until;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{sleep_until, timeout};
 
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
 use super::rdma::RdmaAddress;
-use super::route::{Attempts, Route, Way};
+use super::route::{Attempts, Busy, Route, Way};
 use super::shm::ShmAddress;
 use crate::engine::Host;
 use crate::grant::Writer;
@@ -20,8 +20,8 @@ use crate::{TransferError, TransportAddress, TransportKind};
 
 /// Attempts to connect on behalf of one batch over the last way there is.
 const CONNECT_ATTEMPTS: u32 = 3;
-/// How long a batch waits for one more lane, where it has one.
-const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(50);
+/// How long a part waits for one more lane, where there is one.
+const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(5);
 /// Lanes over shared memory: copies are made by the owner, on as many of its threads.
 const SHM_LANES: usize = 2;
 
@@ -136,7 +136,8 @@ impl Peer {
                 error = failure;
                 self.probe(route);
             } else {
-                match self.open_or_mark(route, &mut attempts).await {
+                drop(attempts);
+                match self.open_beside(route, wanted).await {
                     Ok(lane) => return Ok(lane),
                     Err(failure) => error = failure,
                 }
@@ -150,11 +151,29 @@ impl Peer {
         let (peer, route) = (Arc::clone(self), Arc::clone(route));
         route.probing.store(true, Relaxed);
         self.host.tasks.spawn_request("transfer probe", async move {
+            let _busy = Busy(&route.probing);
             let mut attempts = route.attempts.lock().await;
             // The outcome is in `attempts` and among the lanes.
             let _ = peer.open_or_mark(&route, &mut attempts).await;
-            route.probing.store(false, Relaxed);
         });
+    }
+
+    /// Connects, whether or not the batch lives to see it: what comes of it is for those after it, too.
+    async fn open_beside(self: &Arc<Self>, route: &Arc<Route>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
+        let (done, result) = oneshot::channel();
+        let (peer, route, wanted, asked) = (Arc::clone(self), Arc::clone(route), wanted.clone(), Instant::now());
+        self.host.tasks.spawn_request("transfer connect", async move {
+            let mut attempts = route.attempts.lock().await;
+            // Somebody else may have been first.
+            let found = match (peer.best(std::slice::from_ref(&route), &wanted), attempts.failed_after(asked)) {
+                (Some(lane), _) => Ok(lane),
+                (None, Some(error)) => Err(error),
+                (None, None) => peer.open_or_mark(&route, &mut attempts).await,
+            };
+            // The batch may be over.
+            let _ = done.send(found);
+        });
+        result.await.unwrap_or(Err(TransferError::Closed))
     }
 
     /// The best lane there is over these routes, or one more where it has much to do.
@@ -164,12 +183,16 @@ impl Peer {
             return Some(best);
         }
         for route in routes.iter().filter(|route| self.lanes_of(route) < route.max_lanes) {
-            // Where somebody connects already, or nobody can, the best one does as well.
-            if let Ok(mut attempts) = route.attempts.try_lock()
-                && attempts.another_is_due()
-                && let Some(lane) = self.open_another(route, &mut attempts).await
-            {
-                return Some(lane);
+            let Ok(attempts) = route.attempts.try_lock() else { continue };
+            let (due, first) = (attempts.another_is_due(), attempts.another_is_first());
+            drop(attempts);
+            if due && !route.opening.swap(true, Relaxed) {
+                let opened = self.open_another(route);
+                // Mostly a matter of a round trip. Where it is not, this part goes over the best there is, and later ones do not wait at all.
+                if first && let Ok(Ok(lane)) = timeout(PATIENCE_FOR_ANOTHER, opened).await {
+                    return Some(lane);
+                }
+                break;
             }
         }
         Some(best)
@@ -268,14 +291,20 @@ impl Peer {
         self.open(route, attempts).await.inspect_err(|error| attempts.failed(error.clone()))
     }
 
-    /// Opens one more lane, if that is a matter of moments.
-    async fn open_another(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Option<Arc<Lane>> {
-        let opened = tokio::time::timeout(PATIENCE_FOR_ANOTHER, self.open(route, attempts)).await;
-        let lane = opened.ok().and_then(Result::ok);
-        if lane.is_none() {
-            attempts.no_more_for_now();
-        }
-        lane
+    /// Opens one more lane, whether or not somebody waits for it.
+    fn open_another(self: &Arc<Self>, route: &Arc<Route>) -> oneshot::Receiver<Arc<Lane>> {
+        let (done, opened) = oneshot::channel();
+        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        self.host.tasks.spawn_request("transfer connect", async move {
+            let _busy = Busy(&route.opening);
+            let mut attempts = route.attempts.lock().await;
+            match peer.open(&route, &mut attempts).await {
+                // Who waited may have gone on.
+                Ok(lane) => drop(done.send(lane)),
+                Err(_) => attempts.no_more_for_now(),
+            }
+        });
+        opened
     }
 
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {

@@ -384,8 +384,9 @@ impl<'a> Receiver<'a> {
         if let Some(place) = open.and_then(|open| open.place)
             && !self.views.is_wanted(place)
         {
-            // Its writer gave it up while it was copied, and waits for no answer.
-            return Ok(());
+            // Its writer gave it up while it was copied. The answer frees what the part still holds there.
+            let refusal = Refusal::new(RefusalReason::BatchCancelled, "its writer gave the batch up");
+            return self.refuse(id, refusal).await;
         }
         self.settle(commit).await
     }

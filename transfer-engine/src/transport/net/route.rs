@@ -33,6 +33,8 @@ pub(super) struct Route {
     has_others: AtomicBool,
     /// Somebody tries it beside the batches, which do not wait for that.
     pub(super) probing: AtomicBool,
+    /// Somebody opens one more connection beside the batches.
+    pub(super) opening: AtomicBool,
 }
 
 /// Where a route leads over.
@@ -53,6 +55,22 @@ pub(super) struct Attempts {
     last: Option<(Instant, TransferError)>,
     /// When another connection beside those that there are may be tried.
     another_after: Option<Instant>,
+    /// Failures of that since the last success.
+    another_failures: u32,
+}
+
+/// Something is going on until this is dropped, however that comes.
+pub(super) struct Busy<'a>(pub(super) &'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Relaxed);
+    }
+}
+
+/// The pause after so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
 }
 
 impl Attempts {
@@ -63,19 +81,24 @@ impl Attempts {
 
     /// One more connection could not be had: no other is tried for a while. Those that have none are not concerned.
     pub(super) fn no_more_for_now(&mut self) {
-        self.another_after = Some(Instant::now() + FIRST_PAUSE);
+        self.another_failures = self.another_failures.saturating_add(1);
+        self.another_after = Some(Instant::now() + pause(self.another_failures));
     }
 
     /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
     pub(super) fn next(&self) -> Option<Instant> {
         let (at, _) = self.last.as_ref()?;
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
-        Some(*at + pause.min(LONGEST_PAUSE))
+        Some(*at + pause(self.failures))
     }
 
     /// Whether an attempt may be made now.
     fn is_due(&self) -> bool {
         self.next().is_none_or(|next| next <= Instant::now())
+    }
+
+    /// Whether no attempt at another connection has failed since the last success.
+    pub(super) fn another_is_first(&self) -> bool {
+        self.another_failures == 0
     }
 
     /// Whether one for another connection may be.
@@ -110,6 +133,7 @@ impl Route {
             attempts: tokio::sync::Mutex::default(),
             has_others: AtomicBool::new(false),
             probing: AtomicBool::new(false),
+            opening: AtomicBool::new(false),
         }
     }
 

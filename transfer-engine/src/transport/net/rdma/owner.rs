@@ -58,6 +58,9 @@ impl Landing {
             self.used += 1;
             self.immediates.extend(completion.immediate.filter(|immediate| *immediate != PROBE));
         }
+        if self.immediates.len() > MAX_EXPECTED {
+            return Err(invalid("more immediates than may be under way"));
+        }
         if self.used >= REPOSTED {
             self.link.queue_pair.post_receives(0, self.used).map_err(failed)?;
             self.used = 0;

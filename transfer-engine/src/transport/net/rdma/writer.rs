@@ -28,8 +28,6 @@ use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.
 const POSTED_AT_ONCE: usize = 32;
-/// Parts announced and not answered; the owner takes at most as many.
-const MAX_UNANSWERED: usize = 1024;
 /// A batch that is over waits as long for the device to leave its memory alone; then its lane ends, which makes it.
 const LINGER: Duration = Duration::from_millis(250);
 
@@ -370,10 +368,6 @@ async fn post_part(
     if let Some(sequence) = sequence {
         send(lane, &Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
         lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
-    }
-    // The owner takes a bounded number of announcements.
-    while lane.sent().len() >= MAX_UNANSWERED {
-        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(true)
 }

@@ -35,12 +35,13 @@ use super::lane::LaneTask;
 use super::part::Part;
 use super::stream::Stream;
 use super::wire::{Frame, MAX_FRAME_SPANS, put_check, put_commit, put_copy};
+use crate::engine::MAX_SEGMENTS;
 use crate::{SegmentId, TransportKind, batch};
 
 /// Bytes copied without looking at the grant and letting others run: about 30 microseconds.
 pub(super) const COPY_STEP: usize = 256 << 10;
 /// Most segments of an owner.
-const MAX_MAPPED: usize = 64;
+const MAX_MAPPED: usize = MAX_SEGMENTS;
 
 /// The writer's end of a lane: what the owner has been given to read.
 pub(super) struct Source {

@@ -11,12 +11,13 @@ use baton_memory::{MemoryRegion, SharedView};
 use super::copy::copy_out;
 use super::slots::is_wanted;
 use crate::SegmentId;
+use crate::engine::MAX_SEGMENTS;
 use crate::grant::Writer;
 use crate::transport::net::stream::Stream;
 use crate::transport::net::wire::CopySpan;
 
 /// Most segments of a writer.
-const MAX_SOURCES: usize = 64;
+const MAX_SOURCES: usize = MAX_SEGMENTS;
 /// Largest page of slots that is mapped, bytes.
 const MAX_SLOT_BYTES: u64 = 1 << 20;
 
