@@ -55,9 +55,22 @@ async fn every_byte_arrives_by_the_engine_and_by_the_baselines() -> anyhow::Resu
     let tcp = report(&[&["--transport", "tcp", "--verify", "--json"][..], &BLOCKS].concat()).await?;
     adds_up(&tcp, "tcp", 12 * 1024 * 100);
     assert!(tcp["target_cpu_s"].as_f64().unwrap() > 0.0, "{tcp}");
+    let shm = report(&[&["--transport", "shm", "--verify", "--json"][..], &BLOCKS].concat()).await?;
+    adds_up(&shm, "shm", 12 * 1024 * 100);
     for baseline in ["copy-loop", "memcpy"] {
         let line = ["--baseline", baseline, "--verify", "--json", "--working-set", "16MiB", "--seconds", "1"];
         adds_up(&report(&line).await?, baseline, 1 << 20);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_byte_is_read() -> anyhow::Result<()> {
+    for transport in ["tcp", "shm"] {
+        let line = ["--transport", transport, "--op", "read", "--verify", "--json"];
+        let read = report(&[&line[..], &BLOCKS].concat()).await?;
+        adds_up(&read, transport, 12 * 1024 * 100);
+        assert_eq!(read["op"], "read", "{read}");
     }
     Ok(())
 }

@@ -17,18 +17,20 @@ use futures::stream::FuturesUnordered;
 use crate::BenchError;
 use crate::layout::Layout;
 use crate::memory::Memory;
-use crate::plan::Plan;
+use crate::plan::{Op, Plan};
 use crate::tally::Tally;
 
 /// Name of the writing engine; grants are for it alone.
 const INITIATOR: &str = "bench-initiator";
 /// Name of the owning engine.
 const TARGET: &str = "bench-target";
-/// Batches under one grant: an owner remembers each, up to a bound.
+/// Writes under one grant: an owner remembers each, up to a bound.
 const BATCHES_PER_GRANT: u64 = 4096;
 /// Grants open ahead. The owner opens the next when all batches of the first have arrived, and it is never further behind than its arrival queue is long,
 /// which is less than the three others hold.
 const GRANTS_AHEAD: u64 = 4;
+/// What all reads are under.
+const LEASE: GrantId = GrantId(0);
 /// A grant outlives every measurement.
 const GRANT_LIFE: Duration = Duration::from_secs(2 * 3600);
 /// A batch that takes longer is a failure.
@@ -87,8 +89,9 @@ impl EngineTarget {
     ) -> Result<Self, BenchError> {
         let (end, arrivals) = End::start(planned(plan, TARGET, listen), memory).await?;
         let grants = Grants { engine: end.engine.clone(), segment: end.segment, bytes: plan.working_set, writer };
-        for number in 0..GRANTS_AHEAD {
-            grants.open(number)?;
+        match plan.op {
+            Op::Write => (0..GRANTS_AHEAD).try_for_each(|number| grants.open(number))?,
+            Op::Read => end.engine.lease(grants.spec(LEASE)?)?,
         }
         let arrived = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&arrived);
@@ -128,14 +131,13 @@ struct Grants {
 
 impl Grants {
     fn open(&self, number: u64) -> Result<(), TransferError> {
+        self.engine.grant(self.spec(GrantId(number))?)
+    }
+
+    fn spec(&self, id: GrantId) -> Result<GrantSpec, TransferError> {
         let node = NodeId::new(INITIATOR).map_err(|error| TransferError::Protocol(error.to_string()))?;
-        self.engine.grant(GrantSpec {
-            id: GrantId(number),
-            segment: self.segment,
-            ranges: std::iter::once(0..self.bytes).collect(),
-            writer: Some((node, self.writer)),
-            expires: Instant::now() + GRANT_LIFE,
-        })
+        let (ranges, expires) = (std::iter::once(0..self.bytes).collect(), Instant::now() + GRANT_LIFE);
+        Ok(GrantSpec { id, segment: self.segment, ranges, writer: Some((node, self.writer)), expires })
     }
 
     /// Counts what arrives, and replaces a grant that is used up.
@@ -214,13 +216,21 @@ impl EngineInitiator {
 
     fn start(&mut self, batch: u64) -> Batch {
         let blocks = batch * u64::from(self.plan.spans)..(batch + 1) * u64::from(self.plan.spans);
-        let len = self.plan.block_bytes;
-        let spans =
-            self.layout.all(blocks).map(|(local_offset, remote_offset)| SpanPair { local_offset, remote_offset, len });
-        let grant = GrantId(self.started / BATCHES_PER_GRANT);
+        let (len, places) = (self.plan.block_bytes, self.layout.all(blocks));
         let options = BatchOptions::new(Instant::now() + BATCH_DEADLINE).tag(self.started);
+        let grant = GrantId(self.started / BATCHES_PER_GRANT);
         self.started += 1;
-        self.end.engine.write(self.end.segment, &self.remote, grant, spans.collect(), options)
+        let End { engine, segment, .. } = &self.end;
+        match self.plan.op {
+            Op::Write => {
+                let span = |(local_offset, remote_offset)| SpanPair { local_offset, remote_offset, len };
+                engine.write(*segment, &self.remote, grant, places.map(span).collect(), options)
+            }
+            Op::Read => {
+                let span = |(remote_offset, local_offset)| SpanPair { local_offset, remote_offset, len };
+                engine.read(*segment, &self.remote, LEASE, places.map(span).collect(), options)
+            }
+        }
     }
 
     /// Ends its engine.

@@ -11,7 +11,7 @@ use crate::control::{Control, Reply, Request, VERSION};
 use crate::copy_loop::CopyInitiator;
 use crate::engine::{EngineInitiator, Unconnected};
 use crate::memory::Memory;
-use crate::plan::{Carrier, Plan};
+use crate::plan::{Carrier, Op, Plan};
 use crate::process::Target;
 use crate::report::{Measured, Report};
 use crate::tally::Tally;
@@ -46,32 +46,44 @@ async fn measure(plan: &Plan, address: SocketAddr) -> Result<Report, BenchError>
         Err(_) => return Err(refused(format!("no answer within {CONNECT_TIMEOUT:?}"))),
     };
     let mut control = Control::new(stream, "target")?;
-    let memory = Memory::filled(plan.working_set)?;
+    let memory = match plan.op {
+        Op::Write => Memory::filled(plan)?,
+        Op::Read => Memory::cleared(plan)?,
+    };
     let mut side = Side::start(plan, &mut control, &memory).await?;
-    let report = phases(plan, &mut control, &mut side).await?;
+    let report = phases(plan, &mut control, &memory, &mut side).await?;
     side.stop().await?;
     Ok(report)
 }
 
 /// Warm-up, measurement, comparison.
-async fn phases(plan: &Plan, control: &mut Control, side: &mut Side) -> Result<Report, BenchError> {
+async fn phases(plan: &Plan, control: &mut Control, memory: &Memory, side: &mut Side) -> Result<Report, BenchError> {
     let warm = side.run(WARM_UP.min(plan.duration())).await?.tally.bytes;
-    let target_before = mark(control, warm).await?;
-    if plan.verify {
-        done(control, &Request::Clear).await?;
+    let target_before = mark(plan, control, warm).await?;
+    match plan.op {
+        _ if !plan.verify => {}
+        Op::Write => done(control, &Request::Clear).await?,
+        Op::Read => memory.clear(),
     }
     let before = usage::cpu_seconds()?;
     let Phase { tally, carried, first } = side.run(plan.duration()).await?;
     let initiator_cpu_s = usage::cpu_seconds()? - before;
-    let target_cpu_s = mark(control, warm + tally.bytes).await? - target_before;
-    if plan.verify {
-        done(control, &Request::Verify { first, blocks: tally.batches * u64::from(plan.spans) }).await?;
+    let target_cpu_s = mark(plan, control, warm + tally.bytes).await? - target_before;
+    let blocks = tally.batches * u64::from(plan.spans);
+    match plan.op {
+        _ if !plan.verify => {}
+        Op::Write => done(control, &Request::Verify { first, blocks }).await?,
+        Op::Read => memory.verify(plan, first, blocks)?,
     }
     Ok(Report::new(plan, carried, &Measured { tally, initiator_cpu_s, target_cpu_s }))
 }
 
-/// CPU seconds of the target once this many bytes have arrived.
-async fn mark(control: &mut Control, bytes: u64) -> Result<f64, BenchError> {
+/// CPU seconds of the target once this many bytes have arrived. Reads arrive here, and have.
+async fn mark(plan: &Plan, control: &mut Control, bytes: u64) -> Result<f64, BenchError> {
+    let bytes = match plan.op {
+        Op::Write => bytes,
+        Op::Read => 0,
+    };
     match control.ask(&Request::Mark { bytes }).await? {
         Reply::Marked { cpu_s } => Ok(cpu_s),
         other => Err(control.unexpected(&other)),

@@ -17,7 +17,9 @@
 //! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
 //! and `memcpy`, one thread within one process.
 //!
-//! **Invariant**: a figure counts only bytes of which the target says that they have arrived; memory is touched and connections are up before the clock starts.
+//! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
+//!
+//! **Invariant**: a figure counts only bytes of which the end that they went to says that they have arrived; memory is touched and connections are up before the clock starts.
 
 mod args;
 mod control;

@@ -11,7 +11,7 @@ use crate::{BenchError, usage};
 
 /// Runs it.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let (source, target) = (Memory::filled(plan.working_set)?, Memory::cleared(plan.working_set)?);
+    let (source, target) = (Memory::filled(plan)?, Memory::cleared(plan)?);
     let layout = Layout::new(plan);
     copy(plan, &layout, &source, &target, crate::initiator::WARM_UP.as_secs_f64())?;
     if plan.verify {
@@ -21,7 +21,7 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
     let tally = copy(plan, &layout, &source, &target, plan.seconds)?;
     let cpu_seconds = usage::cpu_seconds()? - before;
     if plan.verify {
-        target.compare(plan.block_bytes, layout.all(0..tally.batches.min(layout.blocks())))?;
+        target.verify(plan, 0, tally.batches)?;
     }
     Ok(Report::new(plan, plan.carrier.as_str(), &Measured { tally, initiator_cpu_s: cpu_seconds, target_cpu_s: 0.0 }))
 }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use baton_memory::MemoryRegion;
 
 use crate::BenchError;
+use crate::layout::Layout;
+use crate::plan::Plan;
 
 /// Working set of one end.
 ///
@@ -17,20 +19,29 @@ use crate::BenchError;
 pub struct Memory(Arc<MemoryRegion>);
 
 impl Memory {
-    /// Memory full of zeros, every page of it touched.
-    pub fn cleared(bytes: u64) -> Result<Self, BenchError> {
-        let memory = Self(Arc::new(MemoryRegion::allocate(to_usize(bytes)?)?));
+    /// A plan's working set full of zeros, every page of it touched.
+    pub fn cleared(plan: &Plan) -> Result<Self, BenchError> {
+        let memory = Self::allocate(plan)?;
         memory.clear();
         Ok(memory)
     }
 
-    /// Memory full of a pattern in which no two words are alike.
-    pub fn filled(bytes: u64) -> Result<Self, BenchError> {
-        let memory = Self(Arc::new(MemoryRegion::allocate(to_usize(bytes)?)?));
+    /// A plan's working set full of a pattern in which no two words are alike.
+    pub fn filled(plan: &Plan) -> Result<Self, BenchError> {
+        let memory = Self::allocate(plan)?;
         for (word, bytes) in (0_u64..).zip(memory.bytes_mut().chunks_mut(8)) {
             bytes.copy_from_slice(&pattern(word)[..bytes.len()]);
         }
         Ok(memory)
+    }
+
+    fn allocate(plan: &Plan) -> Result<Self, BenchError> {
+        let bytes = to_usize(plan.working_set)?;
+        let region = match plan.carrier.shares_memory() {
+            true => MemoryRegion::allocate_shared(bytes)?,
+            false => MemoryRegion::allocate(bytes)?,
+        };
+        Ok(Self(Arc::new(region)))
     }
 
     /// The region, to register.
@@ -41,6 +52,12 @@ impl Memory {
     /// Zeros everywhere.
     pub fn clear(&self) {
         self.bytes_mut().fill(0);
+    }
+
+    /// Compares what so many blocks of a run, from `first` on, have left in the destination.
+    pub fn verify(&self, plan: &Plan, first: u64, blocks: u64) -> Result<(), BenchError> {
+        let layout = Layout::new(plan);
+        self.compare(plan.block_bytes, layout.all(first..first + blocks.min(layout.blocks())))
     }
 
     /// Compares blocks, given by source and destination offset, with the pattern of the source.
@@ -108,11 +125,18 @@ fn is_pattern(offset: u64, bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Carrier;
+    use crate::plan::tests::plan;
+
+    fn pair(carrier: Carrier, working_set: u64) -> (Memory, Memory) {
+        let plan = Plan { working_set, ..plan(carrier) };
+        (Memory::filled(&plan).unwrap(), Memory::cleared(&plan).unwrap())
+    }
 
     #[test]
     fn a_copied_block_is_the_pattern_and_a_wrong_byte_is_found() {
         // 1003 is no multiple of a word: blocks begin and end within words.
-        let (source, target) = (Memory::filled(10_030).unwrap(), Memory::cleared(10_030).unwrap());
+        let (source, target) = pair(Carrier::Shm, 10_030);
         let blocks = || (0..10_u64).map(|k| (k * 1003, (9 - k) * 1003));
         assert!(matches!(target.compare(1003, blocks()), Err(BenchError::Wrong { block: 0, offset: 9027 })));
         for (from, to) in blocks() {
@@ -125,7 +149,7 @@ mod tests {
 
     #[test]
     fn streams_carry_blocks() {
-        let (source, target) = (Memory::filled(4096).unwrap(), Memory::cleared(4096).unwrap());
+        let (source, target) = pair(Carrier::CopyLoop, 4096);
         let mut wire = Vec::new();
         source.send(1024, 512, &mut wire).unwrap();
         target.receive(2048, 512, &mut wire.as_slice()).unwrap();

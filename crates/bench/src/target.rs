@@ -10,9 +10,8 @@ use tokio::net::TcpListener;
 use crate::control::{ANSWER_TIMEOUT, Control, Reply, Request, VERSION};
 use crate::copy_loop::CopyTarget;
 use crate::engine::EngineTarget;
-use crate::layout::Layout;
 use crate::memory::Memory;
-use crate::plan::{Carrier, Plan};
+use crate::plan::{Carrier, Op, Plan};
 use crate::process::LISTENING;
 use crate::{BenchError, usage};
 
@@ -42,7 +41,10 @@ pub async fn serve(listen: SocketAddr) -> Result<(), BenchError> {
 async fn run(control: &mut Control) -> Result<(), BenchError> {
     let Some(first) = control.next(ANSWER_TIMEOUT).await? else { return Ok(()) };
     let (plan, writer) = hello(control, first)?;
-    let memory = Memory::cleared(plan.working_set)?;
+    let memory = match plan.op {
+        Op::Write => Memory::cleared(&plan)?,
+        Op::Read => Memory::filled(&plan)?,
+    };
     let side = Side::start(&plan, control, &memory, writer).await?;
     control.send(&side.ready()).await?;
     let patience = plan.duration() + ANSWER_TIMEOUT;
@@ -74,10 +76,7 @@ async fn answer(plan: &Plan, memory: &Memory, side: &Side, request: Request) -> 
             return Ok(Reply::Marked { cpu_s: usage::cpu_seconds()? });
         }
         Request::Clear => memory.clear(),
-        Request::Verify { first, blocks } => {
-            let layout = Layout::new(plan);
-            memory.compare(plan.block_bytes, layout.all(first..first + blocks.min(layout.blocks())))?;
-        }
+        Request::Verify { first, blocks } => memory.verify(plan, first, blocks)?,
         Request::Hello { .. } => return Err(BenchError::control("initiator", "greeted twice")),
     }
     Ok(Reply::Done)
