@@ -17,6 +17,8 @@ use crate::pattern::fill;
 
 /// Longer than any test takes.
 pub const LONG: Duration = Duration::from_secs(120);
+/// No grant ends by itself, however long the machine takes.
+const GRANT_LIFE: Duration = Duration::from_secs(3600);
 
 /// Small frames and parts, so that small tests have many; many retries, so that a batch lives through many failures.
 pub fn config(name: &str, transport: TransportChoice) -> TransferConfig {
@@ -56,7 +58,7 @@ impl Node {
         let (engine, segment) = (self.engine.clone(), self.segment);
         let writer = Some((NodeId::new(writer).unwrap(), Generation(1)));
         move |id| {
-            let (id, ranges, expires) = (GrantId(id), vec![range.clone()], Instant::now() + LONG);
+            let (id, ranges, expires) = (GrantId(id), vec![range.clone()], Instant::now() + GRANT_LIFE);
             engine.grant(GrantSpec { id, segment, ranges, writer: writer.clone(), expires }).unwrap();
             id
         }
@@ -64,7 +66,7 @@ impl Node {
 
     /// Gives anybody the right to write the first bytes.
     pub fn grant_to_all(&self, id: GrantId, bytes: u64) {
-        let (segment, ranges, expires) = (self.segment, vec![0..bytes], Instant::now() + LONG);
+        let (segment, ranges, expires) = (self.segment, vec![0..bytes], Instant::now() + GRANT_LIFE);
         self.engine.grant(GrantSpec { id, segment, ranges, writer: None, expires }).unwrap();
     }
 
