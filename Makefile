@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test-long: ## The same, and the tests that take long
 
 bench-transfer: build ## The transfer engine beside a bare loop, memcpy, iperf3, Mooncake and NIXL: one table (ROUNDS=5 SECONDS_EACH=3)
 	@scripts/bench-transfer.sh
+
+bench-rdma: ## The transfer engine over RDMA beside perftest, in a virtual machine with Soft-RoCE (ROUNDS=5 SECONDS_EACH=2)
+	@scripts/bench-rdma.sh
 
 lint: ## Formatting, and clippy with warnings denied
 	$(CARGO) fmt --all --check
