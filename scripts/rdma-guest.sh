@@ -129,7 +129,8 @@ rm -rf "$root"
 
 exec 9>"$cache/rdma-guest.lock" # one at a time: two would fight for the processors, and time out
 flock 9
-timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none -monitor none -serial stdio \
+# Whoever ends this script ends the guest, too.
+setpriv --pdeathsig TERM timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none -monitor none -serial stdio \
   -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" -append "console=ttyS0 panic=-1 quiet" </dev/null |
   tr -d '\r' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e 'reboot: Power down' || true
 status=$(sed -n 's/^rdma-guest-status: \([0-9]*\)$/\1/p' "$work/log" | tail -n 1)
