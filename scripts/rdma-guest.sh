@@ -119,6 +119,7 @@ for rail in 0 1; do
 done
 sleep 1
 for rail in 0 1; do [ -e "/sys/class/infiniband/rxe$rail" ] || echo "rdma-guest: there is no rxe$rail"; done
+echo "rdma-guest-ready"
 sh /command
 echo "rdma-guest-status: $?"
 poweroff -f
@@ -129,10 +130,28 @@ rm -rf "$root"
 
 exec 9>"$cache/rdma-guest.lock" # one at a time: two would fight for the processors, and time out
 flock 9
-# Whoever ends this script ends the guest, too.
-setpriv --pdeathsig TERM timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none -monitor none -serial stdio \
-  -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" -append "console=ttyS0 panic=-1 quiet" </dev/null |
-  tr -d '\r' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e 'reboot: Power down' || true
+# Boots the guest and runs the command. Now and then an emulated processor stalls while it boots: then the guest is ended early.
+run_guest() {
+  : >"$work/log"
+  (
+    exec 9>&- # the lock is not the watchdog's
+    sleep "$boot_limit"
+    grep -q '^rdma-guest-ready' "$work/log" || kill "$(cat "$work/pid")"
+  ) >/dev/null 2>&1 &
+  local watchdog=$!
+  # Whoever ends this script ends the guest, too.
+  setpriv --pdeathsig TERM timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none \
+    -monitor none -serial stdio -pidfile "$work/pid" -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" -append "console=ttyS0 panic=-1 quiet" </dev/null |
+    tr -d '\r' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e '^rdma-guest-ready' -e 'reboot: Power down' || true
+  kill "$watchdog" 2>/dev/null || true
+}
+
+boot_limit=90
+for attempt in 1 2 3; do
+  run_guest
+  if grep -q '^rdma-guest-ready' "$work/log"; then break; fi
+  say "the guest did not boot in $boot_limit s (attempt $attempt of 3)"
+done
 status=$(sed -n 's/^rdma-guest-status: \([0-9]*\)$/\1/p' "$work/log" | tail -n 1)
 [[ -n $status ]] || say "the guest ended without a status: it took more than $limit s, or did not boot"
 exit "${status:-125}"
