@@ -108,6 +108,8 @@ impl TransferConfig {
         }
         at_most("frame_bytes", u64::from(self.frame_bytes), u64::from(MAX_FRAME_PAYLOAD))?;
         at_most("max_bytes_in_flight_per_peer", self.max_bytes_in_flight_per_peer, u64::from(u32::MAX))?;
+        // A read is asked for in one frame, which has at most as much.
+        at_most("stripe_bytes", self.stripe_bytes, 1 << 30)?;
         at_most("lanes_per_peer", self.lanes_per_peer as u64, 64)?;
         at_most("retries", u64::from(self.retries), 64)?;
         // A host name has at most 253 characters (RFC 1035).

@@ -7,13 +7,14 @@
 
 #![allow(unsafe_code)] // mmap, and spans of memory that other threads and machines write; see each SAFETY note
 
+mod mapping;
 mod shared;
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 
+use mapping::Mapping;
 pub use shared::{SharedView, ViewError};
 
 /// A memory region could not be had, or a span lies outside it.
@@ -43,16 +44,10 @@ pub enum MemoryError {
 /// Mapped memory, page-aligned and zeroed. Pages are committed when first touched.
 #[derive(Debug)]
 pub struct MemoryRegion {
-    base: NonNull<u8>,
-    len: usize,
+    mapping: Mapping,
     /// Where other processes of the host can map it, read-only.
     file: Option<OwnedFd>,
 }
-
-// SAFETY: the region is plain memory without thread affinity; all access to its bytes goes through unsafe functions whose callers answer for exclusion.
-unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
-unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Maps `len` zeroed bytes, which stay this process's own.
@@ -60,22 +55,10 @@ impl MemoryRegion {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(MemoryError::Map { bytes: len, source: io::Error::last_os_error() });
-        }
-        let base = NonNull::new(base.cast()).ok_or(MemoryError::Empty)?;
-        Ok(Self { base, len, file: None })
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mapping = Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE, flags, None);
+        let mapping = mapping.map_err(|source| MemoryError::Map { bytes: len, source })?;
+        Ok(Self { mapping, file: None })
     }
 
     /// Maps `len` zeroed bytes that other processes can be given to read: a memfd, sealed so that whoever gets it can neither write nor resize it.
@@ -83,8 +66,8 @@ impl MemoryRegion {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        let (base, file) = shared::create(len).map_err(|source| MemoryError::Share { bytes: len, source })?;
-        Ok(Self { base, len, file: Some(file) })
+        let (mapping, file) = shared::create(len).map_err(|source| MemoryError::Share { bytes: len, source })?;
+        Ok(Self { mapping, file: Some(file) })
     }
 
     /// Gives the file away that others can map the memory by: from now on nobody else can be given it.
@@ -99,18 +82,18 @@ impl MemoryRegion {
 
     /// First byte of the region.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.mapping.as_ptr()
     }
 
     /// Bytes of the region.
     #[allow(clippy::len_without_is_empty)] // never empty
     pub fn len(&self) -> usize {
-        self.len
+        self.mapping.len()
     }
 
     /// Whether `range` lies inside the region.
     pub fn contains(&self, range: &Range<usize>) -> bool {
-        range.start <= range.end && range.end <= self.len
+        range.start <= range.end && range.end <= self.len()
     }
 
     /// The bytes of `range`, for reading.
@@ -121,7 +104,7 @@ impl MemoryRegion {
     /// # Safety
     /// No thread and no remote writer may write these bytes while the slice lives.
     pub unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
-        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len);
+        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len());
         // SAFETY: inside the mapping (asserted), initialised (anonymous pages are zero), unaliased by writers (caller).
         unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
     }
@@ -135,17 +118,9 @@ impl MemoryRegion {
     /// No thread and no remote peer may read or write these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)] // the region is shared by design; exclusion is the caller's promise
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [u8] {
-        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len);
+        assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len());
         // SAFETY: inside the mapping (asserted), initialised, unaliased (caller).
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(range.start), range.len()) }
-    }
-}
-
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        // SAFETY: base and len are those of the mapping, and nobody borrows from it any more.
-        let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert_eq!(rc, 0, "munmap: {}", io::Error::last_os_error());
     }
 }
 

@@ -1,14 +1,15 @@
 //! Memory that other processes of the host may read.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::mapping::Mapping;
 
 /// Nobody can resize or unseal it, and no mapping made from now on can write it.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
 
 /// A memfd of `len` bytes and the only writable mapping of it there will ever be.
-pub(crate) fn create(len: usize) -> io::Result<(NonNull<u8>, OwnedFd)> {
+pub(crate) fn create(len: usize) -> io::Result<(Mapping, OwnedFd)> {
     // SAFETY: the name is a C string; the call makes a new file descriptor and touches no memory.
     let fd = check(unsafe { libc::memfd_create(c"baton-kv".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
     // SAFETY: just made, and owned by nobody else.
@@ -16,27 +17,18 @@ pub(crate) fn create(len: usize) -> io::Result<(NonNull<u8>, OwnedFd)> {
     let size = libc::off_t::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     // SAFETY: plain system call on a descriptor that is open.
     check(unsafe { libc::ftruncate(fd, size) })?;
-    let base = map(fd, len, libc::PROT_READ | libc::PROT_WRITE)?;
+    let mapping = map(fd, len, libc::PROT_READ | libc::PROT_WRITE)?;
     // SAFETY: as above.
-    if let Err(error) = check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) }) {
-        // SAFETY: the mapping was made above and is not used yet.
-        unsafe { libc::munmap(base.as_ptr().cast(), len) };
-        return Err(error);
-    }
-    Ok((base, file))
+    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) })?;
+    Ok((mapping, file))
 }
 
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
 }
 
-fn map(fd: libc::c_int, len: usize, protection: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
+fn map(fd: RawFd, len: usize, protection: libc::c_int) -> io::Result<Mapping> {
+    Mapping::new(len, protection, libc::MAP_SHARED, Some(fd))
 }
 
 /// A file from another process cannot be read as shared memory.
@@ -60,15 +52,7 @@ pub enum ViewError {
 
 /// Another process's [`MemoryRegion`](crate::MemoryRegion), mapped read-only. Its bytes change under the reader's eyes, so they are only ever copied out.
 #[derive(Debug)]
-pub struct SharedView {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a read-only mapping without thread affinity, read through raw pointers only.
-unsafe impl Send for SharedView {}
-// SAFETY: as above.
-unsafe impl Sync for SharedView {}
+pub struct SharedView(Mapping);
 
 impl SharedView {
     /// Maps a file received from elsewhere, which is untrusted: it must be sealed and as long as claimed, so that no read of it can fault.
@@ -88,26 +72,18 @@ impl SharedView {
             return Err(ViewError::Length { actual, claimed });
         }
         let len = usize::try_from(claimed).map_err(|_| ViewError::Length { actual, claimed })?;
-        Ok(Self { base: map(fd, len, libc::PROT_READ)?, len })
+        Ok(Self(map(fd, len, libc::PROT_READ)?))
     }
 
     /// First byte.
     pub fn as_ptr(&self) -> *const u8 {
-        self.base.as_ptr()
+        self.0.as_ptr()
     }
 
     /// Bytes.
     #[allow(clippy::len_without_is_empty)] // never empty
     pub fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for SharedView {
-    fn drop(&mut self) {
-        // SAFETY: base and len are those of the mapping, and nobody holds a pointer into it any more.
-        let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert_eq!(rc, 0, "munmap: {}", io::Error::last_os_error());
+        self.0.len()
     }
 }
 

@@ -305,14 +305,19 @@ impl Grant {
     }
 
     fn covers(&self, span: &RemoteSpan) -> bool {
-        let Some(end) = span.offset.checked_add(u64::from(span.len)) else { return false };
-        let after = self.ranges.partition_point(|range| range.start <= span.offset);
-        after > 0 && end <= self.ranges[after - 1].end
+        covers(&self.ranges, span.offset, span.len.into())
     }
 
     fn batches(&self) -> MutexGuard<'_, Books> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether one of the ranges, which are sorted and do not touch, has all these bytes.
+pub(crate) fn covers(ranges: &[Range<u64>], offset: u64, len: u64) -> bool {
+    let Some(end) = offset.checked_add(len) else { return false };
+    let after = ranges.partition_point(|range| range.start <= offset);
+    after > 0 && end <= ranges[after - 1].end
 }
 
 fn cancelled() -> Refusal {

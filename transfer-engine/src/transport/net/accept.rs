@@ -15,7 +15,7 @@ use super::connections::{Connections, Registered};
 use super::receive::Receiver;
 use super::shm::{Listener, check_user};
 use super::stream::Stream;
-use super::wire::{Hello, MAGIC, PREFIX_BYTES, PROTOCOL_VERSION, Prefix, Rejection, Reply, common_version};
+use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply, common_version};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::metrics::Held;
@@ -194,17 +194,11 @@ async fn pause(error: &io::Error) {
 }
 
 async fn read_hello(stream: &Stream) -> io::Result<Hello> {
-    let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
-    let mut start = [0; MAGIC.len() + PREFIX_BYTES];
-    let (magic, prefix) = start.split_at_mut(MAGIC.len());
-    if !stream.read_exact(magic).await? || *magic != MAGIC {
-        return Err(invalid("not a transfer connection".into()));
+    let not_ours = || io::Error::new(io::ErrorKind::InvalidData, "not a transfer connection");
+    let mut magic = [0; MAGIC.len()];
+    if !stream.read_exact(&mut magic).await? || magic != MAGIC {
+        return Err(not_ours());
     }
-    let mut prefix_bytes = [0; PREFIX_BYTES];
-    stream.read_exact(prefix).await?;
-    prefix_bytes.copy_from_slice(prefix);
-    let prefix = Prefix::decode(prefix_bytes).map_err(|error| invalid(error.0))?;
-    let mut body = vec![0; prefix.body];
-    stream.read_exact(&mut body).await?;
-    Hello::decode(prefix, &body).map_err(|error| invalid(error.0))
+    let (prefix, body) = stream.read_frame().await?.ok_or_else(not_ours)?;
+    Ok(Hello::decode(prefix, &body)?)
 }

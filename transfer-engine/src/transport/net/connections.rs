@@ -19,7 +19,9 @@ use crate::grant::Writer;
 const CONFIRMATION: Duration = Duration::from_millis(500);
 
 /// A connection on which nothing came for so long may have to make room.
-const IDLE_MS: u64 = 1000;
+const IDLE_MS: u64 = 100;
+/// In the middle of a payload it may be silent for so much longer: links stall.
+const PAYLOAD_GRACE_MS: u64 = 900;
 
 struct Made(Instant);
 
@@ -45,7 +47,7 @@ struct Live {
     /// Grants under which bytes may land without this processor's help, and how to have them ended (rdma).
     opened: Arc<Mutex<HashSet<GrantId>>>,
     revokes: Arc<OnceLock<Revokes>>,
-    /// When its last frame came, in milliseconds since [`Connections`] was made.
+    /// When it last had something to say, in milliseconds since [`Connections`] was made.
     touched: Arc<AtomicU64>,
 }
 
@@ -164,6 +166,11 @@ impl Registered {
     /// A frame has come.
     pub(super) fn touch(&self) {
         self.live.touched.store(self.connections.made.elapsed_ms(), Relaxed);
+    }
+
+    /// Payload has come, and more will.
+    pub(super) fn touch_in_payload(&self) {
+        self.live.touched.store(self.connections.made.elapsed_ms() + PAYLOAD_GRACE_MS, Relaxed);
     }
 
     pub(super) fn connection(&self) -> u64 {

@@ -14,7 +14,7 @@ use super::rdma::{Flow, FollowUp};
 use super::route::Route;
 use super::shm::Source;
 use super::stream::Stream;
-use super::wire::{Frame, PREFIX_BYTES, PartId, Prefix, Reply, WireError, put_fence};
+use super::wire::{Frame, PartId, Reply, put_fence};
 use super::{rdma, shm, tcp};
 use crate::TransportKind;
 use crate::batch::Op;
@@ -221,15 +221,9 @@ impl LaneTask {
     }
 
     async fn reply(&self) -> Result<Reply, LaneEnd> {
-        let mut prefix = [0; PREFIX_BYTES];
-        if !self.stream.read_exact(&mut prefix).await? {
-            return Err(LaneEnd::Failed("the peer closed the connection".into()));
-        }
-        let protocol = |error: WireError| LaneEnd::Protocol(error.0);
-        let prefix = Prefix::decode(prefix).map_err(protocol)?;
-        let mut body = vec![0; prefix.body];
-        self.stream.read_exact(&mut body).await?;
-        Reply::decode(prefix, &body).map_err(protocol)
+        let closed = || LaneEnd::Failed("the peer closed the connection".into());
+        let (prefix, body) = self.stream.read_frame().await?.ok_or_else(closed)?;
+        Ok(Reply::decode(prefix, &body).map_err(io::Error::from)?)
     }
 
     fn acknowledge(&self, id: PartId) {

@@ -86,7 +86,10 @@ pub(crate) enum LaneEnd {
 
 impl From<io::Error> for LaneEnd {
     fn from(error: io::Error) -> Self {
-        Self::Failed(error.to_string())
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Protocol(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
     }
 }
 

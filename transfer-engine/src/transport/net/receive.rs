@@ -59,7 +59,7 @@ impl Incoming {
     fn on_prefix(&mut self) -> io::Result<()> {
         let mut bytes = [0; PREFIX_BYTES];
         bytes.copy_from_slice(&self.bytes[..PREFIX_BYTES]);
-        let prefix = Prefix::decode(bytes).map_err(|error| invalid(error.0))?;
+        let prefix = Prefix::decode(bytes)?;
         // Grows to the largest body and stays there: 8 KiB.
         self.bytes.resize(self.bytes.len().max(PREFIX_BYTES + prefix.body), 0);
         self.prefix = Some(prefix);
@@ -170,7 +170,7 @@ impl<'a> Receiver<'a> {
                     Some(prefix) => {
                         self.incoming.filled = 0;
                         let frame = Frame::decode(prefix, &self.incoming.bytes[PREFIX_BYTES..wanted]);
-                        return frame.map(Some).map_err(|error| invalid(error.0));
+                        return Ok(Some(frame?));
                     }
                 }
                 continue;
@@ -335,6 +335,7 @@ impl<'a> Receiver<'a> {
 
     async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
         self.metrics().bytes_in.increment(landed as u64);
+        self.registered.touch_in_payload();
         if self.last_reply.elapsed() >= PROGRESS_INTERVAL {
             self.reply(&Reply::Progress).await?;
         }

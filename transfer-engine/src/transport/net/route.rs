@@ -13,7 +13,7 @@ use super::peer::Peer;
 use super::rdma::{self, FollowUp, RdmaAddress};
 use super::shm::{ShmAddress, Source};
 use super::stream::Stream;
-use super::wire::{Hello, PREFIX_BYTES, PROTOCOL_VERSION, Prefix, Rejection, Reply, WireError, common_version};
+use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply, common_version};
 use crate::grant::Writer;
 use crate::{TransferError, TransportKind};
 
@@ -240,13 +240,7 @@ fn incompatible(peer: &Peer, reason: String) -> TransferError {
 }
 
 pub(super) async fn read_reply(stream: &Stream) -> io::Result<Reply> {
-    let invalid = |error: WireError| io::Error::new(io::ErrorKind::InvalidData, error.0);
-    let mut prefix = [0; PREFIX_BYTES];
-    if !stream.read_exact(&mut prefix).await? {
-        return Err(io::Error::other("the peer closed the connection in the handshake"));
-    }
-    let prefix = Prefix::decode(prefix).map_err(invalid)?;
-    let mut body = vec![0; prefix.body];
-    stream.read_exact(&mut body).await?;
-    Reply::decode(prefix, &body).map_err(invalid)
+    let closed = || io::Error::other("the peer closed the connection in the handshake");
+    let (prefix, body) = stream.read_frame().await?.ok_or_else(closed)?;
+    Ok(Reply::decode(prefix, &body)?)
 }

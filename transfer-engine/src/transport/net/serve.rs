@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use super::payload::{Cursor, Outgoing};
 use super::receive::{Receiver, ended_in_transfer};
 use super::wire::{PartId, Read, Reply, put_payload};
-use crate::SegmentId;
 use crate::error::Refusal;
 use crate::grant::{Grant, RemoteSpan};
+use crate::{SegmentId, SpanPair, batch};
 
 impl Receiver<'_> {
     /// Checks a read against its lease.
@@ -44,7 +44,9 @@ impl Receiver<'_> {
             Ok(lease) => lease,
             Err(refusal) => return self.refuse(id, refusal).await,
         };
-        for spans in frames(&read.spans, self.host.config.frame_bytes) {
+        let wanted = |span: &RemoteSpan| SpanPair { local_offset: span.offset, remote_offset: 0, len: span.len.into() };
+        let spans: Vec<_> = read.spans.iter().map(wanted).collect();
+        for spans in batch::cut(&spans, self.host.config.frame_bytes.into(), usize::MAX) {
             if !self.send_payload(&lease, id, &spans).await? {
                 return self.refuse(id, ended_in_transfer(&lease)).await;
             }
@@ -53,12 +55,13 @@ impl Receiver<'_> {
     }
 
     /// False: the lease has ended; what was begun is sent to its end, from a copy made at once.
-    async fn send_payload(&mut self, lease: &Grant, id: PartId, spans: &[(usize, usize)]) -> io::Result<bool> {
+    async fn send_payload(&mut self, lease: &Grant, id: PartId, spans: &[SpanPair]) -> io::Result<bool> {
         let Some(pass) = lease.gate.enter() else { return Ok(false) };
-        let bytes: usize = spans.iter().map(|(_, len)| len).sum();
+        let bytes = batch::total(spans);
         let mut head = Vec::new();
         put_payload(&mut head, id, bytes as u32);
-        let payload = Cursor::new(&lease.region, spans.iter().copied());
+        let payload =
+            Cursor::new(&lease.region, spans.iter().map(|span| (span.local_offset as usize, span.len as usize)));
         let mut frame = Outgoing { head: &head, region: &lease.region, payload, tail: &[] };
         while !frame.is_done() {
             match frame.try_send(self.stream) {
@@ -78,7 +81,7 @@ impl Receiver<'_> {
                 Err(error) => return Err(error),
             }
         }
-        self.metrics().bytes_out.increment(bytes as u64);
+        self.metrics().bytes_out.increment(bytes);
         let rest = if frame.is_done() { Vec::new() } else { frame.copy_rest() };
         let whole = rest.is_empty();
         drop(pass);
@@ -86,25 +89,4 @@ impl Receiver<'_> {
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(whole)
     }
-}
-
-/// Cuts spans into frames.
-fn frames(spans: &[RemoteSpan], frame_bytes: u32) -> Vec<Vec<(usize, usize)>> {
-    let (mut frames, mut frame, mut room) = (Vec::new(), Vec::new(), frame_bytes as usize);
-    for span in spans {
-        let (mut offset, mut len) = (span.offset as usize, span.len as usize);
-        while len > 0 {
-            let piece = len.min(room);
-            frame.push((offset, piece));
-            (offset, len, room) = (offset + piece, len - piece, room - piece);
-            if room == 0 {
-                frames.push(std::mem::take(&mut frame));
-                room = frame_bytes as usize;
-            }
-        }
-    }
-    if !frame.is_empty() {
-        frames.push(frame);
-    }
-    frames
 }

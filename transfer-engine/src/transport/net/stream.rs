@@ -12,6 +12,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
+use super::wire::{PREFIX_BYTES, Prefix};
+
 /// A silent connection is probed after this long, and then as often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// File descriptors that came and are not taken yet; a peer that sends more breaks the protocol.
@@ -135,6 +137,18 @@ impl Stream {
             }
         }
         Ok(true)
+    }
+
+    /// Reads the start of a frame, and its body. `None`: the peer closed before it.
+    pub(super) async fn read_frame(&self) -> io::Result<Option<(Prefix, Vec<u8>)>> {
+        let mut prefix = [0; PREFIX_BYTES];
+        if !self.read_exact(&mut prefix).await? {
+            return Ok(None);
+        }
+        let prefix = Prefix::decode(prefix)?;
+        let mut body = vec![0; prefix.body];
+        self.read_exact(&mut body).await?;
+        Ok(Some((prefix, body)))
     }
 
     /// Writes everything.

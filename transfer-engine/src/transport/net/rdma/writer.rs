@@ -19,6 +19,7 @@ use super::{Devices, PROBE, RdmaAddress, failed};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::gate::{Gate, OwnedPass};
+use crate::grant::covers;
 use crate::transport::net::lane::LaneTask;
 use crate::transport::net::part::{LaneEnd, Outcome, Part};
 use crate::transport::net::route::read_reply;
@@ -101,7 +102,9 @@ impl Right {
             let message = format!("grant {grant} is for segment {}, not {}", self.segment, part.segment);
             return Err(Refusal::new(RefusalReason::WrongSegment, message));
         }
-        let Some(span) = part.spans.iter().find(|span| !is_inside(&self.ranges, span)) else { return Ok(()) };
+        let Some(span) = part.spans.iter().find(|span| !covers(&self.ranges, span.remote_offset, span.len)) else {
+            return Ok(());
+        };
         let message = format!("{} bytes at {} are not granted by grant {grant}", span.len, span.remote_offset);
         Err(Refusal::new(RefusalReason::OutOfRange, message))
     }
@@ -293,11 +296,6 @@ fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
     all
 }
 
-fn is_inside(ranges: &[Range<u64>], span: &SpanPair) -> bool {
-    let after = ranges.partition_point(|range| range.start <= span.remote_offset);
-    after > 0 && span.remote_offset + span.len <= ranges[after - 1].end
-}
-
 /// Carries a part. False: its batch is over, or it is answered.
 pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
     // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after that.
@@ -483,7 +481,8 @@ mod tests {
         assert_eq!(shape(2), [2, 1, 2]);
         assert_eq!(shape(1), [1, 1, 1, 1, 1]);
         let ranges = [0..10, 20..40];
-        assert!(is_inside(&ranges, &spans[0]) && !is_inside(&ranges, &spans[1]) && is_inside(&ranges, &spans[4]));
-        assert!(!is_inside(&ranges, &span(0, 38, 3)));
+        let inside = |span: &SpanPair| covers(&ranges, span.remote_offset, span.len);
+        assert!(inside(&spans[0]) && !inside(&spans[1]) && inside(&spans[4]));
+        assert!(!inside(&span(0, 38, 3)));
     }
 }

@@ -29,11 +29,12 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 #[target_feature(enable = "avx2")]
 unsafe fn streamed(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m256i, _MM_HINT_NTA, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
-    const LINES: usize = 128;
+    /// Bytes of one round: two cache lines.
+    const STRIDE: usize = 128;
     /// How far ahead the source is asked for, bytes.
     const AHEAD: usize = 512;
     let head = to.align_offset(32).min(len);
-    let whole = (len - head) / LINES * LINES;
+    let whole = (len - head) / STRIDE * STRIDE;
     // SAFETY: all offsets are below `len`; the streamed part starts at a multiple of 32. A prefetch of any address is harmless.
     unsafe {
         ptr::copy_nonoverlapping(from, to, head);
@@ -46,7 +47,7 @@ unsafe fn streamed(from: *const u8, to: *mut u8, len: usize) {
             for (i, line) in lines.into_iter().enumerate() {
                 _mm256_stream_si256(target.add(i), line);
             }
-            at += LINES;
+            at += STRIDE;
         }
         ptr::copy_nonoverlapping(from.add(at), to.add(at), len - at);
         // Streamed stores are ordered before whatever tells others of them.

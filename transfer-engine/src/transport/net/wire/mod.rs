@@ -16,7 +16,7 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::{fmt, io};
 
 use baton_types::GrantId;
 use bytes::{Buf, BufMut};
@@ -95,6 +95,12 @@ pub(crate) struct WireError(pub(crate) String);
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl From<WireError> for io::Error {
+    fn from(error: WireError) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error.0)
     }
 }
 
