@@ -75,7 +75,7 @@ impl TransferConfig {
             lanes_per_peer: 4,
             max_bytes_in_flight_per_peer: 64 << 20,
             stripe_bytes: 2 << 20,
-            frame_bytes: 256 << 10,
+            frame_bytes: 1 << 20,
             connect_timeout: Duration::from_secs(3),
             progress_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(60),

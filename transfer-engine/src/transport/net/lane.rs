@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::incoming::Incoming;
 use super::part::{LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
+use super::payload::Cursor;
 use super::rdma::{Flow, FollowUp};
 use super::route::Route;
 use super::shm::Source;
@@ -195,19 +197,24 @@ impl LaneTask {
 
     /// Takes replies.
     async fn hear(&self) -> LaneEnd {
+        let mut incoming = Incoming::new(self.host.config.progress_timeout);
         loop {
-            let reply = match self.reply().await {
+            let reply = match self.reply(&mut incoming).await {
                 Ok(reply) => reply,
                 Err(end) => return end,
             };
             self.touch();
             match reply {
-                Reply::Ack(id) => self.acknowledge(id),
+                Reply::Ack(id) => {
+                    if let Err(problem) = self.acknowledge(id) {
+                        return LaneEnd::Protocol(problem);
+                    }
+                }
                 Reply::Refuse(id, refusal) => self.resolve(id, Outcome::Refused(refusal)),
                 Reply::Progress => {}
                 Reply::Fault(message) => return LaneEnd::Protocol(format!("the peer says: {message}")),
                 Reply::Payload { id, bytes } => {
-                    if let Err(error) = tcp::land(self, id, bytes as usize).await {
+                    if let Err(error) = tcp::land(self, &mut incoming, id, bytes as usize).await {
                         return error.into();
                     }
                 }
@@ -220,17 +227,30 @@ impl LaneTask {
         }
     }
 
-    async fn reply(&self) -> Result<Reply, LaneEnd> {
+    async fn reply(&self, incoming: &mut Incoming) -> Result<Reply, LaneEnd> {
         let closed = || LaneEnd::Failed("the peer closed the connection".into());
-        let (prefix, body) = self.stream.read_frame().await?.ok_or_else(closed)?;
-        Ok(Reply::decode(prefix, &body).map_err(io::Error::from)?)
+        let (prefix, body) = incoming.next(&self.stream).await?.ok_or_else(closed)?;
+        Ok(Reply::decode(prefix, body).map_err(io::Error::from)?)
     }
 
-    fn acknowledge(&self, id: PartId) {
-        if let Some(sending) = self.forget(id) {
+    fn acknowledge(&self, id: PartId) -> Result<(), String> {
+        let mut sent = self.sent();
+        if let (Some(sending), Carrier::Tcp) = (sent.get(&id), &self.carrier)
+            && sending.part.op == Op::Read
+            && !sending.landing.as_ref().is_some_and(Cursor::is_done)
+            // Of a batch that is over, nothing lands.
+            && sending.part.gate.enter().is_some()
+        {
+            let PartId { batch, part } = id;
+            return Err(format!("part {part} of batch {batch} was acknowledged before all its bytes came"));
+        }
+        let acknowledged = sent.remove(&id);
+        drop(sent);
+        if let Some(sending) = acknowledged {
             let bytes = sending.part.bytes;
             sending.resolve(Outcome::Acknowledged { by: self.lane.kind, bytes });
         }
+        Ok(())
     }
 
     /// A part that is not known was cancelled, or refused before.

@@ -31,6 +31,7 @@
 mod accept;
 mod carry;
 mod connections;
+mod incoming;
 mod lane;
 mod part;
 mod payload;

@@ -80,22 +80,20 @@ impl Cursor {
     }
 }
 
-/// Receives what is there into what is left of the spans, without waiting, and moves the cursor on. 0: the peer has closed.
+/// Receives what is there into what is left of the spans, until `end` bytes of them are left, and what follows them into `ahead`; without waiting. Moves the
+/// cursor on. How many bytes went to the spans, and how many ahead; 0 and 0: the peer has closed.
 ///
 /// The caller holds a pass of the gate that guards the spans: nobody else may use them.
-pub(super) fn try_receive(stream: &Stream, region: &MemoryRegion, cursor: &mut Cursor) -> io::Result<usize> {
-    try_receive_until(stream, region, cursor, 0)
-}
-
-/// The same, until `end` bytes of the spans are left.
-pub(super) fn try_receive_until(
+pub(super) fn try_receive(
     stream: &Stream,
     region: &MemoryRegion,
     cursor: &mut Cursor,
     end: usize,
-) -> io::Result<usize> {
+    ahead: &mut [u8],
+) -> io::Result<(usize, usize)> {
+    let wanted = cursor.remaining() - end;
     let mut pieces = [NO_PIECE; MAX_PIECES];
-    let (mut count, mut room) = (0, cursor.remaining() - end);
+    let (mut count, mut room) = (0, wanted);
     for (slot, (offset, len)) in pieces.iter_mut().zip(cursor.pieces()) {
         let len = len.min(room);
         if len == 0 {
@@ -105,11 +103,36 @@ pub(super) fn try_receive_until(
         room -= len;
         count += 1;
     }
-    // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call. The kernel writes plain bytes, valid in any region; no
-    // reference to them is made here, and the caller's pass keeps others off.
+    if room == 0
+        && let Some(slot) = pieces.get_mut(count)
+    {
+        *slot = libc::iovec { iov_base: ahead.as_mut_ptr().cast(), iov_len: ahead.len() };
+        count += 1;
+    }
+    // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call, the last perhaps in `ahead`, borrowed for it. The kernel
+    // writes plain bytes, valid in any region; no reference to them is made here, and the caller's pass keeps others off.
     let received = unsafe { stream.try_receive(&mut pieces[..count]) }?;
-    cursor.advance(received);
-    Ok(received)
+    let landed = received.min(wanted);
+    cursor.advance(landed);
+    Ok((landed, received - landed))
+}
+
+/// Copies bytes that were received before into the spans, and moves the cursor on.
+///
+/// The caller holds a pass of the gate that guards the spans: nobody else may use them.
+///
+/// # Panics
+/// If they are more than what is left of the spans.
+pub(super) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) {
+    assert!(bytes.len() <= cursor.remaining());
+    while !bytes.is_empty() {
+        let Some((offset, len)) = cursor.pieces().next() else { return };
+        let (now, later) = bytes.split_at(len.min(bytes.len()));
+        // SAFETY: the caller's pass keeps others off; `slice_mut` checks that the span lies inside.
+        unsafe { region.slice_mut(offset..offset + now.len()) }.copy_from_slice(now);
+        cursor.advance(now.len());
+        bytes = later;
+    }
 }
 
 /// CRC-32C of each span.

@@ -8,12 +8,12 @@ use baton_types::GrantId;
 use tokio::time::{timeout, timeout_at};
 
 use super::connections::{Connections, Registered};
-use super::payload::{Cursor, checksums, try_receive};
+use super::incoming::{DROPPED_AT_ONCE, Incoming};
+use super::payload::{Cursor, checksums};
 use super::rdma::Landing;
 use super::shm::{COPY_STEP, Views, copy_in};
 use super::stream::Stream;
-use super::tcp::SCRATCH_BYTES;
-use super::wire::{Commit, Copy, Data, Frame, PREFIX_BYTES, PartId, Prefix, Reply, Target};
+use super::wire::{Commit, Copy, Data, Frame, PartId, Reply, Target};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
@@ -25,6 +25,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// The slowest that a payload may come, bytes per second, besides the time for silence.
 const SLOWEST: u64 = 64 << 10;
 
+/// In progress timeouts: the writer has given up before, and only its connection is left.
+const PATIENCE: u32 = 2;
+
 /// The part that the connection is in the middle of; a lane sends one after the other.
 struct OpenPart {
     id: PartId,
@@ -33,38 +36,6 @@ struct OpenPart {
     refused: bool,
     /// Where its writer says that it is still wanted (shm).
     place: Option<(u32, u64)>,
-}
-
-/// A frame on its way in.
-struct Incoming {
-    bytes: Vec<u8>,
-    filled: usize,
-    prefix: Option<Prefix>,
-    /// When its first byte came.
-    began: Instant,
-}
-
-impl Incoming {
-    fn new() -> Self {
-        Self { bytes: vec![0; PREFIX_BYTES], filled: 0, prefix: None, began: Instant::now() }
-    }
-
-    fn on_bytes(&mut self, bytes: usize) {
-        if self.filled == 0 {
-            self.began = Instant::now();
-        }
-        self.filled += bytes;
-    }
-
-    fn on_prefix(&mut self) -> io::Result<()> {
-        let mut bytes = [0; PREFIX_BYTES];
-        bytes.copy_from_slice(&self.bytes[..PREFIX_BYTES]);
-        let prefix = Prefix::decode(bytes)?;
-        // Grows to the largest body and stays there: 8 KiB.
-        self.bytes.resize(self.bytes.len().max(PREFIX_BYTES + prefix.body), 0);
-        self.prefix = Some(prefix);
-        Ok(())
-    }
 }
 
 /// One accepted connection, after its handshake.
@@ -102,7 +73,8 @@ impl<'a> Receiver<'a> {
         connections: &'a Arc<Connections>,
         registered: &'a Registered,
     ) -> Self {
-        let (incoming, views, last_reply) = (Incoming::new(), Views::default(), Instant::now());
+        let incoming = Incoming::new(host.config.progress_timeout * PATIENCE);
+        let (views, last_reply) = (Views::default(), Instant::now());
         Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
@@ -162,42 +134,12 @@ impl<'a> Receiver<'a> {
 
     /// The next frame's head; `None` when the writer has closed between frames. May be dropped while it waits.
     pub(super) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
-        loop {
-            let wanted = PREFIX_BYTES + self.incoming.prefix.map_or(0, |prefix| prefix.body);
-            if self.incoming.filled == wanted {
-                match self.incoming.prefix.take() {
-                    None => self.incoming.on_prefix()?,
-                    Some(prefix) => {
-                        self.incoming.filled = 0;
-                        let frame = Frame::decode(prefix, &self.incoming.bytes[PREFIX_BYTES..wanted]);
-                        return Ok(Some(frame?));
-                    }
-                }
-                continue;
-            }
-            match self.stream.try_read(&mut self.incoming.bytes[self.incoming.filled..wanted]) {
-                Ok(0) if self.incoming.filled == 0 => return Ok(None),
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => self.incoming.on_bytes(bytes),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_frame().await?,
-                Err(error) => return Err(error),
-            }
-        }
+        let Some((prefix, body)) = self.incoming.next(self.stream).await? else { return Ok(None) };
+        Ok(Some(Frame::decode(prefix, body)?))
     }
 
-    /// Between frames for as long as it takes; within one, only so long.
-    async fn wait_for_frame(&self) -> io::Result<()> {
-        if self.incoming.filled == 0 {
-            return self.stream.readable().await;
-        }
-        let limit = self.incoming.began + self.patience();
-        let ready = timeout_at(limit.into(), self.stream.readable()).await;
-        ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
-    }
-
-    /// The writer has given up before, and only its connection is left.
     pub(super) fn patience(&self) -> Duration {
-        self.host.config.progress_timeout * 2
+        self.host.config.progress_timeout * PATIENCE
     }
 
     fn key(&self, batch: u64) -> BatchKey {
@@ -283,7 +225,7 @@ impl<'a> Receiver<'a> {
         let limit = self.payload_limit(cursor.remaining() as u64);
         while !cursor.is_done() {
             let landed = match grant.gate.enter() {
-                Some(_pass) => try_receive(self.stream, &grant.region, &mut cursor),
+                Some(_pass) => self.incoming.try_receive(self.stream, &grant.region, &mut cursor, 0),
                 None => {
                     self.refuse(data.target.id, ended_in_transfer(grant)).await?;
                     return self.drop_payload(cursor.remaining() as u64).await;
@@ -292,7 +234,9 @@ impl<'a> Receiver<'a> {
             match landed {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => self.on_progress(bytes).await?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable(grant, limit).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable(grant, limit, cursor.remaining()).await?
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -317,14 +261,14 @@ impl<'a> Receiver<'a> {
     }
 
     /// Waits for bytes, or for the grant's end.
-    async fn readable(&self, grant: &Grant, limit: Instant) -> io::Result<()> {
+    async fn readable(&mut self, grant: &Grant, limit: Instant, missing: usize) -> io::Result<()> {
+        let limit = limit.min(Instant::now() + self.patience());
         let ready = async {
             tokio::select! {
-                ready = self.stream.readable() => ready,
+                ready = self.incoming.wait_for_payload(self.stream, missing) => ready,
                 () = grant.gate.closed() => Ok(()),
             }
         };
-        let limit = limit.min(Instant::now() + self.patience());
         timeout_at(limit.into(), ready).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
@@ -345,16 +289,13 @@ impl<'a> Receiver<'a> {
     }
 
     async fn drop_payload(&mut self, mut bytes: u64) -> io::Result<()> {
-        let mut scratch = vec![0; SCRATCH_BYTES.min(bytes as usize)];
         let limit = self.payload_limit(bytes);
         while bytes > 0 {
-            let piece = scratch.len().min(bytes as usize);
+            let piece = bytes.min(DROPPED_AT_ONCE as u64);
             let soon = limit.min(Instant::now() + self.patience());
-            let read = timeout_at(soon.into(), self.stream.read_exact(&mut scratch[..piece])).await;
-            if !read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            bytes -= piece as u64;
+            let dropped = timeout_at(soon.into(), self.incoming.drop_all(self.stream, piece as usize)).await;
+            dropped.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            bytes -= piece;
         }
         Ok(())
     }

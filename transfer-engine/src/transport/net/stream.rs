@@ -59,6 +59,20 @@ impl Stream {
         }
     }
 
+    /// How many bytes must be there for the connection to count as readable; its end counts always. Only for TCP.
+    pub(super) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
+        if let Self::Unix(..) = self {
+            return Ok(());
+        }
+        let bytes = bytes as libc::c_int;
+        let size = size_of_val(&bytes) as libc::socklen_t;
+        // SAFETY: an option of an open socket, as an int of the size that is told.
+        let set = unsafe {
+            libc::setsockopt(self.fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const bytes).cast(), size)
+        };
+        result(set as isize).map(drop)
+    }
+
     pub(super) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,

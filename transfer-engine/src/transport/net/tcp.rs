@@ -3,15 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use super::incoming::{DROPPED_AT_ONCE, Incoming};
 use super::lane::LaneTask;
 use super::part::Part;
-use super::payload::{Cursor, Outgoing, checksums, try_receive_until};
+use super::payload::{Cursor, Outgoing, checksums};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::gate::Pass;
 use crate::{TransportKind, batch};
-
-/// Dropped payload is received in pieces of this size.
-pub(super) const SCRATCH_BYTES: usize = 16 << 10;
 
 /// Sends a part with its trailer. False: its batch is over, and the peer knows it.
 pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
@@ -92,17 +90,17 @@ pub(super) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::
 }
 
 /// Receives bytes of a part that is read, where they belong. Those of a batch that is over are dropped.
-pub(super) async fn land(lane: &LaneTask, id: PartId, bytes: usize) -> io::Result<()> {
+pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
     let taken = lane.sent().get_mut(&id).and_then(|sending| Some((Arc::clone(&sending.part), sending.landing.take()?)));
-    let Some((part, mut cursor)) = taken else { return drop_payload(lane, bytes).await };
+    let Some((part, mut cursor)) = taken else { return drop_payload(lane, incoming, bytes).await };
     if bytes > cursor.remaining() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "more bytes than were asked for"));
     }
     let end = cursor.remaining() - bytes;
     while cursor.remaining() > end {
         let received = match part.gate.enter() {
-            Some(_pass) => try_receive_until(&lane.stream, &part.local, &mut cursor, end),
-            None => return drop_payload(lane, cursor.remaining() - end).await,
+            Some(_pass) => incoming.try_receive(&lane.stream, &part.local, &mut cursor, end),
+            None => return drop_payload(lane, incoming, cursor.remaining() - end).await,
         };
         match received {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -112,7 +110,7 @@ pub(super) async fn land(lane: &LaneTask, id: PartId, bytes: usize) -> io::Resul
                 tokio::task::coop::consume_budget().await;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
-                ready = lane.stream.readable() => ready?,
+                ready = incoming.wait_for_payload(&lane.stream, cursor.remaining() - end) => ready?,
                 () = part.gate.closed() => {}
             },
             Err(error) => return Err(error),
@@ -124,13 +122,10 @@ pub(super) async fn land(lane: &LaneTask, id: PartId, bytes: usize) -> io::Resul
     Ok(())
 }
 
-async fn drop_payload(lane: &LaneTask, mut bytes: usize) -> io::Result<()> {
-    let mut scratch = vec![0; SCRATCH_BYTES.min(bytes)];
+async fn drop_payload(lane: &LaneTask, incoming: &mut Incoming, mut bytes: usize) -> io::Result<()> {
     while bytes > 0 {
-        let piece = scratch.len().min(bytes);
-        if !lane.stream.read_exact(&mut scratch[..piece]).await? {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        let piece = bytes.min(DROPPED_AT_ONCE);
+        incoming.drop_all(&lane.stream, piece).await?;
         lane.touch();
         bytes -= piece;
     }
