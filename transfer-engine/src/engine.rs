@@ -46,11 +46,12 @@ pub(crate) struct Host {
 impl Host {
     fn new(config: TransferConfig, tasks: &TaskSet) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
         config.validate()?;
-        let (grants, arrivals) = GrantTable::new(config.max_grants, config.arrival_queue);
+        let metrics = Metrics::new();
+        let (grants, arrivals) = GrantTable::new(config.max_grants, config.arrival_queue, metrics.grants.clone());
         let host = Arc::new(Self {
             config,
             grants: Arc::new(grants),
-            metrics: Metrics::new(),
+            metrics,
             priorities: Arc::default(),
             rdma: OnceLock::new(),
             tasks: tasks.clone(),
@@ -152,19 +153,13 @@ impl TransferEngine {
             return Err(TransferError::Closed);
         }
         let region = host.region(spec.segment)?;
-        host.grants.open(spec, access, region)?;
-        host.metrics.grants.set(host.grants.len() as f64);
-        Ok(())
+        host.grants.open(spec, access, region)
     }
 
     /// Ends a grant or a lease. It takes effect with the call: nothing new is accepted. The future resolves once the grant is fenced: nothing can land under it any more.
     /// A grant that is not known any more is fenced already.
     pub fn revoke(&self, grant: GrantId) -> impl Future<Output = ()> + Send + use<> {
-        let (host, fenced) = (Arc::clone(&self.0.host), self.0.host.grants.revoke(grant));
-        async move {
-            fenced.await;
-            host.metrics.grants.set(host.grants.len() as f64);
-        }
+        self.0.host.grants.revoke(grant)
     }
 
     /// Writes spans of a local segment into a remote one, under a grant of its owner. The batch starts at once and ends without being polled.

@@ -189,6 +189,9 @@ impl Grant {
         spans: &[RemoteSpan],
         now: Instant,
     ) -> Result<Admission, Refusal> {
+        if self.is_complete(key) {
+            return Ok(Admission::Duplicate);
+        }
         self.check((Access::Write, &key.writer), segment, now)?;
         self.check_ranges(spans)?;
         match self.batches().batches.get(key) {
@@ -197,6 +200,17 @@ impl Grant {
             Some(Progress::Open(..) | Progress::Complete) => Ok(Admission::Duplicate),
             Some(Progress::Cancelled) => Err(cancelled()),
         }
+    }
+
+    /// Whether a batch has arrived, all of it: that stays true when the grant ends, and a writer that missed the answer is told so.
+    fn is_complete(&self, key: &BatchKey) -> bool {
+        matches!(self.batches().batches.get(key), Some(Progress::Complete))
+    }
+
+    /// The batches that have arrived; the others are forgotten. For when the grant has ended.
+    fn take_complete(&self) -> HashSet<BatchKey> {
+        let batches = std::mem::take(&mut self.batches().batches);
+        batches.into_iter().filter(|(_, progress)| matches!(progress, Progress::Complete)).map(|(key, _)| key).collect()
     }
 
     /// Takes account of a part that has landed. Returns the bytes of the batch where it is complete by it.

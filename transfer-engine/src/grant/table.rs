@@ -1,36 +1,58 @@
 //! The grants of an engine.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use baton_memory::MemoryRegion;
 use baton_types::GrantId;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use metrics::Gauge;
 use tokio::sync::{Notify, mpsc};
 
 use super::{Access, Arrival, ArrivalReceiver, BatchKey, Grant, GrantSpec, Trailer, ended};
 use crate::error::{Refusal, RefusalReason as Reason};
 use crate::{SegmentId, TransferError};
 
-/// Ended grants of which the reason is remembered, for the text of a refusal.
-const REMEMBERED_ENDS: usize = 256;
+/// Ended grants that are remembered.
+const REMEMBERED_ENDS: usize = 1024;
+/// Batches that are remembered to have arrived under ended grants.
+const REMEMBERED_BATCHES: usize = 1 << 16;
 
 #[derive(Default)]
 struct Table {
     live: HashMap<GrantId, Arc<Grant>>,
     by_expiry: BTreeSet<(Instant, GrantId)>,
-    ended: VecDeque<(GrantId, Reason)>,
+    /// Oldest first.
+    ended: VecDeque<Ended>,
+    /// Batches in `ended`.
+    remembered: usize,
+}
+
+/// A grant that has ended, and how: for the text of a refusal, and for writers who missed an answer.
+struct Ended {
+    id: GrantId,
+    reason: Reason,
+    /// What has arrived under it.
+    complete: HashSet<BatchKey>,
 }
 
 impl Table {
     fn remove(&mut self, id: GrantId, reason: Reason) {
         let Some(grant) = self.live.remove(&id) else { return };
         self.by_expiry.remove(&(grant.expires, id));
-        if self.ended.len() == REMEMBERED_ENDS {
-            self.ended.pop_front();
+        let complete = grant.take_complete();
+        self.remembered += complete.len();
+        self.ended.push_back(Ended { id, reason, complete });
+        while self.ended.len() > REMEMBERED_ENDS || self.remembered > REMEMBERED_BATCHES {
+            self.remembered -= self.ended.pop_front().map_or(0, |ended| ended.complete.len());
         }
-        self.ended.push_back((id, reason));
+    }
+
+    fn ended(&self, id: GrantId) -> Option<&Ended> {
+        self.ended.iter().rev().find(|ended| ended.id == id)
     }
 }
 
@@ -40,6 +62,8 @@ pub(crate) struct GrantTable {
     /// A grant that expires before all others was added.
     earlier: Notify,
     max_grants: usize,
+    /// Live grants, as others see it.
+    gauge: Gauge,
     arrivals: mpsc::Sender<Arrival>,
     fence: OnceLock<Fence>,
 }
@@ -48,11 +72,10 @@ pub(crate) struct GrantTable {
 type Fence = Box<dyn Fn(GrantId) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 impl GrantTable {
-    pub(crate) fn new(max_grants: usize, arrival_queue: usize) -> (Self, ArrivalReceiver) {
+    pub(crate) fn new(max_grants: usize, arrival_queue: usize, gauge: Gauge) -> (Self, ArrivalReceiver) {
         let (arrivals, receiver) = mpsc::channel(arrival_queue);
-        let table =
-            Self { table: Mutex::default(), earlier: Notify::new(), max_grants, arrivals, fence: OnceLock::new() };
-        (table, ArrivalReceiver(receiver))
+        let (table, earlier, fence) = (Mutex::default(), Notify::new(), OnceLock::new());
+        (Self { table, earlier, max_grants, gauge, arrivals, fence }, ArrivalReceiver(receiver))
     }
 
     /// Has `fence` run for each grant that ends, before that is said.
@@ -84,6 +107,7 @@ impl GrantTable {
         }
         table.live.insert(id, Arc::new(grant));
         table.by_expiry.insert((expires, id));
+        self.gauge.set(table.live.len() as f64);
         if table.by_expiry.first() == Some(&(expires, id)) {
             self.earlier.notify_one();
         }
@@ -95,10 +119,19 @@ impl GrantTable {
         if let Some(grant) = table.live.get(&id) {
             return Ok(Arc::clone(grant));
         }
-        let reason = table.ended.iter().rev().find(|(ended, _)| *ended == id).map(|(_, reason)| *reason);
-        Err(ended(id, reason.unwrap_or(Reason::UnknownGrant)))
+        Err(ended(id, table.ended(id).map_or(Reason::UnknownGrant, |ended| ended.reason)))
     }
 
+    /// Whether a batch has arrived, all of it, under a grant that is about to end or remembered.
+    pub(crate) fn has_arrived(&self, id: GrantId, key: &BatchKey) -> bool {
+        let table = self.lock();
+        match table.live.get(&id) {
+            Some(grant) => grant.is_complete(key),
+            None => table.ended(id).is_some_and(|ended| ended.complete.contains(key)),
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.lock().live.len()
     }
@@ -113,7 +146,7 @@ impl GrantTable {
             // It stays in the table until it is fenced, so that a second call waits as well.
             if let Some(grant) = grant {
                 table.fenced(&grant).await;
-                table.lock().remove(id, Reason::Revoked);
+                table.remove(id, Reason::Revoked);
             }
         }
     }
@@ -128,50 +161,81 @@ impl GrantTable {
 
     /// Ends grants when their time is over. Runs as long as the engine.
     pub(crate) async fn expire(&self) {
+        // At most one for each grant. None waits for another: a fence takes its time, and who hears of the end may be slow.
+        let mut ending = FuturesUnordered::new();
         loop {
             let earlier = self.earlier.notified();
             let next = self.lock().by_expiry.first().copied();
-            match next {
-                None => earlier.await,
-                Some((at, id)) if at <= Instant::now() => self.expire_one(id).await,
-                Some((at, _)) => {
-                    tokio::select! {
-                        () = tokio::time::sleep_until(at.into()) => {}
-                        () = earlier => {}
-                    }
+            let due = async {
+                match next {
+                    Some((at, _)) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
                 }
+            };
+            tokio::select! {
+                () = due => ending.extend(self.take_expired().into_iter().map(|grant| self.expire_one(grant))),
+                Some(()) = ending.next() => {}
+                () = earlier => {}
             }
         }
     }
 
-    async fn expire_one(&self, id: GrantId) {
-        let Ok(grant) = self.find(id) else { return };
-        let expired = grant.gate.close();
+    /// Closes the grants whose time is over.
+    fn take_expired(&self) -> Vec<(Arc<Grant>, bool)> {
+        let (mut table, now, mut expired) = (self.lock(), Instant::now(), Vec::new());
+        while let Some(&(at, id)) = table.by_expiry.first()
+            && at <= now
+        {
+            table.by_expiry.pop_first();
+            expired.extend(table.live.get(&id).map(|grant| (Arc::clone(grant), grant.gate.close())));
+        }
+        expired
+    }
+
+    /// `first`: nobody has revoked it before.
+    async fn expire_one(&self, (grant, first): (Arc<Grant>, bool)) {
         self.fenced(&grant).await;
-        self.lock().remove(id, Reason::Expired);
-        if expired {
+        self.remove(grant.id, Reason::Expired);
+        if first {
             // Whoever dropped the receiver does not want to know.
-            let _ = self.arrivals.send(Arrival::GrantExpired { grant: id }).await;
+            let _ = self.arrivals.send(Arrival::GrantExpired { grant: grant.id }).await;
         }
     }
 
-    /// Takes account of a landed part and, where its batch is complete by it, tells the owner. Waits while the owner's queue is full.
-    pub(crate) async fn commit(
+    fn remove(&self, id: GrantId, reason: Reason) {
+        let mut table = self.lock();
+        table.remove(id, reason);
+        self.gauge.set(table.live.len() as f64);
+    }
+
+    /// Room for one arrival. Waits while the owner's queue is full; `None`: nobody listens any more.
+    pub(crate) async fn room(&self) -> Option<mpsc::Permit<'_, Arrival>> {
+        self.arrivals.reserve().await.ok()
+    }
+
+    /// Takes account of a landed part and, where its batch is complete by it, tells the owner. The room comes first: between account and notification there
+    /// is no point at which this could be dropped.
+    pub(crate) fn commit(
         &self,
-        grant: &Grant,
-        key: &BatchKey,
+        room: Option<mpsc::Permit<'_, Arrival>>,
+        (id, key): (GrantId, &BatchKey),
         segment: SegmentId,
         trailer: &Trailer,
     ) -> Result<(), Refusal> {
-        // The place in the queue comes first: between account and notification there is no point at which this could be dropped.
-        let place = self.arrivals.reserve().await.ok();
-        // A fence waits for the notification, too: none comes after it.
-        let _pass = grant.gate.enter().ok_or_else(|| ended(grant.id, Reason::Revoked))?;
-        let complete = grant.commit(key, segment, trailer, Instant::now())?;
-        if let (Some(place), Some(bytes)) = (place, complete) {
-            place.send(Arrival::Batch { grant: grant.id, tag: trailer.tag, bytes, from: key.writer.node.clone() });
+        let settled = self.find(id).and_then(|grant| {
+            // A fence waits for the notification, too: none comes after it.
+            let _pass = grant.gate.enter().ok_or_else(|| ended(id, Reason::Revoked))?;
+            let complete = grant.commit(key, segment, trailer, Instant::now())?;
+            if let (Some(room), Some(bytes)) = (room, complete) {
+                room.send(Arrival::Batch { grant: id, tag: trailer.tag, bytes, from: key.writer.node.clone() });
+            }
+            Ok(())
+        });
+        match settled {
+            // Its writer has missed the answer.
+            Err(_) if self.has_arrived(id, key) => Ok(()),
+            settled => settled,
         }
-        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -183,12 +247,15 @@ impl GrantTable {
 mod tests {
     use std::time::Duration;
 
+    use baton_types::Generation;
+
     use super::*;
+    use crate::grant::Writer;
     use crate::grant::tests::{reason, spec};
 
     #[tokio::test]
     async fn revoke_waits_for_what_is_landing_and_is_remembered() {
-        let (table, _arrivals) = GrantTable::new(1, 1);
+        let (table, _arrivals) = GrantTable::new(1, 1, Gauge::noop());
         let table = Arc::new(table);
         let region = Arc::new(MemoryRegion::allocate(200).unwrap());
         table.open(spec(vec![0..10]), Access::Write, Arc::clone(&region)).unwrap();
@@ -210,7 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn grants_expire_in_order_and_say_so() {
-        let (table, mut arrivals) = GrantTable::new(10, 10);
+        let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
         let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
         let open = |id, after| {
             let expires = Instant::now() + Duration::from_millis(after);
@@ -231,5 +298,52 @@ mod tests {
         assert_eq!(events, [3, 2].map(|id| Arrival::GrantExpired { grant: GrantId(id) }));
         assert_eq!(reason(table.find(GrantId(2)).map(|_| ())), Reason::Expired);
         assert!(table.find(GrantId(1)).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_has_arrived_has_arrived_when_its_grant_has_ended() {
+        let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
+        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        let id = GrantId(1);
+        table.open(spec(vec![0..10]), Access::Write, region).unwrap();
+        let key = |batch| BatchKey { writer: Writer { node: "w".parse().unwrap(), generation: Generation(5) }, batch };
+        let commit = |batch, parts| {
+            let trailer = Trailer { part: 0, parts, bytes: 9, tag: 0 };
+            (table.clone(), key(batch), trailer)
+        };
+        let run = |(table, key, trailer): (Arc<GrantTable>, BatchKey, Trailer)| async move {
+            table.commit(table.room().await, (id, &key), SegmentId(3), &trailer)
+        };
+        assert_eq!(run(commit(1, 1)).await, Ok(()));
+        assert_eq!(run(commit(2, 2)).await, Ok(()));
+        table.revoke(id).await;
+        assert_eq!((run(commit(1, 1)).await, table.has_arrived(id, &key(1))), (Ok(()), true));
+        assert_eq!(reason(run(commit(2, 2)).await), Reason::Revoked);
+        assert!(matches!(arrivals.try_recv(), Some(Arrival::Batch { .. })));
+        assert_eq!(arrivals.try_recv(), None, "once");
+    }
+
+    #[tokio::test]
+    async fn an_end_that_takes_long_delays_no_other() {
+        let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
+        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        for id in [1, 2] {
+            let expires = Instant::now() + Duration::from_millis(id);
+            let spec = GrantSpec { id: GrantId(id), expires, ..spec(vec![0..10]) };
+            table.open(spec, Access::Write, Arc::clone(&region)).unwrap();
+        }
+        let first = table.find(GrantId(1)).unwrap();
+        let pass = first.gate.enter().unwrap();
+        let events = async {
+            let second = arrivals.recv().await.unwrap();
+            drop(pass);
+            [second, arrivals.recv().await.unwrap()]
+        };
+        let events = tokio::select! {
+            events = events => events,
+            () = table.expire() => unreachable!("runs for ever"),
+        };
+        assert_eq!(events, [2, 1].map(|id| Arrival::GrantExpired { grant: GrantId(id) }));
+        assert_eq!(table.len(), 0);
     }
 }

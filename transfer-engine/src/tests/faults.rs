@@ -61,6 +61,21 @@ async fn a_lost_acknowledgement_does_not_make_a_second_arrival() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_arrived_before_its_grant_ended_is_reported_complete() {
+    const WELCOME: u64 = 10;
+    let (writer, mut owner, proxy) = faulty(&[Fault::StallRepliesAfter(WELCOME), Fault::None]).await;
+    let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
+    let batch = writer.write(&proxy.via(&owner.descriptor), grant, whole(BYTES as u64));
+    assert!(matches!(owner.arrival().await, Arrival::Batch { bytes, .. } if bytes == BYTES as u64));
+    owner.engine.revoke(grant).await;
+    // The connection ends with the answers on it; its parts are sent again, under a grant that has ended.
+    proxy.release();
+    assert_eq!(batch.await.unwrap().bytes, BYTES as u64);
+    assert!(proxy.accepted() >= 2);
+    assert_eq!(owner.arrivals.try_recv(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_cut_every_time_fails_and_is_never_reported_complete() {
     for cut in [200, 40_000, BYTES as u64] {
         let (writer, mut owner, proxy) = faulty(&[Fault::CutAfter(cut)]).await;

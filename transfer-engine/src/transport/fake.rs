@@ -127,7 +127,8 @@ impl FakeTransport {
             return Ok(());
         }
         let trailer = Trailer { part: 0, parts: 1, bytes: batch::total(&job.spans), tag: job.tag };
-        target.grants.commit(&grant, &key, job.segment, &trailer).await?;
+        let room = target.grants.room().await;
+        target.grants.commit(room, (grant.id, &key), job.segment, &trailer)?;
         target.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
         self.network.overtaken.notify_waiters();
         Ok(())

@@ -24,6 +24,10 @@ impl Devices {
         match *self {}
     }
 
+    pub(crate) fn has(&self, _: SegmentId) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn addresses(&self, _: &str) -> Vec<String> {
         match *self {}
     }

@@ -1,10 +1,12 @@
 //! The owner's end of a connection: checks each span, receives it in place, accounts for it and answers.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
+use tokio::sync::mpsc::Permit;
 use tokio::time::{timeout, timeout_at};
 
 use super::connections::{Connections, Registered};
@@ -17,7 +19,7 @@ use super::wire::{Commit, Copy, Data, Frame, PartId, Reply, Target};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
-use crate::grant::{Admission, BatchKey, Grant, RemoteSpan, Trailer};
+use crate::grant::{Admission, Arrival, BatchKey, Grant, RemoteSpan, Trailer};
 use crate::metrics::KindMetrics;
 
 /// How often the writer of a long payload hears that it arrives.
@@ -108,7 +110,7 @@ impl<'a> Receiver<'a> {
             match frame {
                 Frame::Commit(commit) => self.on_commit(commit).await?,
                 Frame::Cancel { batch, grant } => self.on_cancel(batch, grant),
-                Frame::Fence { connection } => self.on_fence(connection).await?,
+                Frame::Fence { connection } => self.fence(connection)?.await,
                 other => self.on_payload(other).await?,
             }
         }
@@ -142,7 +144,7 @@ impl<'a> Receiver<'a> {
         self.host.config.progress_timeout * PATIENCE
     }
 
-    fn key(&self, batch: u64) -> BatchKey {
+    pub(super) fn key(&self, batch: u64) -> BatchKey {
         BatchKey { writer: self.registered.writer().clone(), batch }
     }
 
@@ -157,14 +159,16 @@ impl<'a> Receiver<'a> {
         if self.open.as_ref().is_some_and(|open| open.place != place) {
             return Err(invalid("a part that changes its slot"));
         }
+        let key = self.key(target.id.batch);
         let admitted = self.host.grants.find(target.grant).and_then(|grant| {
-            let key = self.key(target.id.batch);
             let admission = grant.admit(&key, target.id.part, target.segment, spans, Instant::now())?;
             Ok((grant, admission))
         });
         match admitted {
             Ok((grant, Admission::Land)) => Ok(Fate::Lands(grant)),
             Ok((_, Admission::Duplicate)) => Ok(Fate::Dropped),
+            // Its writer has missed the answer.
+            Err(_) if self.host.grants.has_arrived(target.grant, &key) => Ok(Fate::Dropped),
             Err(refusal) => {
                 self.refuse(target.id, refusal).await?;
                 Ok(Fate::Dropped)
@@ -330,23 +334,19 @@ impl<'a> Receiver<'a> {
             let refusal = Refusal::new(RefusalReason::BatchCancelled, "its writer gave the batch up");
             return self.refuse(id, refusal).await;
         }
-        self.settle(commit).await
+        let room = self.host.grants.room().await;
+        self.settle(room, commit).await
     }
 
     /// Accounts for a part whose bytes are here, and answers.
-    pub(super) async fn settle(&mut self, commit: Commit) -> io::Result<()> {
+    pub(super) async fn settle(&mut self, room: Option<Permit<'_, Arrival>>, commit: Commit) -> io::Result<()> {
         let id = commit.target.id;
         let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
-        match self.account(&commit, &trailer).await {
+        let Target { grant, segment, .. } = commit.target;
+        match self.host.grants.commit(room, (grant, &self.key(id.batch)), segment, &trailer) {
             Ok(()) => self.reply(&Reply::Ack(id)).await,
             Err(refusal) => self.refuse(id, refusal).await,
         }
-    }
-
-    async fn account(&self, commit: &Commit, trailer: &Trailer) -> Result<(), Refusal> {
-        let Target { id, grant, segment } = commit.target;
-        let grant = self.host.grants.find(grant)?;
-        self.host.grants.commit(&grant, &self.key(id.batch), segment, trailer).await
     }
 
     pub(super) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
@@ -357,12 +357,13 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    pub(super) async fn on_fence(&mut self, connection: u64) -> io::Result<()> {
+    /// Closes another connection of the writer. The future resolves once nothing of it can land.
+    pub(super) fn fence(&self, connection: u64) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }
-        self.connections.fence(self.registered.writer(), connection).await;
-        Ok(())
+        let (connections, writer) = (Arc::clone(self.connections), self.registered.writer().clone());
+        Ok(Box::pin(async move { connections.fence(&writer, connection).await }))
     }
 
     pub(super) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {

@@ -59,12 +59,18 @@ impl Devices {
 
     /// Registers a segment with every device.
     pub(crate) fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<(), String> {
-        for rail in &self.rails {
-            let registered = MemoryRegistration::register(&rail.domain, region, Access::ALL);
-            let registered = registered.map_err(|error| error.to_string())?;
+        let register = |rail: &Arc<Rail>| MemoryRegistration::register(&rail.domain, region, Access::ALL);
+        // All or none: what one device has pinned is let go where another one fails.
+        let registered: Result<Vec<_>, _> = self.rails.iter().map(register).collect();
+        for (rail, registered) in self.rails.iter().zip(registered.map_err(|error| error.to_string())?) {
             rail.registrations.write().unwrap_or_else(PoisonError::into_inner).insert(segment, Arc::new(registered));
         }
         Ok(())
+    }
+
+    /// Whether the devices may touch a segment.
+    pub(crate) fn has(&self, segment: SegmentId) -> bool {
+        self.rails.iter().all(|rail| rail.registration(segment).is_some())
     }
 
     /// Where peers find the rails: each has an address of its own, and the control connection is the same for all.

@@ -2,18 +2,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
 use baton_verbs::CompletionStatus;
+use tokio::sync::mpsc::Permit;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use super::link::{DEPTH, Link};
 use super::{Devices, PROBE, failed};
-use crate::grant::Access;
+use crate::error::{Refusal, RefusalReason};
+use crate::grant::{Access, Arrival};
 use crate::transport::net::receive::{Receiver, invalid};
-use crate::transport::net::wire::{Expect, Frame, MAX_OPENED_RANGES, RdmaEndpoint, Reply};
+use crate::transport::net::wire::{Commit, Expect, Frame, MAX_OPENED_RANGES, RdmaEndpoint, Reply, Target};
 use crate::{SegmentId, TransportKind};
 
 /// Receives are posted again when as many have been used.
@@ -76,8 +79,13 @@ impl Landing {
         Ok(())
     }
 
+    /// Whether a part is here and announced.
+    fn has_part(&self) -> bool {
+        !self.immediates.is_empty() && !self.expected.is_empty()
+    }
+
     /// The next part that is here and announced; both come in order.
-    fn complete(&mut self) -> io::Result<Option<Expect>> {
+    fn next_part(&mut self) -> io::Result<Option<Expect>> {
         let (Some(immediate), Some(expect)) = (self.immediates.front(), self.expected.front()) else { return Ok(None) };
         if *immediate != expect.sequence {
             return Err(invalid(format!("part {} was announced, but {immediate} came", expect.sequence)));
@@ -109,11 +117,22 @@ impl Landing {
     }
 }
 
+async fn ended(future: &mut Option<Pin<Box<dyn Future<Output = ()> + Send>>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What the loop of an RDMA connection wakes up for.
-enum Event {
+enum Event<'a> {
     Frame(Option<Frame>),
     Landed,
     Revoke(GrantId, oneshot::Sender<()>),
+    /// There is room for an arrival.
+    Room(Option<Permit<'a, Arrival>>),
+    /// The connection that a frame asked to be fenced is.
+    Fenced,
 }
 
 impl Receiver<'_> {
@@ -127,28 +146,36 @@ impl Receiver<'_> {
         let (here, ours) = Landing::accept(devices, device, &endpoint).map_err(|e| invalid(e.to_string()))?;
         let here = landing.insert(here);
         self.reply(&Reply::Connected(ours)).await?;
+        // Frames after a FENCE wait for it, and parts that are here for room to tell of them. Nothing else does: who revokes a grant waits for an answer.
+        let mut fencing: Option<Pin<Box<dyn Future<Output = ()> + Send>>> = None;
+        let host = self.host;
         loop {
             let event = tokio::select! {
-                frame = self.next_frame() => Event::Frame(frame?),
-                landed = here.landed() => landed.map(|()| Event::Landed)?,
                 Some((grant, fenced)) = revokes.recv() => Event::Revoke(grant, fenced),
+                landed = here.landed() => landed.map(|()| Event::Landed)?,
+                room = host.grants.room(), if here.has_part() => Event::Room(room),
+                () = ended(&mut fencing), if fencing.is_some() => Event::Fenced,
+                frame = self.next_frame(), if fencing.is_none() => Event::Frame(frame?),
             };
             // Other connections' tasks get their turn, whatever this one sends.
             tokio::task::coop::consume_budget().await;
             self.registered.touch();
             match event {
                 Event::Frame(None) => return Ok(()),
+                Event::Frame(Some(Frame::Fence { connection })) => fencing = Some(self.fence(connection)?),
                 Event::Frame(Some(frame)) => self.on_rdma_frame(here, frame).await?,
+                Event::Fenced => fencing = None,
                 Event::Landed => {}
+                Event::Room(room) => {
+                    if let Some(Expect { commit, .. }) = here.next_part()? {
+                        self.metrics().bytes_in.increment(commit.bytes);
+                        self.settle(room, commit).await?;
+                    }
+                }
                 Event::Revoke(grant, fenced) => {
                     here.revoking.entry(grant).or_default().push(fenced);
                     self.reply(&Reply::Revoke { grant }).await?;
                 }
-            }
-            while let Some(expect) = here.complete()? {
-                let bytes = expect.commit.bytes;
-                self.metrics().bytes_in.increment(bytes);
-                self.settle(expect.commit).await?;
             }
         }
     }
@@ -160,7 +187,7 @@ impl Receiver<'_> {
                 self.on_cancel(batch, grant);
                 Ok(())
             }
-            Frame::Fence { connection } => self.on_fence(connection).await,
+            Frame::Commit(commit) => self.on_question(commit).await,
             Frame::Check(read) => self.on_check(read).await,
             Frame::Map { segment } => self.on_map_rdma(here, segment).await,
             Frame::Open { grant, segment } => self.on_open(grant, segment).await,
@@ -175,6 +202,16 @@ impl Receiver<'_> {
             }
             _ => Err(invalid(format!("a frame that has no place on a connection over {}", TransportKind::Rdma))),
         }
+    }
+
+    /// The writer has missed the answer to a part, and its grant has ended: has it arrived?
+    async fn on_question(&mut self, commit: Commit) -> io::Result<()> {
+        let Target { id, grant, .. } = commit.target;
+        if self.host.grants.has_arrived(grant, &self.key(id.batch)) {
+            return self.reply(&Reply::Ack(id)).await;
+        }
+        let message = format!("grant {} has ended", grant.0);
+        self.refuse(id, Refusal::new(RefusalReason::Revoked, message)).await
     }
 
     async fn on_map_rdma(&mut self, here: &Landing, segment: SegmentId) -> io::Result<()> {

@@ -301,7 +301,16 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
     // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after that.
     lane.stream.write_all(&head).await?;
     let right = flow.open(lane, part, !head.is_empty()).await?;
-    if let Err(refusal) = right.and_then(|right| right.check(part)) {
+    let right = match right {
+        Ok(right) => right,
+        // The part has been sent before, and its answer may be what was lost: the owner knows.
+        Err(_) if !head.is_empty() && part.op == Op::Write => {
+            send(lane, &Frame::Commit(part.trailer())).await?;
+            return Ok(true);
+        }
+        Err(refusal) => return refuse(lane, part, refusal),
+    };
+    if let Err(refusal) = right.check(part) {
         return refuse(lane, part, refusal);
     }
     let key = flow.key(lane, part.segment).await?;
