@@ -12,6 +12,8 @@ use crate::{TransferError, TransportKind};
 
 /// Bandwidth is taken anew over at least as many bytes.
 const WINDOW_BYTES: u64 = 8 << 20;
+/// Fallbacks of one path are warned of at most this often.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// Share of the newest window in the average.
 const NEWEST: f64 = 0.3;
 
@@ -57,6 +59,8 @@ struct State {
     batches: u64,
     retries: u64,
     fallbacks: u64,
+    /// When the last warning of one was given.
+    warned: Option<Instant>,
     in_flight: u64,
     /// Since when bytes have been on their way without a break, or since the last account of it.
     since: Option<Instant>,
@@ -112,8 +116,19 @@ impl PathStats {
         };
         counter!(FAILOVERS, "peer" => self.peer.clone(), "from" => before.as_str(), "to" => kind.as_str()).increment(1);
         if kind.rank() > before.rank() {
-            self.state().fallbacks += 1;
-            tracing::warn!(peer = self.peer, from = %before, to = %kind, reason = %error, "transfers fall back");
+            let mut state = self.state();
+            state.fallbacks += 1;
+            let fallbacks = state.fallbacks;
+            // A path that comes and goes is counted, and said now and then.
+            let quiet = state.warned.is_some_and(|at| at.elapsed() < WARNING_INTERVAL);
+            if quiet {
+                drop(state);
+                tracing::debug!(peer = self.peer, from = %before, to = %kind, reason = %error, "transfers fall back");
+            } else {
+                state.warned = Some(Instant::now());
+                drop(state);
+                tracing::warn!(peer = self.peer, from = %before, to = %kind, reason = %error, fallbacks, "transfers fall back");
+            }
         } else {
             tracing::info!(peer = self.peer, from = %before, to = %kind, "transfers are back on the better path");
         }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
+use baton_types::GrantId;
 
 use super::harness::{LONG, TestNode, config, pair_over, span, whole};
 use super::round_trip::check_against_a_copy;
 use crate::{
-    Arrival, BatchOptions, RefusalReason, SegmentDescriptor, TransferConfig, TransferError, TransportChoice,
+    Arrival, BatchOptions, GrantSpec, RefusalReason, SegmentDescriptor, TransferConfig, TransferError, TransportChoice,
     TransportKind,
 };
 
@@ -141,6 +142,30 @@ async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
             (Err(error), None) => assert!(error.to_string().contains("cannot be reached by shm"), "{error}"),
             (other, _) => panic!("{other:?}"),
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_that_its_owner_does_not_share_is_read_over_tcp_and_harms_no_other() {
+    for (transport, carried_by) in [(TransportChoice::Auto, Some(TransportKind::Tcp)), (SHM, None)] {
+        let (reader, owner) = pair_over(transport, 1 << 16).await;
+        let own = Arc::new(MemoryRegion::allocate(1 << 16).unwrap());
+        let (segment, unshared) = owner.engine.register(own).unwrap();
+        let (writer, expires) = (Some(reader.identity.clone()), Instant::now() + LONG);
+        let spec = GrantSpec { id: GrantId(1), segment, ranges: vec![0..1 << 16], writer, expires };
+        owner.engine.lease(spec).unwrap();
+        let grant = owner.grant(2, &reader, vec![0..1 << 16]);
+        for _ in 0..3 {
+            let report = reader.write(&owner.descriptor, grant, whole(1 << 16)).await.unwrap();
+            assert_eq!(report.transport, TransportKind::Shm);
+            match (reader.read(&unshared, GrantId(1), whole(1 << 16)).await, carried_by) {
+                (Ok(report), Some(kind)) => assert_eq!(report.transport, kind),
+                (Err(error), None) => assert!(error.to_string().contains("cannot share the segment"), "{error}"),
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+        let path = reader.engine.paths().remove(0);
+        assert_eq!((path.retries, path.fallbacks), (0, 0), "no connection has ended for it");
     }
 }
 

@@ -14,7 +14,7 @@ const RDMA: TransportChoice = TransportChoice::Only(TransportKind::Rdma);
 #[ignore = "needs RDMA devices"]
 async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_rdma() {
     let batches = if std::env::var_os("BATON_TEST_LONG").is_some() { 10_000 } else { 2_000 };
-    let scale = torn_writes::Scale { batches, slot_bytes: 32 << 10, disconnect_ms: (20, 200) };
+    let scale = torn_writes::Scale { batches, slot_bytes: 32 << 10, disconnect_ms: (10, 100) };
     torn_writes::torn_writes(RDMA, Killer::Writer, scale).await;
 }
 

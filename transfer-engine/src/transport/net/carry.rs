@@ -2,13 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-use super::part::{LaneEnd, Outcome, Part, Sending};
+use super::part::{LaneEnd, Loss, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
-use super::route::Route;
 use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
 use crate::grant::MAX_PARTS;
@@ -19,31 +17,36 @@ use crate::{Priority, TransferError, TransportKind, batch};
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
 const LANE_CHOICES: u32 = 16;
 
-/// A part that is to be sent.
+/// Losses of one part before it was begun: lanes that end as soon as they are open are a failure, too.
+const MAX_LOSSES: u32 = 64;
+
+/// A part, and what it has been through.
 struct Attempt {
     part: Arc<Part>,
     /// Lanes that it failed on.
     failed: Vec<u64>,
-    /// When the last of them ended, and over which route: others of that may have ended with it, unnoticed, but not those opened since.
-    fresh: Option<(Instant, Arc<Route>)>,
+    /// How often it was lost, whether or not it was begun.
+    losses: u32,
+    wanted: Wanted,
 }
 
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
 pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
-    let mut attempts: VecDeque<_> = parts(&job, peer.host.config.part_bytes())?.into();
-    let parts: Vec<_> = attempts.iter().map(|attempt| Arc::clone(&attempt.part)).collect();
-    // What a part failed on before, by its index.
-    let mut failed = vec![Vec::new(); parts.len()];
-    let mut open = parts.len();
+    let without = without(&peer, &job);
+    let wanted = || Wanted { fresh: None, without: without.clone() };
+    let part = |part| Attempt { part, failed: Vec::new(), losses: 0, wanted: wanted() };
+    let mut attempts: Vec<_> = parts(&job, peer.host.config.part_bytes())?.into_iter().map(part).collect();
+    let mut to_send: VecDeque<_> = (0..attempts.len()).collect();
+    let mut open = attempts.len();
     // A batch has at least one part, so that this is overwritten.
     let mut carried_by = TransportKind::Tcp;
     while open > 0 {
         let outcome = match heard.try_recv() {
             Ok(outcome) => outcome,
-            Err(_) => match attempts.pop_front() {
-                Some(attempt) => {
-                    send(&peer, attempt, &outcomes).await?;
+            Err(_) => match to_send.pop_front() {
+                Some(part) => {
+                    send(&peer, &attempts[part], &outcomes).await?;
                     continue;
                 }
                 // This function holds a sender too, so that the channel never ends.
@@ -57,13 +60,14 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
                 peer.stats.on_acknowledged(by, bytes);
             }
             Outcome::Refused(refusal) => return Err(refusal.into()),
+            Outcome::Unable { part, by, reason } => {
+                attempts[part as usize].wanted.without.push((by, reason));
+                to_send.push_back(part as usize);
+            }
             Outcome::Lost(loss) => {
-                let lanes = &mut failed[loss.part as usize];
-                lanes.extend(loss.begun.then_some(loss.lane));
-                check_retry(&peer, lanes.len(), loss.end)?;
-                peer.stats.on_retry(u64::from(loss.begun));
-                let (part, failed) = (Arc::clone(&parts[loss.part as usize]), lanes.clone());
-                attempts.push_back(Attempt { part, failed, fresh: Some((loss.at, loss.route)) });
+                let part = loss.part as usize;
+                attempts[part].on_loss(&peer, loss)?;
+                to_send.push_back(part);
             }
         }
     }
@@ -71,8 +75,41 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
     Ok(carried_by)
 }
 
+/// What cannot carry a batch, and why: known beforehand.
+fn without(peer: &Peer, job: &Job) -> Vec<(TransportKind, String)> {
+    let mut without = Vec::new();
+    if job.op == Op::Write && job.local.shared_file().is_none() {
+        without.push((TransportKind::Shm, "the local memory was not allocated to be shared".into()));
+    }
+    if peer.host.rdma.get().is_some_and(|devices| !devices.has(job.local_segment)) {
+        without.push((TransportKind::Rdma, "the local memory is not registered with the devices".into()));
+    }
+    without
+}
+
+impl Attempt {
+    /// Whether and how the part is sent again.
+    fn on_loss(&mut self, peer: &Peer, loss: Loss) -> Result<(), TransferError> {
+        self.losses += 1;
+        self.failed.extend(loss.begun.then_some(loss.lane));
+        match loss.end {
+            LaneEnd::Closing => return Err(TransferError::Closed),
+            LaneEnd::Protocol(message) => return Err(TransferError::Protocol(message)),
+            LaneEnd::Failed(reason)
+                if self.failed.len() > peer.host.config.retries as usize || self.losses > MAX_LOSSES =>
+            {
+                return Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason });
+            }
+            LaneEnd::Failed(_) | LaneEnd::Idle => {}
+        }
+        peer.stats.on_retry(u64::from(loss.begun));
+        self.wanted.fresh = Some((loss.at, loss.route));
+        Ok(())
+    }
+}
+
 /// Cuts a batch into parts. One without spans has one part without bytes.
-fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
+fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Arc<Part>>, TransferError> {
     let part_bytes = part_bytes.max(batch::total(&job.spans).div_ceil(u64::from(MAX_PARTS) / 2));
     // A read is asked for in one frame.
     let max_spans = if job.op == Op::Read { MAX_FRAME_SPANS } else { usize::MAX };
@@ -96,29 +133,16 @@ fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Attempt>, TransferError> {
         bytes: batch::total(&spans),
         spans,
     };
-    let parts = (0..parts).zip(groups).map(part);
-    Ok(parts.map(|part| Attempt { part: Arc::new(part), failed: Vec::new(), fresh: None }).collect())
-}
-
-fn check_retry(peer: &Peer, failures: usize, end: LaneEnd) -> Result<(), TransferError> {
-    match end {
-        LaneEnd::Closing => Err(TransferError::Closed),
-        LaneEnd::Protocol(message) => Err(TransferError::Protocol(message)),
-        LaneEnd::Failed(reason) if failures > peer.host.config.retries as usize => {
-            Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason })
-        }
-        LaneEnd::Failed(_) | LaneEnd::Idle => Ok(()),
-    }
+    Ok((0..parts).zip(groups).map(|group| Arc::new(part(group))).collect())
 }
 
 /// Gives a part to a lane, as soon as its bytes may be in flight.
 async fn send(
     peer: &Arc<Peer>,
-    attempt: Attempt,
+    attempt: &Attempt,
     outcomes: &mpsc::UnboundedSender<Outcome>,
 ) -> Result<(), TransferError> {
-    let Attempt { part, failed, fresh } = attempt;
-    let bytes = part.bytes;
+    let bytes = attempt.part.bytes;
     // A part larger than all that may be in flight (of a batch so large that its parts must be) waits for everything else. The limit fits into 32 bits (checked
     // with the configuration).
     let permit = Arc::clone(&peer.in_flight)
@@ -126,10 +150,9 @@ async fn send(
         .await
         .map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
-    let wanted = Wanted { fresh, shared: part.op == Op::Read || part.local.shared_file().is_some() };
     let mut sending = Sending {
-        part,
-        fences: failed,
+        part: Arc::clone(&attempt.part),
+        fences: attempt.failed.clone(),
         outcome: outcomes.clone(),
         _in_flight,
         bulk: None,
@@ -138,7 +161,7 @@ async fn send(
         landing: None,
     };
     for _ in 0..LANE_CHOICES {
-        let lane = peer.lane(&wanted).await?;
+        let lane = peer.lane(&attempt.wanted).await?;
         if sending.part.op == Op::Read && lane.version < 2 {
             let reason = format!("its version is {}, which cannot be read from", lane.version);
             return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });

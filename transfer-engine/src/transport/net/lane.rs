@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use super::{rdma, shm, tcp};
 use crate::TransportKind;
 use crate::batch::Op;
 use crate::engine::Host;
+use crate::error::Refusal;
 use crate::grant::Writer;
 use crate::metrics::Held;
 
@@ -65,6 +66,8 @@ pub(super) struct Lane {
     queue: mpsc::Sender<Sending>,
     /// Bytes given to the lane and not yet resolved.
     load: AtomicU64,
+    /// Something has been acknowledged on it.
+    carried: AtomicBool,
 }
 
 impl Lane {
@@ -77,7 +80,17 @@ impl Lane {
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
-        let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
+        let lane = Arc::new(Self {
+            id,
+            opened,
+            kind,
+            route,
+            version,
+            end,
+            queue,
+            load: AtomicU64::new(0),
+            carried: AtomicBool::new(false),
+        });
         let activity = AtomicU64::new(0);
         (
             Arc::clone(&lane),
@@ -246,6 +259,9 @@ impl LaneTask {
         }
         let acknowledged = sent.remove(&id);
         drop(sent);
+        if !self.lane.carried.load(Relaxed) && self.lane.route.on_carried() {
+            self.lane.carried.store(true, Relaxed);
+        }
         if let Some(sending) = acknowledged {
             let bytes = sending.part.bytes;
             sending.resolve(Outcome::Acknowledged { by: self.lane.kind, bytes });
@@ -304,6 +320,10 @@ impl LaneTask {
             match self.send_part(&part, head).await {
                 Ok(true) => {}
                 Ok(false) => drop(self.forget(part.id)),
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    let (by, reason) = (self.lane.kind, error.to_string());
+                    self.resolve(part.id, Outcome::Unable { part: part.id.part, by, reason });
+                }
                 Err(error) => return error.into(),
             }
         }
@@ -347,6 +367,12 @@ impl LaneTask {
             (Carrier::Shm(source), Op::Read) => shm::read_part(self, source, part, head).await,
             (Carrier::Rdma(flow), _) => rdma::carry_part(self, flow, part, head).await,
         }
+    }
+
+    /// Answers a part in the owner's place. False, as its batch is over.
+    pub(super) fn refuse(&self, part: &Part, refusal: Refusal) -> io::Result<bool> {
+        self.resolve(part.id, Outcome::Refused(refusal));
+        Ok(false)
     }
 
     /// Tells the peer that a batch is over, if it has seen anything of it here.

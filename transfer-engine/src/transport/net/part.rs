@@ -14,7 +14,7 @@ use super::route::Route;
 use super::shm::Armed;
 use super::wire::{Commit, PartId, Target};
 use crate::batch::Op;
-use crate::error::Refusal;
+use crate::error::{Refusal, RefusalReason};
 use crate::gate::Gate;
 use crate::path::InFlight;
 use crate::{Priority, SegmentId, SpanPair, TransportKind};
@@ -48,12 +48,20 @@ impl Part {
     }
 }
 
+/// What a part is answered with whose remote spans the owner's memory has not.
+pub(super) fn too_short(segment: SegmentId) -> Refusal {
+    let message = format!("the owner's segment {segment} is shorter than its descriptor says");
+    Refusal::new(RefusalReason::OutOfRange, message)
+}
+
 /// What became of a part that was given to a lane. A part whose batch is over has none.
 pub(super) enum Outcome {
     /// Its bytes are visible at the owner. What carried them.
     Acknowledged { by: TransportKind, bytes: u64 },
     /// The owner does not want it.
     Refused(Refusal),
+    /// This kind of lane cannot carry it; the lane goes on.
+    Unable { part: u32, by: TransportKind, reason: String },
     /// The lane ended before.
     Lost(Loss),
 }

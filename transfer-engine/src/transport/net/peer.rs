@@ -11,15 +11,13 @@ use tokio::time::{sleep_until, timeout};
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
 use super::rdma::RdmaAddress;
-use super::route::{Attempts, Busy, Route, Way};
+use super::route::{Attempts, Busy, Failure, Route, Way};
 use super::shm::ShmAddress;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
 use crate::{TransferError, TransportAddress, TransportKind};
 
-/// Attempts to connect on behalf of one batch over the last way there is.
-const CONNECT_ATTEMPTS: u32 = 3;
 /// How long a part waits for one more lane, where there is one.
 const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(5);
 /// Lanes over shared memory: copies are made by the owner, on as many of its threads.
@@ -37,8 +35,8 @@ pub(super) struct PeerKey {
 pub(super) struct Wanted {
     /// Only those opened after this moment, of those over this route.
     pub(super) fresh: Option<(Instant, Arc<Route>)>,
-    /// Shm can carry it: a read, or the local memory was allocated to be shared.
-    pub(super) shared: bool,
+    /// None of these kinds, which cannot carry it; and why.
+    pub(super) without: Vec<(TransportKind, String)>,
 }
 
 /// One owner that this engine writes to.
@@ -88,8 +86,8 @@ impl Peer {
 
     /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
     pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
-        let mut error = self.no_way();
-        let usable = |routes: &&[Arc<Route>]| wanted.shared || routes[0].kind() != TransportKind::Shm;
+        let mut error = self.no_way(wanted);
+        let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
         let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
         while let Some(routes) = ways.next() {
             let found = match ways.peek() {
@@ -98,7 +96,10 @@ impl Peer {
             };
             match found {
                 Ok(lane) => {
-                    self.stats.on_choice(lane.kind, &error);
+                    // What some parts cannot take says nothing about the path of the others.
+                    if wanted.without.is_empty() {
+                        self.stats.on_choice(lane.kind, &error);
+                    }
                     return Ok(lane);
                 }
                 // What no other way would change.
@@ -109,8 +110,11 @@ impl Peer {
         Err(error)
     }
 
-    fn no_way(&self) -> TransferError {
-        let problem = format!("node {} cannot be reached by {}", self.target.node, self.host.config.transport);
+    fn no_way(&self, wanted: &Wanted) -> TransferError {
+        let mut problem = format!("node {} cannot be reached by {}", self.target.node, self.host.config.transport);
+        for (kind, reason) in &wanted.without {
+            problem.push_str(&format!("; {kind}: {reason}"));
+        }
         TransferError::invalid("segment descriptor", problem)
     }
 
@@ -120,7 +124,7 @@ impl Peer {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
         }
-        let mut error = self.no_way();
+        let mut error = self.no_way(wanted);
         for route in routes {
             if route.probing.load(Relaxed) {
                 continue;
@@ -215,7 +219,8 @@ impl Peer {
         self.lanes().iter().filter(usable).max_by_key(|lane| (Reverse(lane.load()), Reverse(lane.id))).cloned()
     }
 
-    /// Connects over the last kind of routes there is, or shares what somebody who connects at the same time gets: a lane or an error.
+    /// Connects over the last kind of routes there is. Tries them again and again, route by route, until there is a lane, the owner is gone, or the time for
+    /// connecting is over. Of many that wait here, one connects and all see what it comes to.
     async fn insist_on_lane(
         self: &Arc<Self>,
         routes: &[Arc<Route>],
@@ -224,61 +229,50 @@ impl Peer {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
         }
-        let mut error = self.no_way();
-        for route in routes {
-            match self.insist(route, routes, wanted).await {
-                Ok(lane) => return Ok(lane),
-                Err(failure) => error = failure,
-            }
-        }
-        Err(error)
-    }
-
-    async fn insist(
-        self: &Arc<Self>,
-        route: &Arc<Route>,
-        routes: &[Arc<Route>],
-        wanted: &Wanted,
-    ) -> Result<Arc<Lane>, TransferError> {
-        let asked = Instant::now();
+        let (asked, mut error) = (Instant::now(), self.no_way(wanted));
         let limit = asked + self.host.config.connect_timeout;
-        let mut attempts = route.attempts.lock().await;
-        if let Some(lane) = self.best(routes, wanted) {
-            return Ok(lane);
-        }
-        if let Some(error) = attempts.failed_after(asked) {
-            return Err(error);
-        }
-        let mut attempt = 1;
         loop {
-            if let Some(next) = attempts.next() {
-                sleep_until(next.min(limit).into()).await;
-            }
-            match self.open_or_mark(route, &mut attempts).await {
-                Ok(lane) => return Ok(lane),
-                // What another attempt would not change.
-                Err(error @ (TransferError::StaleGeneration { .. } | TransferError::Incompatible { .. })) => {
-                    return Err(error);
+            let (mut gone, mut next) = (true, limit);
+            for route in routes {
+                let mut attempts = route.attempts.lock().await;
+                if let Some(lane) = self.best(routes, wanted) {
+                    return Ok(lane);
                 }
-                Err(error) if attempt == CONNECT_ATTEMPTS || Instant::now() >= limit => return Err(error),
-                Err(_) => attempt += 1,
+                let opened = match attempts.pausing() {
+                    Some(failed) => Err(failed),
+                    None => self.open_or_mark(route, &mut attempts).await,
+                };
+                match opened {
+                    Ok(lane) => return Ok(lane),
+                    // What no attempt would change.
+                    Err(end @ (TransferError::StaleGeneration { .. } | TransferError::Incompatible { .. })) => {
+                        return Err(end);
+                    }
+                    Err(failed) => error = failed,
+                }
+                gone &= attempts.is_gone(asked);
+                next = next.min(attempts.next().unwrap_or(limit));
             }
+            if gone || Instant::now() >= limit {
+                return Err(error);
+            }
+            sleep_until(next.into()).await;
         }
     }
 
-    async fn open(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Result<Arc<Lane>, TransferError> {
+    async fn open(self: &Arc<Self>, route: &Arc<Route>, attempts: &mut Attempts) -> Result<Arc<Lane>, Failure> {
         let id = self.next_connection.fetch_add(1, Relaxed);
         let metrics = self.host.metrics.of(route.kind());
         match route.connect(self, id).await {
             Ok(connected) => {
                 metrics.connects_ok.increment(1);
-                *attempts = Attempts::default();
+                attempts.connected();
                 Ok(self.start(route, connected, id))
             }
-            Err(error) => {
+            Err(failure) => {
                 metrics.connects_failed.increment(1);
-                tracing::debug!(node = %self.target.node, way = ?route.way, %error, "cannot connect");
-                Err(error)
+                tracing::debug!(node = %self.target.node, way = ?route.way, error = %failure.error, "cannot connect");
+                Err(failure)
             }
         }
     }
@@ -288,7 +282,11 @@ impl Peer {
         route: &Arc<Route>,
         attempts: &mut Attempts,
     ) -> Result<Arc<Lane>, TransferError> {
-        self.open(route, attempts).await.inspect_err(|error| attempts.failed(error.clone()))
+        self.open(route, attempts).await.map_err(|failure| {
+            let error = failure.error.clone();
+            attempts.failed(failure);
+            error
+        })
     }
 
     /// Opens one more lane, whether or not somebody waits for it.
@@ -310,15 +308,28 @@ impl Peer {
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {
         let (lane, task) = Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), connected, id);
         self.lanes().push(Arc::clone(&lane));
-        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        let (listed, route) = (Listed { peer: Arc::clone(self), id }, Arc::clone(route));
         self.host.tasks.spawn_request("transfer lane", async move {
             let end = task.run().await;
-            peer.lanes().retain(|lane| lane.id != id);
+            let node = listed.peer.target.node.clone();
+            drop(listed);
             if let LaneEnd::Failed(reason) | LaneEnd::Protocol(reason) = end {
-                tracing::info!(node = %peer.target.node, way = ?route.way, reason, "a transfer connection failed");
+                tracing::info!(%node, way = ?route.way, reason, "a transfer connection failed");
             }
         });
         lane
+    }
+}
+
+/// A lane's place among its peer's, until its task has ended, however that comes.
+struct Listed {
+    peer: Arc<Peer>,
+    id: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.peer.lanes().retain(|lane| lane.id != self.id);
     }
 }
 

@@ -19,6 +19,8 @@ use crate::{TransferError, TransportKind};
 
 /// Pause after a first failed attempt; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// After as many refused attempts in a row, an owner is taken for gone.
+const REFUSALS: u32 = 3;
 /// The longest pause: a way that is back is found within it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -47,11 +49,26 @@ pub(super) enum Way {
 
 type FollowUps = mpsc::UnboundedReceiver<FollowUp>;
 
+/// Why an attempt to connect failed.
+pub(super) struct Failure {
+    pub(super) error: TransferError,
+    /// Nobody listens there: the process is gone, and what comes after it is another.
+    pub(super) refused: bool,
+}
+
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        Self { error, refused: false }
+    }
+}
+
 /// What connecting has come to.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Failures since the last success.
+    /// Failures since something was last carried: a way that connects and does not carry is a failure, too.
     failures: u32,
+    /// Refused attempts, one after the other.
+    refused: u32,
     last: Option<(Instant, TransferError)>,
     /// When another connection beside those that there are may be tried.
     another_after: Option<Instant>,
@@ -74,7 +91,12 @@ fn pause(failures: u32) -> Duration {
 }
 
 impl Attempts {
-    pub(super) fn failed(&mut self, error: TransferError) {
+    pub(super) fn connected(&mut self) {
+        *self = Self { failures: self.failures, ..Self::default() };
+    }
+
+    pub(super) fn failed(&mut self, Failure { error, refused }: Failure) {
+        self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         self.failures = self.failures.saturating_add(1);
         self.last = Some((Instant::now(), error));
     }
@@ -83,6 +105,11 @@ impl Attempts {
     pub(super) fn no_more_for_now(&mut self) {
         self.another_failures = self.another_failures.saturating_add(1);
         self.another_after = Some(Instant::now() + pause(self.another_failures));
+    }
+
+    /// Whether the owner is taken for gone, by what was seen after `moment`.
+    pub(super) fn is_gone(&self, moment: Instant) -> bool {
+        self.refused >= REFUSALS && self.failed_after(moment).is_some()
     }
 
     /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
@@ -111,10 +138,14 @@ impl Attempts {
         self.last.as_ref().filter(|(at, _)| *at > moment).map(|(_, error)| error.clone())
     }
 
+    /// The last failure, if its pause is not over.
+    pub(super) fn pausing(&self) -> Option<TransferError> {
+        self.last.as_ref().filter(|_| !self.is_due()).map(|(_, error)| error.clone())
+    }
+
     /// The last failure, if it came after `moment` or its pause is not over.
     pub(super) fn failure_since(&self, moment: Instant) -> Option<TransferError> {
-        let (at, error) = self.last.as_ref()?;
-        (*at > moment || !self.is_due()).then(|| error.clone())
+        self.failed_after(moment).or_else(|| self.pausing())
     }
 
     /// Makes the next attempt this caller's: others wait for another pause. The last failure, if there was one.
@@ -143,8 +174,13 @@ impl Route {
             // Who connects just now will find out.
             && let Ok(mut attempts) = self.attempts.try_lock()
         {
-            attempts.failed(self.unreachable(target, io::Error::other(reason.to_owned())));
+            attempts.failed(self.unreachable(target, io::Error::other(reason.to_owned())).into());
         }
+    }
+
+    /// Something was acknowledged. False: somebody connects just now, and is to be told later.
+    pub(super) fn on_carried(&self) -> bool {
+        self.attempts.try_lock().map(|mut attempts| attempts.failures = 0).is_ok()
     }
 
     pub(super) fn set_has_others(&self) {
@@ -168,15 +204,19 @@ impl Route {
     }
 
     /// One attempt, with its handshake. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
-    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, TransferError> {
+    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let limit = Instant::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
-        connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into())))
+        connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into()).into()))
     }
 
-    async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, TransferError> {
+    async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let unreachable = |error| self.unreachable(&peer.target, error);
-        let stream = self.open().await.map_err(unreachable)?;
+        let refused = |error: io::Error| {
+            let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+            Failure { error: unreachable(error), refused }
+        };
+        let stream = self.open().await.map_err(refused)?;
         let (writer, target) = (peer.host.writer(), peer.target.clone());
         let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
@@ -185,8 +225,8 @@ impl Route {
                 let (carrier, follow_ups) = self.carrier(peer, &stream).await.map_err(unreachable)?;
                 Ok(Connected { stream, carrier, version, follow_ups })
             }
-            Reply::Reject(rejection) => Err(self.rejected(peer, rejection)),
-            other => Err(incompatible(peer, format!("it answers the handshake with {other:?}"))),
+            Reply::Reject(rejection) => Err(self.rejected(peer, rejection).into()),
+            other => Err(incompatible(peer, format!("it answers the handshake with {other:?}")).into()),
         }
     }
 

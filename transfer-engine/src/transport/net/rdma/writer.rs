@@ -21,7 +21,7 @@ use crate::error::{Refusal, RefusalReason};
 use crate::gate::{Gate, OwnedPass};
 use crate::grant::covers;
 use crate::transport::net::lane::LaneTask;
-use crate::transport::net::part::{LaneEnd, Outcome, Part};
+use crate::transport::net::part::{LaneEnd, Part, too_short};
 use crate::transport::net::route::read_reply;
 use crate::transport::net::stream::Stream;
 use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
@@ -249,7 +249,8 @@ impl Flow {
             send(lane, &Frame::Map { segment }).await?;
         }
         let key = self.wait(|state| state.keys.get(&segment).copied()).await;
-        key.ok_or_else(|| failed(format!("the owner has not registered segment {segment} for rdma")))
+        let missing = || format!("the owner has not registered segment {segment} with its devices");
+        key.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, missing()))
     }
 }
 
@@ -308,28 +309,22 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
             send(lane, &Frame::Commit(part.trailer())).await?;
             return Ok(true);
         }
-        Err(refusal) => return refuse(lane, part, refusal),
+        Err(refusal) => return lane.refuse(part, refusal),
     };
     if let Err(refusal) = right.check(part) {
-        return refuse(lane, part, refusal);
+        return lane.refuse(part, refusal);
     }
     let key = flow.key(lane, part.segment).await?;
     if part.spans.iter().any(|span| span.remote_offset + span.len > key.bytes) {
-        return Err(failed("the owner's segment is shorter than its descriptor says"));
+        return lane.refuse(part, too_short(part.segment));
     }
     let registration = flow.link.rail().registration(part.local_segment);
-    let registration = registration.ok_or_else(|| failed("the local memory is not registered for rdma"))?;
+    let missing = || io::Error::new(io::ErrorKind::Unsupported, "the local memory is not registered with the devices");
+    let registration = registration.ok_or_else(missing)?;
     if !post_part(lane, flow, part, &registration, key).await? {
         return lane.give_up(part, true).await;
     }
     Ok(true)
-}
-
-fn refuse(lane: &LaneTask, part: &Part, refusal: Refusal) -> io::Result<bool> {
-    if let Some(sending) = lane.forget(part.id) {
-        sending.resolve(Outcome::Refused(refusal));
-    }
-    Ok(false)
 }
 
 /// Posts a part, call by call, as there is room. False: its batch is over.
@@ -358,7 +353,7 @@ async fn post_part(
         let mut state = flow.state();
         if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
             drop(state);
-            return refuse(lane, part, ended(part.grant)).map(|_| true);
+            return lane.refuse(part, ended(part.grant)).map(|_| true);
         }
         let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
         sequence = immediate.or(sequence);

@@ -32,7 +32,7 @@ pub(super) use views::{ViewCache, Views, copy_in};
 use slots::Slots;
 
 use super::lane::LaneTask;
-use super::part::Part;
+use super::part::{Part, too_short};
 use super::stream::Stream;
 use super::wire::{Frame, MAX_FRAME_SPANS, put_check, put_commit, put_copy};
 use crate::engine::MAX_SEGMENTS;
@@ -120,10 +120,7 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
     let view = source.view(lane, part.segment).await?;
     for span in &part.spans {
         if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the owner's segment is shorter than its descriptor says",
-            ));
+            return lane.refuse(part, too_short(part.segment));
         }
         let (mut from, mut to, mut len) = (span.remote_offset as usize, span.local_offset as usize, span.len as usize);
         while len > 0 {
