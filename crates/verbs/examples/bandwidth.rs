@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use baton_memory::MemoryRegion;
 use baton_verbs::{
-    Access, Completion, CompletionQueue, Device, Endpoint, LocalSpan, MemoryRegistration, Path, ProtectionDomain,
-    QueuePair, QueuePairConfig, RemoteSpan, Retries, WorkRequests, choose_gid,
+    Access, Completion, CompletionChannel, CompletionQueue, Device, Endpoint, LocalSpan, MemoryRegistration, Path,
+    ProtectionDomain, QueuePair, QueuePairConfig, RemoteSpan, Retries, WorkRequests, choose_gid,
 };
 
 struct Side {
+    channel: Arc<CompletionChannel>,
     queue: Arc<CompletionQueue>,
     pair: QueuePair,
     registration: MemoryRegistration,
@@ -27,7 +28,8 @@ impl Side {
         let devices = Device::list()?;
         let context = devices.iter().find(|d| d.name() == device).ok_or("no such device")?.open()?;
         let domain = ProtectionDomain::new(&context)?;
-        let queue = CompletionQueue::new(&context, depth)?;
+        let channel = CompletionChannel::new(&context)?;
+        let queue = CompletionQueue::new(&channel, depth, 0)?;
         let config = QueuePairConfig { send_depth: depth, receive_depth: 1, ..QueuePairConfig::default() };
         let pair = QueuePair::new(&domain, &queue, &queue, config)?;
         let region = Arc::new(MemoryRegion::allocate(bytes)?);
@@ -36,7 +38,7 @@ impl Side {
         let path = Path { port: 1, gid_index: gid.index as u8, traffic_class: 0, service_level: 0 };
         let qp_num = pair.qp_num();
         let endpoint = Endpoint { qp_num, psn: 1, gid: gid.gid, lid: port.lid, mtu: port.active_mtu, max_reads: 16 };
-        Ok(Self { queue, pair, registration, path, endpoint })
+        Ok(Self { channel, queue, pair, registration, path, endpoint })
     }
 
     fn connect(&self, remote: &Endpoint) -> Result<(), Box<dyn Error>> {
@@ -116,10 +118,10 @@ fn wait<'a>(a: &Side, events: bool, found: &'a mut [Completion]) -> Result<&'a [
             a.queue.arm()?;
             count = a.queue.poll(found)?;
             if count == 0 {
-                let mut fd = libc::pollfd { fd: a.queue.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                let mut fd = libc::pollfd { fd: a.channel.as_raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one record, which is ours.
                 unsafe { libc::poll(&raw mut fd, 1, 1_000) };
-                a.queue.drain_events()?;
+                a.channel.take_events(|_| ())?;
             }
         }
         if count == 0 {

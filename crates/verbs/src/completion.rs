@@ -15,8 +15,8 @@ use crate::{Context, VerbsError};
 
 /// Completions fetched by one call into the library.
 const POLL_BATCH: usize = 32;
-/// Events taken by one [`CompletionQueue::drain_events`]: arming again makes at most one more, so this is never reached in practice.
-const MAX_EVENTS: usize = 64;
+/// Events taken by one [`CompletionChannel::take_events`].
+pub const MAX_EVENTS: usize = 64;
 
 /// Why a work request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -172,14 +172,84 @@ impl fmt::Display for Completion {
     }
 }
 
-/// Completions of any number of queue pairs, and a descriptor that becomes readable when one comes in after [`arm`](Self::arm).
+/// Where any number of completion queues say that something has come in: a descriptor that becomes readable after [`CompletionQueue::arm`].
+pub struct CompletionChannel {
+    raw: NonNull<ffi::ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs keeps nothing in it but the descriptor; reads of that from several threads each get whole events.
+unsafe impl Send for CompletionChannel {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionChannel {}
+
+impl CompletionChannel {
+    /// A channel for queues of this device.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the device is open.
+        let raw = unsafe { ffi::ibv_create_comp_channel(context.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_comp_channel", context.name()))?;
+        let channel = Self { raw, context: context.clone() };
+        set_nonblocking(channel.as_raw_fd()).map_err(|source| VerbsError::Refused {
+            operation: "O_NONBLOCK of the completion channel",
+            object: context.name().into(),
+            source,
+        })?;
+        Ok(Arc::new(channel))
+    }
+
+    /// Takes at most [`MAX_EVENTS`] events, and calls `on` with the token of each one's queue. Returns how many there were; fewer than that: there is none left.
+    pub fn take_events(&self, mut on: impl FnMut(u64)) -> Result<usize, VerbsError> {
+        for taken in 0..MAX_EVENTS {
+            let (mut queue, mut token) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the channel lives, and the call writes two pointers, which are ours.
+            if unsafe { ffi::ibv_get_cq_event(self.raw.as_ptr(), &raw mut queue, &raw mut token) } != 0 {
+                let source = io::Error::last_os_error();
+                return match source.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(taken),
+                    _ => Err(VerbsError::Refused {
+                        operation: "ibv_get_cq_event",
+                        object: self.context.name().into(),
+                        source,
+                    }),
+                };
+            }
+            // SAFETY: the event is of this queue, which cannot be destroyed before it is acknowledged, and that is done once.
+            unsafe { ffi::ibv_ack_cq_events(queue, 1) };
+            on(token.expose_provenance() as u64);
+        }
+        Ok(MAX_EVENTS)
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        // SAFETY: the channel lives, and its descriptor does not change.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_create_comp_channel; the queues that use it hold an Arc of this and are gone.
+        let rc = unsafe { ffi::ibv_destroy_comp_channel(self.raw.as_ptr()) };
+        debug_assert_eq!(rc, 0, "ibv_destroy_comp_channel {}", self.context.name());
+    }
+}
+
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompletionChannel({})", self.context.name())
+    }
+}
+
+/// Completions of any number of queue pairs. After [`arm`](Self::arm), the next one makes an event on the queue's channel.
 ///
-/// To wait without missing any: poll until empty, arm, poll until empty once more, wait for the descriptor, drain.
+/// To wait without missing any: poll until empty, arm, poll until empty once more, wait for the event.
 pub struct CompletionQueue {
     raw: NonNull<ffi::ibv_cq>,
-    channel: NonNull<ffi::ibv_comp_channel>,
+    channel: Arc<CompletionChannel>,
     depth: u32,
-    context: Arc<Context>,
 }
 
 // SAFETY: libibverbs locks its completion queues; every function may be called from any thread.
@@ -189,26 +259,18 @@ unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
     /// A queue for `depth` completions. It must have room for all that can be under way in the queue pairs that use it: an overrun is fatal to them.
-    pub fn new(context: &Arc<Context>, depth: u32) -> Result<Arc<Self>, VerbsError> {
-        let refused = |operation| VerbsError::last(operation, context.name());
-        // SAFETY: the device is open.
-        let channel = unsafe { ffi::ibv_create_comp_channel(context.raw()) };
-        let channel = NonNull::new(channel).ok_or_else(|| refused("ibv_create_comp_channel"))?;
-        // SAFETY: the channel was just made; cq_context is not used.
-        let raw = unsafe { ffi::ibv_create_cq(context.raw(), depth as i32, std::ptr::null_mut(), channel.as_ptr(), 0) };
-        let Some(raw) = NonNull::new(raw) else {
-            let error = refused("ibv_create_cq");
-            // SAFETY: nothing uses the channel.
-            unsafe { ffi::ibv_destroy_comp_channel(channel.as_ptr()) };
-            return Err(error);
-        };
-        let queue = Self { raw, channel, depth, context: context.clone() };
-        set_nonblocking(queue.as_raw_fd()).map_err(|source| VerbsError::Refused {
-            operation: "O_NONBLOCK of the completion channel",
-            object: context.name().into(),
-            source,
-        })?;
-        Ok(Arc::new(queue))
+    /// `token` is what its events carry.
+    pub fn new(channel: &Arc<CompletionChannel>, depth: u32, token: u64) -> Result<Arc<Self>, VerbsError> {
+        let context = &channel.context;
+        let token = std::ptr::without_provenance_mut(token as usize);
+        // SAFETY: device and channel live; the queue's context is a number for us alone, and never followed.
+        let raw = unsafe { ffi::ibv_create_cq(context.raw(), depth as i32, token, channel.raw.as_ptr(), 0) };
+        let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq", context.name()))?;
+        Ok(Arc::new(Self { raw, channel: channel.clone(), depth }))
+    }
+
+    fn context(&self) -> &Context {
+        &self.channel.context
     }
 
     pub(crate) fn raw(&self) -> *mut ffi::ibv_cq {
@@ -220,37 +282,11 @@ impl CompletionQueue {
         self.depth
     }
 
-    /// Makes the next completion, one time, make the descriptor readable.
+    /// Makes the next completion, one time, an event on the channel.
     pub fn arm(&self) -> Result<(), VerbsError> {
         // SAFETY: the queue lives; its context has the function, as every driver must.
         let rc = unsafe { (*(*self.raw()).context).ops.req_notify_cq.map(|f| f(self.raw(), 0)) };
-        VerbsError::check(rc.unwrap_or(libc::ENOSYS), "ibv_req_notify_cq", || self.context.name().into())
-    }
-
-    /// Takes and acknowledges what makes the descriptor readable. Returns how many events there were.
-    pub fn drain_events(&self) -> Result<usize, VerbsError> {
-        let mut taken = 0;
-        let result = loop {
-            let (mut queue, mut user) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: the channel lives, and the call writes two pointers, which are ours.
-            match unsafe { ffi::ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut user) } {
-                0 => taken += 1,
-                _ => break io::Error::last_os_error(),
-            }
-            if taken == MAX_EVENTS {
-                break io::ErrorKind::WouldBlock.into();
-            }
-        };
-        // SAFETY: all events of this channel are of this queue, and each is acknowledged once.
-        unsafe { ffi::ibv_ack_cq_events(self.raw(), taken as u32) };
-        match result.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(taken),
-            _ => Err(VerbsError::Refused {
-                operation: "ibv_get_cq_event",
-                object: self.context.name().into(),
-                source: result,
-            }),
-        }
+        VerbsError::check(rc.unwrap_or(libc::ENOSYS), "ibv_req_notify_cq", || self.context().name().into())
     }
 
     /// Fills `into` from its beginning with what has come in, and returns how many.
@@ -275,7 +311,7 @@ impl CompletionQueue {
         let found =
             unsafe { (*(*self.raw()).context).ops.poll_cq.map(|f| f(self.raw(), wanted, raw.as_mut_ptr().cast())) };
         let found = usize::try_from(found.unwrap_or(-libc::ENOSYS));
-        let found = found.map_err(|_| VerbsError::last("ibv_poll_cq", self.context.name()))?;
+        let found = found.map_err(|_| VerbsError::last("ibv_poll_cq", self.context().name()))?;
         for (completion, wc) in into.iter_mut().zip(&raw[..found]) {
             // SAFETY: the library has written the first `found` entries.
             *completion = Completion::new(unsafe { wc.assume_init_ref() });
@@ -284,27 +320,18 @@ impl CompletionQueue {
     }
 }
 
-impl AsRawFd for CompletionQueue {
-    fn as_raw_fd(&self) -> RawFd {
-        // SAFETY: the channel lives, and its descriptor does not change.
-        unsafe { (*self.channel.as_ptr()).fd }
-    }
-}
-
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_cq; the queue pairs that use it hold an Arc of this and are gone; all events are acknowledged.
+        // SAFETY: made by ibv_create_cq; the queue pairs that use it hold an Arc of this and are gone. It waits for events that were taken and are not yet
+        // acknowledged, between which there is nothing that waits.
         let rc = unsafe { ffi::ibv_destroy_cq(self.raw()) };
-        debug_assert_eq!(rc, 0, "ibv_destroy_cq {}", self.context.name());
-        // SAFETY: its only queue is gone.
-        let rc = unsafe { ffi::ibv_destroy_comp_channel(self.channel.as_ptr()) };
-        debug_assert_eq!(rc, 0, "ibv_destroy_comp_channel {}", self.context.name());
+        debug_assert_eq!(rc, 0, "ibv_destroy_cq {}", self.context().name());
     }
 }
 
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CompletionQueue({}, {})", self.context.name(), self.depth)
+        write!(f, "CompletionQueue({}, {} deep)", self.context().name(), self.depth)
     }
 }
 

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   Device -> Context -> ProtectionDomain -> MemoryRegistration     (memory the device may touch)
-//!                     -> CompletionQueue                            (what became of work requests)
+//!                     -> CompletionChannel -> CompletionQueue       (what became of work requests)
 //!                     -> AsyncEvents                                (a port went down, the device failed)
 //!   ProtectionDomain + CompletionQueue -> QueuePair                 (a reliable connection to one other queue pair)
 //!   WorkRequests -> QueuePair::post                                 (many writes and reads with one call)
 //! ```
 //!
-//! It has no runtime of its own: a [`CompletionQueue`] and [`AsyncEvents`] are nonblocking file descriptors, and the caller waits for them.
+//! It has no runtime of its own: a [`CompletionChannel`] and [`AsyncEvents`] are nonblocking file descriptors, and the caller waits for them.
 //!
 //! **Invariants**
 //! - Each object keeps alive what it is made of, so they may be dropped in any order.
@@ -44,7 +44,7 @@ pub use memlock::{MemlockStatus, check_memlock};
 pub use select::{DeviceFilter, by_numa_distance};
 
 #[cfg(feature = "ibverbs")]
-pub use completion::{Completion, CompletionQueue, CompletionStatus, Opcode};
+pub use completion::{Completion, CompletionChannel, CompletionQueue, CompletionStatus, MAX_EVENTS, Opcode};
 #[cfg(feature = "ibverbs")]
 pub use device::{Context, Device, LinkLayer, Mtu, PortInfo, PortState};
 #[cfg(feature = "ibverbs")]

@@ -18,10 +18,14 @@ mod raw;
 mod rdma;
 mod torn_writes;
 
+use std::time::Duration;
+
 use baton_transfer_engine::{TransportChoice, TransportKind};
 
 use torn_writes::Killer;
 
+/// Peers without work for this long are let go, where that is looked at.
+const IDLE: Duration = Duration::from_secs(6);
 const TCP: TransportChoice = TransportChoice::Only(TransportKind::Tcp);
 const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
 
@@ -43,7 +47,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_tcp() {
 
 #[tokio::test]
 async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_tcp() {
-    crowd::thousand_peers(TCP).await;
+    crowd::idle_peers(TCP, 1000, IDLE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,7 +122,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
 
 #[tokio::test]
 async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_shm() {
-    crowd::thousand_peers(SHM).await;
+    crowd::idle_peers(SHM, 1000, IDLE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
 use baton_verbs::{
-    Access, Completion, CompletionQueue, Context, Device, Endpoint, MemoryRegistration, Path, ProtectionDomain,
-    QueuePair, QueuePairConfig, RemoteSpan, Retries, WorkRequests, choose_gid,
+    Access, Completion, CompletionChannel, CompletionQueue, Context, Device, Endpoint, MemoryRegistration, Path,
+    ProtectionDomain, QueuePair, QueuePairConfig, RemoteSpan, Retries, WorkRequests, choose_gid,
 };
 
 /// Long enough for anything but a retry, under emulation.
@@ -23,10 +23,14 @@ pub fn open(name: &str) -> Arc<Context> {
     devices.iter().find(|device| device.name() == name).unwrap().open().unwrap()
 }
 
+/// What events of the queues carry.
+pub const TOKEN: u64 = 0xfeed_0123_4567_89ab;
+
 /// One end.
 pub struct Side {
     pub context: Arc<Context>,
     pub domain: Arc<ProtectionDomain>,
+    pub channel: Arc<CompletionChannel>,
     pub queue: Arc<CompletionQueue>,
     pub pair: QueuePair,
     pub region: Arc<MemoryRegion>,
@@ -40,11 +44,12 @@ impl Side {
 
     pub fn in_domain(domain: &Arc<ProtectionDomain>, bytes: usize, config: QueuePairConfig) -> Self {
         let (domain, context) = (domain.clone(), domain.context().clone());
-        let queue = CompletionQueue::new(&context, config.send_depth + config.receive_depth).unwrap();
+        let channel = CompletionChannel::new(&context).unwrap();
+        let queue = CompletionQueue::new(&channel, config.send_depth + config.receive_depth, TOKEN).unwrap();
         let pair = QueuePair::new(&domain, &queue, &queue, config).unwrap();
         let region = Arc::new(MemoryRegion::allocate(bytes).unwrap());
         let registration = MemoryRegistration::register(&domain, &region, Access::ALL).unwrap();
-        Self { context, domain, queue, pair, region, registration }
+        Self { context, domain, channel, queue, pair, region, registration }
     }
 
     pub fn endpoint(&self) -> (Path, Endpoint) {

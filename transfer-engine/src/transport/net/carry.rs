@@ -150,7 +150,7 @@ async fn send(
         .await
         .map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
-    let mut sending = Sending {
+    let mut sending = Box::new(Sending {
         part: Arc::clone(&attempt.part),
         fences: attempt.failed.clone(),
         outcome: outcomes.clone(),
@@ -159,7 +159,7 @@ async fn send(
         load: None,
         armed: None,
         landing: None,
-    };
+    });
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(&attempt.wanted).await?;
         if sending.part.op == Op::Read && lane.version < 2 {

@@ -36,7 +36,7 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Of a connection whose handshake is done. A frame whose rest does not come within `patience` is an error.
     pub(super) fn new(patience: Duration) -> Self {
-        Self { bytes: vec![0; AHEAD], start: 0, end: 0, waits_since: None, patience, low_water: 1 }
+        Self { bytes: Vec::new(), start: 0, end: 0, waits_since: None, patience, low_water: 1 }
     }
 
     /// The next frame's start and its body; `None`: the peer has closed between frames. May be dropped while it waits.
@@ -67,9 +67,9 @@ impl Incoming {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let room = wanted.max(AHEAD);
-        // Grows to the largest frame and stays there: 8 KiB.
-        self.bytes.resize(self.bytes.len().max(room), 0);
         loop {
+            // At most the largest frame: 8 KiB.
+            self.grow(room);
             match stream.try_read(&mut self.bytes[self.end..room]) {
                 Ok(0) if self.end == 0 => return Ok(false),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -87,11 +87,17 @@ impl Incoming {
     async fn wait_for_frame(&mut self, stream: &Stream) -> io::Result<()> {
         self.set_low_water(stream, 1)?;
         if self.end == 0 {
+            // An idle peer costs no buffer.
+            self.bytes = Vec::new();
             return stream.readable().await;
         }
         let limit = *self.waits_since.get_or_insert_with(Instant::now) + self.patience;
         let ready = timeout_at(limit.into(), stream.readable()).await;
         ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    fn grow(&mut self, room: usize) {
+        self.bytes.resize(self.bytes.len().max(room), 0);
     }
 
     /// Receives payload that is there, until `end` bytes of the spans are left, without waiting, and moves the cursor on. 0: the peer has closed.
@@ -111,6 +117,7 @@ impl Incoming {
             self.start += taken;
             return Ok(taken);
         }
+        self.grow(AHEAD);
         let (received, beyond) = try_receive(stream, region, cursor, end, &mut self.bytes[..AHEAD])?;
         (self.start, self.end) = (0, beyond);
         Ok(received)
@@ -125,8 +132,7 @@ impl Incoming {
             if bytes == 0 {
                 return Ok(());
             }
-            // Where nothing is ever dropped, the buffer stays small.
-            self.bytes.resize(self.bytes.len().max(DROPPED_AT_ONCE), 0);
+            self.grow(DROPPED_AT_ONCE);
             (self.start, self.end) = (0, 0);
             match stream.try_read(&mut self.bytes[..bytes.min(DROPPED_AT_ONCE)]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -63,7 +63,8 @@ pub(super) struct Lane {
     pub(super) version: u16,
     /// Cancelled to end it from outside.
     end: CancellationToken,
-    queue: mpsc::Sender<Sending>,
+    /// Boxed, as a channel keeps room for many.
+    queue: mpsc::Sender<Box<Sending>>,
     /// Bytes given to the lane and not yet resolved.
     load: AtomicU64,
     /// Something has been acknowledged on it.
@@ -120,7 +121,7 @@ impl Lane {
     }
 
     /// Queues a part, or gives it back if the lane has ended.
-    pub(super) async fn send(self: &Arc<Self>, mut sending: Sending) -> Result<(), Sending> {
+    pub(super) async fn send(self: &Arc<Self>, mut sending: Box<Sending>) -> Result<(), Box<Sending>> {
         sending.load = Some(LaneLoad::new(self, &sending.part));
         self.queue.send(sending).await.map_err(|error| error.0)
     }
@@ -133,10 +134,10 @@ pub(crate) struct LaneTask {
     pub(super) stream: Stream,
     carrier: Carrier,
     lane: Arc<Lane>,
-    waiting: mpsc::Receiver<Sending>,
+    waiting: mpsc::Receiver<Box<Sending>>,
     follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
     /// Parts that were begun and have no outcome yet.
-    sent: Mutex<HashMap<PartId, Sending>>,
+    sent: Mutex<HashMap<PartId, Box<Sending>>>,
     /// When something last moved, in microseconds since the lane was opened.
     activity: AtomicU64,
 }
@@ -166,7 +167,7 @@ impl LaneTask {
         // Closed before anybody hears of the loss: a retry finds it so. With the carrier goes what still reads or writes local memory.
         drop(self.stream);
         drop(self.carrier);
-        let lose = |sending: Sending, begun| {
+        let lose = |sending: Box<Sending>, begun| {
             let (part, route) = (sending.part.id.part, Arc::clone(&lane.route));
             let loss = Loss { part, lane: lane.id, route, at, begun, end: end.clone() };
             sending.resolve(Outcome::Lost(loss));
@@ -183,7 +184,7 @@ impl LaneTask {
         self.host.config.checksums && self.lane.version >= 2
     }
 
-    pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Sending>> {
+    pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -276,7 +277,7 @@ impl LaneTask {
         }
     }
 
-    pub(super) fn forget(&self, id: PartId) -> Option<Sending> {
+    pub(super) fn forget(&self, id: PartId) -> Option<Box<Sending>> {
         self.sent().remove(&id)
     }
 
@@ -289,7 +290,7 @@ impl LaneTask {
 
     async fn send(
         &self,
-        waiting: &mut mpsc::Receiver<Sending>,
+        waiting: &mut mpsc::Receiver<Box<Sending>>,
         follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>,
     ) -> LaneEnd {
         if let Carrier::Shm(source) = &self.carrier

@@ -151,8 +151,16 @@ fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec
                 let connections = Arc::clone(&connections);
                 Box::pin(async move { connections.fence_grant(grant).await })
             });
+            let devices = Arc::new(devices);
+            let (dispatching, closed) = (Arc::clone(&devices), host.closed.clone());
+            host.tasks.spawn_request("transfer completions", async move {
+                tokio::select! {
+                    () = dispatching.dispatch() => {}
+                    () = closed.cancelled() => {}
+                }
+            });
             // Set once: an engine is bound once.
-            let _ = host.rdma.set(Arc::new(devices));
+            let _ = host.rdma.set(devices);
             let address = |address| TransportAddress { kind: TransportKind::Rdma, address };
             Ok(addresses.into_iter().map(address).collect())
         }

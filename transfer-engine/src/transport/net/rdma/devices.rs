@@ -1,16 +1,21 @@
 //! The devices of this host, and the memory they may touch.
 
-#![allow(unsafe_code)] // one system call; see the SAFETY note
+#![allow(unsafe_code)] // a system call, and a raw file descriptor; see the SAFETY notes
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use baton_memory::MemoryRegion;
 use baton_verbs::{
-    Access, Context, Device, DeviceFilter, Gid, GidEntry, MemoryRegistration, Mtu, Path, PortInfo, ProtectionDomain,
-    by_numa_distance, choose_gid,
+    Access, CompletionChannel, Context, Device, DeviceFilter, Gid, GidEntry, MAX_EVENTS, MemoryRegistration, Mtu, Path,
+    PortInfo, ProtectionDomain, by_numa_distance, choose_gid,
 };
+use futures::future::join_all;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 use super::RdmaAddress;
 use crate::SegmentId;
@@ -31,6 +36,34 @@ pub(crate) struct Rail {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) gid: Gid,
     registrations: RwLock<HashMap<SegmentId, Arc<MemoryRegistration>>>,
+    /// One file descriptor for the completions of all lanes.
+    channel: AsyncFd<ChannelFd>,
+    /// Who waits for the events of a completion queue, by the queue's token.
+    waiting: Mutex<HashMap<u64, Arc<Notify>>>,
+    next_token: AtomicU64,
+}
+
+struct ChannelFd(Arc<CompletionChannel>);
+
+impl AsRawFd for ChannelFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Events of one completion queue.
+pub(super) struct Events {
+    rail: Arc<Rail>,
+    /// What they carry.
+    pub(super) token: u64,
+    /// Something has completed.
+    pub(super) came: Arc<Notify>,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.rail.waiting().remove(&self.token);
+    }
 }
 
 impl Devices {
@@ -55,6 +88,11 @@ impl Devices {
             return Err(format!("no device can be used (there are: [{all}]); {}", problems.join("; ")));
         }
         Ok(Self { rails })
+    }
+
+    /// Tells lanes of their completions, as long as it is polled.
+    pub(crate) async fn dispatch(&self) {
+        join_all(self.rails.iter().map(|rail| rail.dispatch())).await;
     }
 
     /// Registers a segment with every device.
@@ -111,7 +149,45 @@ impl Rail {
         let gid = choose_gid(&context.gid_table().map_err(text)?, PORT, gid_index).map_err(text)?.gid;
         let domain = ProtectionDomain::new(&context).map_err(text)?;
         tracing::info!(device = device.name(), %gid, numa_node = ?device.numa_node(), "an RDMA device");
-        Ok(Self { context, domain, gid, registrations: RwLock::default() })
+        let channel = ChannelFd(CompletionChannel::new(&context).map_err(text)?);
+        // SAFETY: the descriptor is the channel's own, which the value keeps open, and it does not change.
+        let channel = unsafe { AsyncFd::register(channel) }.map_err(|error| error.to_string())?;
+        let (registrations, waiting, next_token) = Default::default();
+        Ok(Self { context, domain, gid, registrations, channel, waiting, next_token })
+    }
+
+    pub(super) fn channel(&self) -> &Arc<CompletionChannel> {
+        &self.channel.get_ref().0
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the events of a new completion queue.
+    pub(super) fn events(self: &Arc<Self>) -> Events {
+        let (token, came) = (self.next_token.fetch_add(1, Relaxed), Arc::new(Notify::new()));
+        self.waiting().insert(token, Arc::clone(&came));
+        Events { rail: Arc::clone(self), token, came }
+    }
+
+    async fn dispatch(&self) {
+        loop {
+            let Ok(mut ready) = self.channel.readable().await else { return };
+            let taken = self.channel().take_events(|token| {
+                if let Some(came) = self.waiting().get(&token) {
+                    came.notify_one();
+                }
+            });
+            match taken {
+                Ok(MAX_EVENTS) => {}
+                Ok(_) => ready.clear_ready(),
+                Err(error) => {
+                    tracing::warn!(device = self.context.name(), %error, "no events of completions");
+                    ready.clear_ready();
+                }
+            }
+        }
     }
 
     /// Where packets leave, by the address table as it is now: indices change when a link goes down and up.

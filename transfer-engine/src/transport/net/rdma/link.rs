@@ -1,30 +1,47 @@
 //! One end of a reliable connection, and its completions.
 
-#![allow(unsafe_code)] // waits for a raw file descriptor; see the SAFETY note
-
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use baton_verbs::{Completion, CompletionQueue, Endpoint, Gid, QueuePair, QueuePairConfig, Retries};
-use tokio::io::unix::AsyncFd;
 
-use super::devices::{Rail, mtu};
+use super::devices::{Events, Rail, mtu};
 use super::failed;
 use crate::transport::net::wire::RdmaEndpoint;
 
-/// Work requests under way, and receives posted.
-pub(super) const DEPTH: u32 = 256;
+/// Work requests under way at the writer. Devices round queues up to a power of two, with one place that stays empty.
+pub(super) const WRITER_DEPTH: u32 = 31;
+/// Receives posted at the owner: one is used for each part. A writer that is faster is told to try again by the device.
+pub(super) const OWNER_DEPTH: u32 = 63;
+/// Most local pieces of a work request: with one more, a request takes twice the room.
+const MAX_SGE: u32 = 3;
 /// Completions taken at once.
 const POLLED: usize = 64;
 /// Reads under way at once.
 const MAX_READS: u8 = 16;
 
-struct QueueFd(Arc<CompletionQueue>);
+/// Which end of a lane. Queues are memory, pinned for each peer: each end has those that it uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Writer,
+    Owner,
+}
 
-impl AsRawFd for QueueFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+impl End {
+    /// The queue pair's queues. One is never used, and as small as can be.
+    fn queues(self, max_sge: u32) -> QueuePairConfig {
+        match self {
+            Self::Writer => QueuePairConfig { send_depth: WRITER_DEPTH, receive_depth: 1, max_sge, max_inline: 0 },
+            Self::Owner => QueuePairConfig { send_depth: 1, receive_depth: OWNER_DEPTH, max_sge: 1, max_inline: 0 },
+        }
+    }
+
+    /// Completions there may be, those of requests that are flushed included.
+    fn completions(self) -> u32 {
+        match self {
+            Self::Writer => WRITER_DEPTH,
+            Self::Owner => OWNER_DEPTH,
+        }
     }
 }
 
@@ -32,7 +49,8 @@ impl AsRawFd for QueueFd {
 pub(super) struct Link {
     // Dropped first: nothing is under way once it is gone.
     pub(super) queue_pair: QueuePair,
-    events: AsyncFd<QueueFd>,
+    queue: Arc<CompletionQueue>,
+    events: Events,
     rail: Arc<Rail>,
     psn: u32,
     endpoint: RdmaEndpoint,
@@ -40,10 +58,10 @@ pub(super) struct Link {
 
 impl Link {
     /// A queue pair that can be connected.
-    pub(super) fn new(rail: &Arc<Rail>) -> io::Result<Self> {
-        let queue = CompletionQueue::new(&rail.context, DEPTH * 2).map_err(failed)?;
-        let max_sge = rail.context.max_sge().min(16);
-        let config = QueuePairConfig { send_depth: DEPTH, receive_depth: DEPTH, max_sge, max_inline: 0 };
+    pub(super) fn new(rail: &Arc<Rail>, end: End) -> io::Result<Self> {
+        let config = end.queues(rail.context.max_sge().min(MAX_SGE));
+        let events = rail.events();
+        let queue = CompletionQueue::new(rail.channel(), end.completions(), events.token).map_err(failed)?;
         let queue_pair = QueuePair::new(&rail.domain, &queue, &queue, config).map_err(failed)?;
         let (path, port) = rail.path().map_err(failed)?;
         queue_pair.init(path.port).map_err(failed)?;
@@ -57,9 +75,7 @@ impl Link {
             mtu: port.active_mtu.bytes() as u16,
             max_reads: rail.context.max_reads().min(MAX_READS),
         };
-        // SAFETY: the descriptor is the queue's own, which the value keeps open, and it does not change.
-        let events = unsafe { AsyncFd::register(QueueFd(queue)) }?;
-        Ok(Self { queue_pair, events, rail: Arc::clone(rail), psn, endpoint })
+        Ok(Self { queue_pair, queue, events, rail: Arc::clone(rail), psn, endpoint })
     }
 
     /// For the peer.
@@ -93,27 +109,24 @@ impl Link {
 
     /// What has completed; waits until something has. May be dropped while it waits.
     pub(super) async fn completed(&self) -> io::Result<Vec<Completion>> {
-        let queue = &self.events.get_ref().0;
         loop {
             let found = self.poll()?;
             if !found.is_empty() {
                 return Ok(found);
             }
-            queue.arm().map_err(failed)?;
+            self.queue.arm().map_err(failed)?;
             // What came between the look and the arming makes no event.
             let found = self.poll()?;
             if !found.is_empty() {
                 return Ok(found);
             }
-            let mut ready = self.events.readable().await?;
-            queue.drain_events().map_err(failed)?;
-            ready.clear_ready();
+            self.events.came.notified().await;
         }
     }
 
     fn poll(&self) -> io::Result<Vec<Completion>> {
         let mut completions = [Completion::EMPTY; POLLED];
-        let found = self.events.get_ref().0.poll(&mut completions).map_err(failed)?;
+        let found = self.queue.poll(&mut completions).map_err(failed)?;
         Ok(completions[..found].to_vec())
     }
 }

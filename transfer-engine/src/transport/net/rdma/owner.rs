@@ -11,7 +11,7 @@ use tokio::sync::mpsc::Permit;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use super::link::{DEPTH, Link};
+use super::link::{End, Link, OWNER_DEPTH};
 use super::{Devices, PROBE, failed};
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Access, Arrival};
@@ -20,7 +20,7 @@ use crate::transport::net::wire::{Commit, Expect, Frame, MAX_OPENED_RANGES, Rdma
 use crate::{SegmentId, TransportKind};
 
 /// Receives are posted again when as many have been used.
-const REPOSTED: usize = 64;
+const REPOSTED: usize = 16;
 /// Trailers that may wait for their immediates; writers keep below it.
 const MAX_EXPECTED: usize = 4096;
 /// Longest wait for the receives of a queue pair in the error state to be flushed: a local matter of moments.
@@ -44,8 +44,8 @@ impl Landing {
         remote: &RdmaEndpoint,
     ) -> io::Result<(Self, RdmaEndpoint)> {
         let rail = devices.at(device).ok_or_else(|| failed("no such device here"))?;
-        let link = Link::new(&rail)?;
-        link.queue_pair.post_receives(0, DEPTH as usize).map_err(failed)?;
+        let link = Link::new(&rail, End::Owner)?;
+        link.queue_pair.post_receives(0, OWNER_DEPTH as usize).map_err(failed)?;
         link.connect(remote)?;
         let endpoint = link.endpoint();
         let (immediates, expected) = Default::default();

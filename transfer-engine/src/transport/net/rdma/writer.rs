@@ -14,7 +14,7 @@ use baton_verbs::{LocalSpan, MemoryRegistration, RemoteSpan, WorkRequests};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-use super::link::{DEPTH, Link};
+use super::link::{End, Link, WRITER_DEPTH};
 use super::{Devices, PROBE, RdmaAddress, failed};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
@@ -28,7 +28,7 @@ use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
 use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.
-const POSTED_AT_ONCE: usize = 32;
+const POSTED_AT_ONCE: usize = 8;
 /// A batch that is over waits as long for the device to leave its memory alone; then its lane ends, which makes it.
 const LINGER: Duration = Duration::from_millis(250);
 
@@ -124,7 +124,7 @@ pub(crate) async fn connect(
     stream: &Stream,
 ) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
     let rail = devices.toward(address.gid).ok_or_else(|| failed("no RDMA device here"))?;
-    let link = Link::new(&rail)?;
+    let link = Link::new(&rail, End::Writer)?;
     let mut frame = Vec::new();
     Frame::Endpoint { device: address.gid, endpoint: link.endpoint() }.encode(&mut frame);
     stream.write_all(&frame).await?;
@@ -344,7 +344,7 @@ async fn post_part(
     let mut sequence = None;
     for (i, call) in calls.into_iter().enumerate() {
         let count = call.len().max(1) as u64;
-        let room = |state: &mut State| (state.posted - state.done + count <= u64::from(DEPTH)).then_some(());
+        let room = |state: &mut State| (state.posted - state.done + count <= u64::from(WRITER_DEPTH)).then_some(());
         tokio::select! {
             () = flow.wait(room) => {}
             () = part.gate.closed() => return Ok(false),
