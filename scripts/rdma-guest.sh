@@ -142,7 +142,7 @@ run_guest() {
   # Whoever ends this script ends the guest, too.
   setpriv --pdeathsig TERM timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none \
     -monitor none -serial stdio -pidfile "$work/pid" -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" -append "console=ttyS0 panic=-1 quiet" </dev/null |
-    tr -d '\r' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e '^rdma-guest-ready' -e 'reboot: Power down' || true
+    sed -u 's/\r//g' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e '^rdma-guest-ready' -e 'reboot: Power down' || true
   kill "$watchdog" 2>/dev/null || true
 }
 
