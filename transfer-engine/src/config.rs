@@ -39,7 +39,7 @@ pub struct TransferConfig {
     pub stripe_bytes: u64,
     /// Largest payload of one frame, bytes. A cancelled batch keeps its connection busy for at most one frame.
     pub frame_bytes: u32,
-    /// Longest wait for a connection and its handshake, all attempts together.
+    /// Longest wait for a connection and its handshake, all attempts together; one that has begun may take half as long again.
     pub connect_timeout: Duration,
     /// A connection that owes something and on which nothing moves for this long is closed.
     pub progress_timeout: Duration,
@@ -55,7 +55,7 @@ pub struct TransferConfig {
     pub max_spans: usize,
     /// Most live grants.
     pub max_grants: usize,
-    /// Arrivals that wait for their receiver; when they are as many, trailers, and with them their connections, wait too.
+    /// Arrivals that wait for their receiver; when they are as many, trailers, and with them their connections (not those of rdma), wait too.
     pub arrival_queue: usize,
 }
 

@@ -105,9 +105,14 @@ impl PathStats {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane was chosen; `error` is why none of a better kind.
-    pub(crate) fn on_choice(&self, kind: TransportKind, error: &TransferError) {
-        let before = self.state().transport.replace(kind);
+    /// A lane was chosen; `error` is why none of a better kind. A detour is one for parts that a better kind cannot carry, whether or not it works.
+    pub(crate) fn on_choice(&self, kind: TransportKind, error: &TransferError, is_detour: bool) {
+        let mut state = self.state();
+        if is_detour && state.transport.is_some() {
+            return;
+        }
+        let before = state.transport.replace(kind);
+        drop(state);
         let Some(before) = before.filter(|before| *before != kind) else {
             if before.is_none() {
                 tracing::info!(peer = self.peer, transport = %kind, "first transfer to a node");

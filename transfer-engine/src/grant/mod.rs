@@ -157,6 +157,19 @@ pub(crate) struct Grant {
     batches: Mutex<Books>,
 }
 
+/// What has arrived under a grant that has ended.
+struct Arrived(HashMap<BatchKey, Progress>);
+
+impl Arrived {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn contains(&self, key: &BatchKey) -> bool {
+        matches!(self.0.get(key), Some(Progress::Complete))
+    }
+}
+
 /// What has landed under a grant.
 #[derive(Default)]
 struct Books {
@@ -207,10 +220,14 @@ impl Grant {
         matches!(self.batches().batches.get(key), Some(Progress::Complete))
     }
 
-    /// The batches that have arrived; the others are forgotten. For when the grant has ended.
-    fn take_complete(&self) -> HashSet<BatchKey> {
-        let batches = std::mem::take(&mut self.batches().batches);
-        batches.into_iter().filter(|(_, progress)| matches!(progress, Progress::Complete)).map(|(key, _)| key).collect()
+    /// For when the grant is fenced: no part comes any more.
+    fn forget_incomplete(&self) {
+        self.batches().batches.retain(|_, progress| matches!(progress, Progress::Complete));
+    }
+
+    /// The batches that have arrived.
+    fn take_complete(&self) -> Arrived {
+        Arrived(std::mem::take(&mut self.batches().batches))
     }
 
     /// Takes account of a part that has landed. Returns the bytes of the batch where it is complete by it.

@@ -1,6 +1,6 @@
 //! The grants of an engine.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use futures::stream::FuturesUnordered;
 use metrics::Gauge;
 use tokio::sync::{Notify, mpsc};
 
-use super::{Access, Arrival, ArrivalReceiver, BatchKey, Grant, GrantSpec, Trailer, ended};
+use super::{Access, Arrival, ArrivalReceiver, Arrived, BatchKey, Grant, GrantSpec, Trailer, ended};
 use crate::error::{Refusal, RefusalReason as Reason};
 use crate::{SegmentId, TransferError};
 
@@ -36,19 +36,24 @@ struct Ended {
     id: GrantId,
     reason: Reason,
     /// What has arrived under it.
-    complete: HashSet<BatchKey>,
+    complete: Arrived,
 }
 
 impl Table {
-    fn remove(&mut self, id: GrantId, reason: Reason) {
-        let Some(grant) = self.live.remove(&id) else { return };
+    /// Remembers a grant as ended. Returns those that are forgotten for it.
+    fn remove(&mut self, id: GrantId, reason: Reason) -> Vec<Ended> {
+        let mut forgotten = Vec::new();
+        let Some(grant) = self.live.remove(&id) else { return forgotten };
         self.by_expiry.remove(&(grant.expires, id));
         let complete = grant.take_complete();
         self.remembered += complete.len();
         self.ended.push_back(Ended { id, reason, complete });
         while self.ended.len() > REMEMBERED_ENDS || self.remembered > REMEMBERED_BATCHES {
-            self.remembered -= self.ended.pop_front().map_or(0, |ended| ended.complete.len());
+            let Some(oldest) = self.ended.pop_front() else { break };
+            self.remembered -= oldest.complete.len();
+            forgotten.push(oldest);
         }
+        forgotten
     }
 
     fn ended(&self, id: GrantId) -> Option<&Ended> {
@@ -146,7 +151,7 @@ impl GrantTable {
             // It stays in the table until it is fenced, so that a second call waits as well.
             if let Some(grant) = grant {
                 table.fenced(&grant).await;
-                table.remove(id, Reason::Revoked);
+                table.remove(&grant, Reason::Revoked);
             }
         }
     }
@@ -195,17 +200,24 @@ impl GrantTable {
     /// `first`: nobody has revoked it before.
     async fn expire_one(&self, (grant, first): (Arc<Grant>, bool)) {
         self.fenced(&grant).await;
-        self.remove(grant.id, Reason::Expired);
-        if first {
-            // Whoever dropped the receiver does not want to know.
-            let _ = self.arrivals.send(Arrival::GrantExpired { grant: grant.id }).await;
+        // It counts among the live ones until this can be said, so that there are never more of these than grants may be. Whoever dropped the receiver does not
+        // want to know.
+        let room = if first { self.room().await } else { None };
+        self.remove(&grant, Reason::Expired);
+        if let Some(room) = room {
+            room.send(Arrival::GrantExpired { grant: grant.id });
         }
     }
 
-    fn remove(&self, id: GrantId, reason: Reason) {
+    /// Of a grant that is fenced.
+    fn remove(&self, grant: &Grant, reason: Reason) {
+        grant.forget_incomplete();
         let mut table = self.lock();
-        table.remove(id, reason);
+        let forgotten = table.remove(grant.id, reason);
         self.gauge.set(table.live.len() as f64);
+        drop(table);
+        // Many batches, perhaps: nobody waits for that.
+        drop(forgotten);
     }
 
     /// Room for one arrival. Waits while the owner's queue is full; `None`: nobody listens any more.

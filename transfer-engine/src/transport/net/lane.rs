@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -67,8 +67,6 @@ pub(super) struct Lane {
     queue: mpsc::Sender<Box<Sending>>,
     /// Bytes given to the lane and not yet resolved.
     load: AtomicU64,
-    /// Something has been acknowledged on it.
-    carried: AtomicBool,
 }
 
 impl Lane {
@@ -81,17 +79,7 @@ impl Lane {
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
-        let lane = Arc::new(Self {
-            id,
-            opened,
-            kind,
-            route,
-            version,
-            end,
-            queue,
-            load: AtomicU64::new(0),
-            carried: AtomicBool::new(false),
-        });
+        let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
         (
             Arc::clone(&lane),
@@ -260,9 +248,7 @@ impl LaneTask {
         }
         let acknowledged = sent.remove(&id);
         drop(sent);
-        if !self.lane.carried.load(Relaxed) && self.lane.route.on_carried() {
-            self.lane.carried.store(true, Relaxed);
-        }
+        self.lane.route.on_carried();
         if let Some(sending) = acknowledged {
             let bytes = sending.part.bytes;
             sending.resolve(Outcome::Acknowledged { by: self.lane.kind, bytes });

@@ -96,10 +96,7 @@ impl Peer {
             };
             match found {
                 Ok(lane) => {
-                    // What some parts cannot take says nothing about the path of the others.
-                    if wanted.without.is_empty() {
-                        self.stats.on_choice(lane.kind, &error);
-                    }
+                    self.stats.on_choice(lane.kind, &error, self.is_detour(&lane, wanted));
                     return Ok(lane);
                 }
                 // What no other way would change.
@@ -108,6 +105,13 @@ impl Peer {
             }
         }
         Err(error)
+    }
+
+    /// Whether a lane was chosen because a better kind cannot carry this part: that says nothing about the path of the others.
+    fn is_detour(&self, lane: &Lane, wanted: &Wanted) -> bool {
+        let better = |route: &Arc<Route>| route.kind().rank() < lane.kind.rank();
+        let mut better = self.routes.iter().filter(|route| better(route)).map(|route| route.kind());
+        better.any(|kind| wanted.without.iter().any(|(without, _)| *without == kind))
     }
 
     fn no_way(&self, wanted: &Wanted) -> TransferError {
@@ -237,6 +241,9 @@ impl Peer {
                 let mut attempts = route.attempts.lock().await;
                 if let Some(lane) = self.best(routes, wanted) {
                     return Ok(lane);
+                }
+                if Instant::now() >= limit {
+                    return Err(attempts.failed_after(asked).unwrap_or(error));
                 }
                 let opened = match attempts.pausing() {
                     Some(failed) => Err(failed),

@@ -1,7 +1,8 @@
 //! One way to an owner: connecting, and waiting after failures.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
@@ -31,6 +32,8 @@ pub(super) struct Route {
     pub(super) max_lanes: usize,
     /// Held by who connects.
     pub(super) attempts: tokio::sync::Mutex<Attempts>,
+    /// Those of `attempts`.
+    failures: Arc<AtomicU32>,
     /// There are others to the same owner.
     has_others: AtomicBool,
     /// Somebody tries it beside the batches, which do not wait for that.
@@ -66,7 +69,7 @@ impl From<TransferError> for Failure {
 #[derive(Default)]
 pub(super) struct Attempts {
     /// Failures since something was last carried: a way that connects and does not carry is a failure, too.
-    failures: u32,
+    failures: Arc<AtomicU32>,
     /// Refused attempts, one after the other.
     refused: u32,
     last: Option<(Instant, TransferError)>,
@@ -92,12 +95,12 @@ fn pause(failures: u32) -> Duration {
 
 impl Attempts {
     pub(super) fn connected(&mut self) {
-        *self = Self { failures: self.failures, ..Self::default() };
+        *self = Self { failures: Arc::clone(&self.failures), ..Self::default() };
     }
 
     pub(super) fn failed(&mut self, Failure { error, refused }: Failure) {
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
-        self.failures = self.failures.saturating_add(1);
+        self.failures.fetch_add(1, Relaxed);
         self.last = Some((Instant::now(), error));
     }
 
@@ -115,7 +118,7 @@ impl Attempts {
     /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
     pub(super) fn next(&self) -> Option<Instant> {
         let (at, _) = self.last.as_ref()?;
-        Some(*at + pause(self.failures))
+        Some(*at + pause(self.failures.load(Relaxed)))
     }
 
     /// Whether an attempt may be made now.
@@ -158,10 +161,12 @@ impl Attempts {
 
 impl Route {
     pub(super) fn new(way: Way, max_lanes: usize) -> Self {
+        let attempts = Attempts::default();
         Self {
             way,
             max_lanes,
-            attempts: tokio::sync::Mutex::default(),
+            failures: Arc::clone(&attempts.failures),
+            attempts: tokio::sync::Mutex::new(attempts),
             has_others: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             opening: AtomicBool::new(false),
@@ -178,9 +183,12 @@ impl Route {
         }
     }
 
-    /// Something was acknowledged. False: somebody connects just now, and is to be told later.
-    pub(super) fn on_carried(&self) -> bool {
-        self.attempts.try_lock().map(|mut attempts| attempts.failures = 0).is_ok()
+    /// Something was acknowledged.
+    pub(super) fn on_carried(&self) {
+        // Mostly there is nothing to write, and many lanes look.
+        if self.failures.load(Relaxed) > 0 {
+            self.failures.store(0, Relaxed);
+        }
     }
 
     pub(super) fn set_has_others(&self) {
@@ -213,7 +221,8 @@ impl Route {
     async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let unreachable = |error| self.unreachable(&peer.target, error);
         let refused = |error: io::Error| {
-            let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+            // A socket that has gone from its folder is nobody's, either.
+            let refused = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
             Failure { error: unreachable(error), refused }
         };
         let stream = self.open().await.map_err(refused)?;

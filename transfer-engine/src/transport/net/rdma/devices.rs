@@ -180,7 +180,8 @@ impl Rail {
                 }
             });
             match taken {
-                Ok(MAX_EVENTS) => {}
+                // There may be more; others get their turn first.
+                Ok(MAX_EVENTS) => tokio::task::yield_now().await,
                 Ok(_) => ready.clear_ready(),
                 Err(error) => {
                     tracing::warn!(device = self.context.name(), %error, "no events of completions");

@@ -14,6 +14,7 @@
 //!    WRITE, WRITE, ... WRITE with immediate n             ==>    bytes land past the processor
 //!    EXPECT(n, batch, part, bytes)                        -->    immediate n and EXPECT n: part accounted for
 //!                                                         <--    ACK(batch, part)
+//!    COMMIT(batch, part)  sent before, grant has ended    -->    ACK if the batch has arrived, else REFUSE
 //!                                                         <--    REVOKE(grant)
 //!    nothing more is posted under it; what was, completes
 //!    REVOKED(grant)                                       -->    fenced

@@ -101,6 +101,12 @@ impl Landing {
             tracing::warn!(%error, "cannot move a queue pair to the error state");
             return;
         }
+        // One at least is there to be flushed, whatever has been used.
+        if let Err(error) = self.link.queue_pair.post_receives(0, 1)
+            && !error.full
+        {
+            tracing::warn!(%error, "cannot post a receive to a queue pair in the error state");
+        }
         let limit = Instant::now() + FLUSH_LIMIT;
         let flushed = async {
             loop {

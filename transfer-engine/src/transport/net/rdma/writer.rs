@@ -28,7 +28,7 @@ use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
 use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.
-const POSTED_AT_ONCE: usize = 8;
+const POSTED_AT_ONCE: usize = WRITER_DEPTH as usize / 4;
 /// A batch that is over waits as long for the device to leave its memory alone; then its lane ends, which makes it.
 const LINGER: Duration = Duration::from_millis(250);
 
@@ -304,12 +304,7 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
     let right = flow.open(lane, part, !head.is_empty()).await?;
     let right = match right {
         Ok(right) => right,
-        // The part has been sent before, and its answer may be what was lost: the owner knows.
-        Err(_) if !head.is_empty() && part.op == Op::Write => {
-            send(lane, &Frame::Commit(part.trailer())).await?;
-            return Ok(true);
-        }
-        Err(refusal) => return lane.refuse(part, refusal),
+        Err(refusal) => return refused(lane, part, refusal, !head.is_empty()).await,
     };
     if let Err(refusal) = right.check(part) {
         return lane.refuse(part, refusal);
@@ -321,20 +316,37 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
     let registration = flow.link.rail().registration(part.local_segment);
     let missing = || io::Error::new(io::ErrorKind::Unsupported, "the local memory is not registered with the devices");
     let registration = registration.ok_or_else(missing)?;
-    if !post_part(lane, flow, part, &registration, key).await? {
-        return lane.give_up(part, true).await;
+    match post_part(lane, flow, part, &registration, key).await? {
+        Posting::Done => Ok(true),
+        Posting::BatchOver => lane.give_up(part, true).await,
+        Posting::GrantEnded => refused(lane, part, ended(part.grant), !head.is_empty()).await,
     }
+}
+
+/// The grant of a part has ended. Where the part has been sent before, its answer may be what was lost: the owner is asked.
+async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<bool> {
+    if !again || part.op == Op::Read {
+        return lane.refuse(part, refusal);
+    }
+    send(lane, &Frame::Commit(part.trailer())).await?;
     Ok(true)
 }
 
-/// Posts a part, call by call, as there is room. False: its batch is over.
+/// What became of posting a part.
+enum Posting {
+    Done,
+    BatchOver,
+    GrantEnded,
+}
+
+/// Posts a part, call by call, as there is room.
 async fn post_part(
     lane: &LaneTask,
     flow: &Flow,
     part: &Part,
     registration: &MemoryRegistration,
     key: RemoteKey,
-) -> io::Result<bool> {
+) -> io::Result<Posting> {
     let requests = requests(&part.spans, flow.link.max_sge());
     let mut calls: Vec<_> = requests.chunks(POSTED_AT_ONCE).collect();
     if calls.is_empty() {
@@ -347,13 +359,12 @@ async fn post_part(
         let room = |state: &mut State| (state.posted - state.done + count <= u64::from(WRITER_DEPTH)).then_some(());
         tokio::select! {
             () = flow.wait(room) => {}
-            () = part.gate.closed() => return Ok(false),
+            () = part.gate.closed() => return Ok(Posting::BatchOver),
         }
-        let Some(pass) = part.gate.enter_owned() else { return Ok(false) };
+        let Some(pass) = part.gate.enter_owned() else { return Ok(Posting::BatchOver) };
         let mut state = flow.state();
         if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
-            drop(state);
-            return lane.refuse(part, ended(part.grant)).map(|_| true);
+            return Ok(Posting::GrantEnded);
         }
         let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
         sequence = immediate.or(sequence);
@@ -371,7 +382,7 @@ async fn post_part(
         send(lane, &Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
         lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
     }
-    Ok(true)
+    Ok(Posting::Done)
 }
 
 impl State {

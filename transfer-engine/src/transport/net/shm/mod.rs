@@ -148,10 +148,10 @@ pub(super) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<(
 
 /// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the peer knows it.
 pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+    let Some(file) = part.local.shared_file() else {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the local memory was not allocated to be shared"));
+    };
     if !part.spans.is_empty() && source.announce(part.local_segment) {
-        let Some(file) = part.local.shared_file() else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "the memory was not allocated to be shared"));
-        };
         lane.stream.write_all(&std::mem::take(&mut head)).await?;
         let mut frame = Vec::new();
         Frame::Source { source: part.local_segment, bytes: part.local.len() as u64 }.encode(&mut frame);
