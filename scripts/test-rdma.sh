@@ -13,13 +13,18 @@ if ! present 2>/dev/null; then
     skip "apt-get could not install ${build_packages[*]}"
 fi
 features=(--release --locked --package baton-verbs --package baton-transfer-engine --features baton-verbs/ibverbs,baton-transfer-engine/rdma)
-if [[ ${1-} == lint ]]; then exec cargo clippy "${features[@]}" --all-targets -- -D warnings; fi
+if [[ ${1-} == lint ]]; then
+  # The nodes, as they are built for hosts with adapters, too.
+  nodes=(--package baton-prefill-node --package baton-decode-node --features baton-prefill-node/rdma,baton-decode-node/rdma)
+  exec cargo clippy "${features[@]}" "${nodes[@]}" --all-targets -- -D warnings
+fi
 
 # One call builds all, so that nothing is built twice. Then each test binary is found by its target's name.
 built=$(cargo test "${features[@]}" --lib --test guest --test adversary --no-run --message-format=json)
 binary() { sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" <<<"$built" | tail -n 1; }
 
 "$(binary baton_verbs)" --quiet
+"$(binary baton_transfer_engine)" --quiet rdma
 scripts/rdma-guest.sh --install && scripts/rdma-guest.sh --check || skip "no virtual machine with RDMA devices (the reason is above)"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -83,6 +83,11 @@ impl State {
         elapsed
     }
 
+    /// The average; before the first whole window, what there is of it.
+    fn bandwidth(&self) -> Option<f64> {
+        self.average.or_else(|| (self.window.0 > 0 && !self.window.1.is_zero()).then(|| self.newest()))
+    }
+
     fn newest(&self) -> f64 {
         self.window.0 as f64 / self.window.1.as_secs_f64().max(1e-9)
     }
@@ -105,37 +110,44 @@ impl PathStats {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane was chosen; `error` is why none of a better kind. A detour is one for parts that a better kind cannot carry, whether or not it works.
-    pub(crate) fn on_choice(&self, kind: TransportKind, error: &TransferError, is_detour: bool) {
+    /// A lane was chosen. `failed`: the best kind that there is a way of and that could not be had, and why. A detour is a lane for parts that a better kind
+    /// cannot carry, whether or not it works.
+    pub(crate) fn on_choice(
+        &self,
+        kind: TransportKind,
+        failed: Option<(TransportKind, TransferError)>,
+        is_detour: bool,
+    ) {
         let mut state = self.state();
         if is_detour && state.transport.is_some() {
             return;
         }
         let before = state.transport.replace(kind);
-        drop(state);
-        let Some(before) = before.filter(|before| *before != kind) else {
-            if before.is_none() {
-                tracing::info!(peer = self.peer, transport = %kind, "first transfer to a node");
-            }
+        if before == Some(kind) {
             return;
+        }
+        // The first lane of all is a fallback, too, where a better way was there to be tried.
+        let Some(from) = before.or(failed.as_ref().map(|(better, _)| *better)) else {
+            drop(state);
+            return tracing::info!(peer = self.peer, transport = %kind, "first transfer to a node");
         };
-        counter!(FAILOVERS, "peer" => self.peer.clone(), "from" => before.as_str(), "to" => kind.as_str()).increment(1);
-        if kind.rank() > before.rank() {
-            let mut state = self.state();
-            state.fallbacks += 1;
-            let fallbacks = state.fallbacks;
-            // A path that comes and goes is counted, and said now and then.
-            let quiet = state.warned.is_some_and(|at| at.elapsed() < WARNING_INTERVAL);
-            if quiet {
-                drop(state);
-                tracing::debug!(peer = self.peer, from = %before, to = %kind, reason = %error, "transfers fall back");
-            } else {
-                state.warned = Some(Instant::now());
-                drop(state);
-                tracing::warn!(peer = self.peer, from = %before, to = %kind, reason = %error, fallbacks, "transfers fall back");
+        let falls_back = kind.rank() > from.rank();
+        state.fallbacks += u64::from(falls_back);
+        let fallbacks = state.fallbacks;
+        // A path that comes and goes is counted, and said now and then.
+        let is_news = falls_back && state.warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL);
+        if is_news {
+            state.warned = Some(Instant::now());
+        }
+        drop(state);
+        counter!(FAILOVERS, "peer" => self.peer.clone(), "from" => from.as_str(), "to" => kind.as_str()).increment(1);
+        let reason = failed.map_or_else(String::new, |(_, error)| error.to_string());
+        match (falls_back, is_news) {
+            (true, true) => {
+                tracing::warn!(peer = self.peer, %from, to = %kind, reason, fallbacks, "transfers fall back");
             }
-        } else {
-            tracing::info!(peer = self.peer, from = %before, to = %kind, "transfers are back on the better path");
+            (true, false) => tracing::debug!(peer = self.peer, %from, to = %kind, reason, "transfers fall back"),
+            (false, _) => tracing::info!(peer = self.peer, %from, to = %kind, "transfers are back on the better path"),
         }
     }
 
@@ -159,7 +171,6 @@ impl PathStats {
 
     pub(crate) fn report(&self, target: &Writer, lanes: usize) -> PathReport {
         let state = self.state();
-        let newest = || (state.window.0 > 0 && !state.window.1.is_zero()).then(|| state.newest());
         PathReport {
             node: target.node.clone(),
             generation: target.generation,
@@ -170,7 +181,7 @@ impl PathStats {
             retries: state.retries,
             fallbacks: state.fallbacks,
             in_flight_bytes: state.in_flight,
-            bytes_per_second: state.average.or_else(newest),
+            bytes_per_second: state.bandwidth(),
         }
     }
 }
@@ -199,12 +210,12 @@ impl Drop for InFlight {
         let mut state = self.stats.state();
         state.in_flight -= self.bytes;
         let elapsed = state.account(Instant::now());
-        let average = state.average;
+        let bandwidth = state.bandwidth();
         drop(state);
         self.stats.busy.increment(elapsed.as_micros() as u64);
         self.stats.in_flight.decrement(self.bytes as f64);
-        if let Some(average) = average {
-            self.stats.bandwidth.set(average);
+        if let Some(bandwidth) = bandwidth {
+            self.stats.bandwidth.set(bandwidth);
         }
     }
 }

@@ -167,11 +167,12 @@ pub(super) async fn check_lost_connections(kind: TransportKind) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_batches_delay_an_urgent_one_by_one_part_at_most() {
-    let urgent_bytes = 4u64 << 20;
+    // More bulk than may be in flight to one peer: what waits keeps no room from others.
+    let (urgent_bytes, bulk_bytes) = (4u64 << 20, config("x", 1).max_bytes_in_flight_per_peer + (8 << 20));
     for kind in KINDS {
-        let (writer, mut owner) = pair_over(TransportChoice::Only(kind), urgent_bytes as usize + (64 << 20)).await;
+        let (writer, mut owner) = pair_over(TransportChoice::Only(kind), (urgent_bytes + bulk_bytes) as usize).await;
         let part = config("x", 1).stripe_bytes;
-        let grant = owner.grant(1, &writer, vec![0..urgent_bytes + (64 << 20)]);
+        let grant = owner.grant(1, &writer, vec![0..urgent_bytes + bulk_bytes]);
         let bulk = |i: u64| {
             let (at, options) = (urgent_bytes + i * part, BatchOptions::new(Instant::now() + LONG));
             let spans = vec![span(at, at, part)];
@@ -183,7 +184,7 @@ async fn bulk_batches_delay_an_urgent_one_by_one_part_at_most() {
                 options.priority(Priority::Bulk).tag(0),
             )
         };
-        let bulk: Vec<_> = (0..(64 << 20) / part).map(bulk).collect();
+        let bulk: Vec<_> = (0..bulk_bytes / part).map(bulk).collect();
         let mut most = 0;
         for _ in 0..5 {
             assert!(matches!(owner.arrival().await, Arrival::Batch { tag: 0, .. }), "bulk is under way");

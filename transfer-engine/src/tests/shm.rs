@@ -180,11 +180,14 @@ fn with_shm_at(descriptor: &SegmentDescriptor, address: &str) -> SegmentDescript
 async fn containers_that_cannot_share_fall_back() {
     let (writer, owner) = pair_over(TransportChoice::Auto, 1 << 16).await;
     let here = owner.descriptor.address(TransportKind::Shm).unwrap().split_once('/').unwrap().0.to_owned();
-    for address in [format!("{here}/@nobody-listens-here"), "another-host/@x".to_owned()] {
+    // Where there is no way, there is nothing to fall back from.
+    for (address, fallbacks) in [(format!("{here}/@nobody-listens-here"), 1), ("another-host/@x".to_owned(), 0)] {
         let grant = owner.grant(address.len() as u64, &writer, vec![0..1 << 16]);
         let remote = with_shm_at(&owner.descriptor, &address);
         let report = writer.write(&remote, grant, whole(1 << 16)).await.unwrap();
         assert_eq!(report.transport, TransportKind::Tcp, "{address}");
+        let path = writer.engine.paths().into_iter().find(|path| path.fallbacks == fallbacks);
+        assert!(path.is_some(), "{address}: {:?}", writer.engine.paths());
     }
 }
 

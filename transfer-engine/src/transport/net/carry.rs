@@ -142,7 +142,15 @@ async fn send(
     attempt: &Attempt,
     outcomes: &mpsc::UnboundedSender<Outcome>,
 ) -> Result<(), TransferError> {
-    let bytes = attempt.part.bytes;
+    let (part, bytes) = (&attempt.part, attempt.part.bytes);
+    let _bulk = match part.priority {
+        Priority::Urgent => None,
+        // With a lane that is open already, and before it takes any of the room: those who wait for this right keep nothing from others.
+        Priority::Bulk => {
+            peer.lane(&attempt.wanted).await?;
+            Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?)
+        }
+    };
     // A part larger than all that may be in flight (of a batch so large that its parts must be) waits for everything else. The limit fits into 32 bits (checked
     // with the configuration).
     let permit = Arc::clone(&peer.in_flight)
@@ -151,11 +159,11 @@ async fn send(
         .map_err(|_| TransferError::Closed)?;
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
     let mut sending = Box::new(Sending {
-        part: Arc::clone(&attempt.part),
+        part: Arc::clone(part),
         fences: attempt.failed.clone(),
         outcome: outcomes.clone(),
         _in_flight,
-        bulk: None,
+        _bulk,
         load: None,
         armed: None,
         landing: None,
@@ -165,10 +173,6 @@ async fn send(
         if sending.part.op == Op::Read && lane.version < 2 {
             let reason = format!("its version is {}, which cannot be read from", lane.version);
             return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });
-        }
-        if sending.part.priority == Priority::Bulk && sending.bulk.is_none() {
-            // Last, so that nobody waits for one who waits himself.
-            sending.bulk = Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?);
         }
         match lane.send(sending).await {
             Ok(()) => return Ok(()),

@@ -111,7 +111,7 @@ pub(super) struct Sending {
     /// Room among the bytes in flight to this peer, until there is an outcome.
     pub(super) _in_flight: (OwnedSemaphorePermit, InFlight),
     /// The right of a part of a bulk batch to be under way, until there is an outcome.
-    pub(super) bulk: Option<OwnedSemaphorePermit>,
+    pub(super) _bulk: Option<OwnedSemaphorePermit>,
     /// Its share of its lane's load, until there is an outcome.
     pub(super) load: Option<LaneLoad>,
     /// The owner may fetch it as long as this lives (shm).

@@ -86,7 +86,7 @@ impl Peer {
 
     /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
     pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
-        let mut error = self.no_way(wanted);
+        let (mut error, mut failed) = (self.no_way(wanted), None);
         let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
         let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
         while let Some(routes) = ways.next() {
@@ -96,12 +96,15 @@ impl Peer {
             };
             match found {
                 Ok(lane) => {
-                    self.stats.on_choice(lane.kind, &error, self.is_detour(&lane, wanted));
+                    self.stats.on_choice(lane.kind, failed, self.is_detour(&lane, wanted));
                     return Ok(lane);
                 }
                 // What no other way would change.
                 Err(stale @ TransferError::StaleGeneration { .. }) => return Err(stale),
-                Err(failed) => error = failed,
+                Err(failure) => {
+                    failed = failed.or_else(|| Some((routes[0].kind(), failure.clone())));
+                    error = failure;
+                }
             }
         }
         Err(error)

@@ -34,7 +34,9 @@ impl Receiver<'_> {
         let region = self.host.region(segment).ok();
         let file = region.as_deref().and_then(|region| region.shared_file());
         let bytes = file.and(region.as_ref()).map_or(0, |region| region.len() as u64);
-        self.stream.write_with_file(&Reply::Mapped { segment, bytes, address: 0, key: 0 }.encode(), file).await
+        let mapped = Reply::Mapped { segment, bytes, address: 0, key: 0 }.encode();
+        let written = timeout(self.host.config.progress_timeout, self.stream.write_with_file(&mapped, file)).await;
+        written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// Sends the bytes of a read, frame by frame, each under a pass of the lease.
