@@ -110,7 +110,10 @@ async fn a_models_tokens_do_not_depend_on_the_transport() -> anyhow::Result<()> 
 async fn pairs_that_moved_nothing_are_not_listed_and_addresses_are() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     assert_eq!(paths(&cluster, &["--json"]).await?.trim(), "[]");
-    assert_eq!(paths(&cluster, &[]).await?.trim(), "no node has moved KV to another one yet");
+    assert_eq!(
+        paths(&cluster, &[]).await?.trim(),
+        "no node has reported that it moved KV to another one (nodes report once a second)"
+    );
     let reported = || async { Ok(cluster.nodes().await?.iter().all(|node| node.transfer.is_some())) };
     cluster.wait_for("first report of each node", 3 * SECOND, reported).await?;
     for node in cluster.nodes().await? {

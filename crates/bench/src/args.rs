@@ -51,12 +51,12 @@ pub struct TransferArgs {
     /// Fill the source with a pattern, clear the destination, and compare every byte at the end
     #[arg(long)]
     pub verify: bool,
-    /// Be the target of one run, for an initiator on another host (--connect); prints where it listens
-    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    /// Be the target of one run, for an initiator on another host (--connect); prints where it listens. What is measured is the initiator's to say
+    #[arg(long, value_name = "IP:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
     /// The target runs there (--listen) instead of being started here
-    #[arg(long, value_name = "ADDR")]
-    pub connect: Option<SocketAddr>,
+    #[arg(long, value_name = "HOST:PORT")]
+    pub connect: Option<String>,
 }
 
 impl TransferArgs {

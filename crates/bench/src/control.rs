@@ -13,11 +13,14 @@ use crate::BenchError;
 use crate::plan::Plan;
 
 /// Both ends must be of the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest message, bytes: a descriptor has at most 4 KiB, twice that in hexadecimal digits.
 const MAX_LINE: u64 = 64 << 10;
 /// Longest wait for an answer: the other end may have to touch or compare a large working set first.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Longest wait for a greeting, either way.
+pub const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// From the initiator.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -46,18 +49,22 @@ pub enum Request {
         /// How many; more than one round of the layout is one round.
         blocks: u64,
     },
+    /// Last of all, without an answer: whoever closes the connection before has failed.
+    End,
 }
 
 /// From the target.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// An engine's memory.
+    /// To `Hello`, at once.
+    Welcome,
+    /// After `Welcome`, when the memory is ready: an engine's.
     Segment {
         /// Its encoded descriptor in hexadecimal digits.
         descriptor: String,
     },
-    /// Where a bare loop connects to.
+    /// The same, of a bare loop: where it connects to.
     Stream {
         /// Address.
         address: SocketAddr,
@@ -121,14 +128,28 @@ impl Control {
             Err(_) => Err(self.error(format!("said nothing within {timeout:?}"))),
             Ok(Err(error)) => Err(self.error(format!("went away: {error}"))),
             Ok(Ok(0)) => Ok(None),
-            Ok(Ok(_)) => serde_json::from_str(&line).map_err(|error| self.error(format!("sent nonsense: {error}"))),
+            Ok(Ok(_)) => serde_json::from_str(&line)
+                .map_err(|error| self.error(format!("sent what is no message of this bench: {error}"))),
+        }
+    }
+
+    /// Greets the target and receives what it is ready with.
+    pub async fn greet(&mut self, hello: &Request) -> Result<Reply, BenchError> {
+        self.send(hello).await?;
+        match self.reply(GREETING_TIMEOUT).await? {
+            Reply::Welcome => self.reply(ANSWER_TIMEOUT).await,
+            other => Err(self.unexpected(&other)),
         }
     }
 
     /// Sends a request and receives its reply.
     pub async fn ask(&mut self, request: &Request) -> Result<Reply, BenchError> {
         self.send(request).await?;
-        match self.receive(ANSWER_TIMEOUT).await? {
+        self.reply(ANSWER_TIMEOUT).await
+    }
+
+    async fn reply(&mut self, timeout: Duration) -> Result<Reply, BenchError> {
+        match self.receive(timeout).await? {
             Reply::Failed { reason } => Err(self.error(reason)),
             reply => Ok(reply),
         }
@@ -171,7 +192,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_bad_peer_is_an_error_that_names_it() {
-        for (sent, problem) in [("{\"marked\":1}\n", "nonsense"), ("", "went away")] {
+        for (sent, problem) in [("{\"marked\":1}\n", "no message of this bench"), ("", "went away")] {
             let (mut ours, mut theirs) = pair().await;
             theirs.write_all(sent.as_bytes()).await.unwrap();
             drop(theirs);
@@ -189,6 +210,6 @@ mod tests {
         let (mut ours, mut theirs) = pair().await;
         theirs.write_all(&vec![b'['; MAX_LINE as usize + 1]).await.unwrap();
         let error = ours.receive::<Reply>(ANSWER_TIMEOUT).await.unwrap_err().to_string();
-        assert!(error.contains("nonsense"), "{error}");
+        assert!(error.contains("no message of this bench"), "{error}");
     }
 }

@@ -23,7 +23,7 @@ pub const WARM_UP: Duration = Duration::from_millis(500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the plan against a target at `connect`, or one of its own.
-pub async fn run(plan: &Plan, connect: Option<SocketAddr>, progress: bool) -> Result<Report, BenchError> {
+pub async fn run(plan: &Plan, connect: Option<&str>, progress: bool) -> Result<Report, BenchError> {
     let _progress = Progress::new(plan, progress);
     if plan.carrier == Carrier::Memcpy {
         let plan = *plan;
@@ -32,27 +32,29 @@ pub async fn run(plan: &Plan, connect: Option<SocketAddr>, progress: bool) -> Re
     }
     let Some(address) = connect else {
         let target = Target::start().await?;
-        let report = measure(plan, target.address).await?;
+        let report = measure(plan, &target.address.to_string()).await?;
         target.ended().await?;
         return Ok(report);
     };
     measure(plan, address).await
 }
 
-async fn measure(plan: &Plan, address: SocketAddr) -> Result<Report, BenchError> {
+async fn measure(plan: &Plan, address: &str) -> Result<Report, BenchError> {
+    // First, as it takes its time: the target waits for a greeting.
+    let memory = match plan.op {
+        Op::Write => Memory::filled(plan)?,
+        Op::Read => Memory::cleared(plan)?,
+    };
     let refused = |reason: String| BenchError::control("target", format!("cannot connect to {address}: {reason}"));
     let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
         Ok(stream) => stream.map_err(|error| refused(error.to_string()))?,
         Err(_) => return Err(refused(format!("no answer within {CONNECT_TIMEOUT:?}"))),
     };
     let mut control = Control::new(stream, "target")?;
-    let memory = match plan.op {
-        Op::Write => Memory::filled(plan)?,
-        Op::Read => Memory::cleared(plan)?,
-    };
     let mut side = Side::start(plan, &mut control, &memory).await?;
     let report = phases(plan, &mut control, &memory, &mut side).await?;
     side.stop().await?;
+    control.send(&Request::End).await?;
     Ok(report)
 }
 
@@ -116,7 +118,7 @@ impl Side {
     async fn start(plan: &Plan, control: &mut Control, memory: &Memory) -> Result<Self, BenchError> {
         let hello = |writer_generation| Request::Hello { version: VERSION, plan: *plan, writer_generation };
         if plan.carrier.is_baseline() {
-            return match control.ask(&hello(0)).await? {
+            return match control.greet(&hello(0)).await? {
                 Reply::Stream { address } => {
                     Ok(Self::CopyLoop(CopyInitiator::connect(plan, address, memory.clone()).await?))
                 }
@@ -124,7 +126,7 @@ impl Side {
             };
         }
         let engine = Unconnected::start(plan, SocketAddr::new(control.local_ip(), 0), memory).await?;
-        match control.ask(&hello(engine.generation())).await? {
+        match control.greet(&hello(engine.generation())).await? {
             Reply::Segment { descriptor } => Ok(Self::Engine(Box::new(engine.connect(plan, &descriptor)?))),
             other => Err(control.unexpected(&other)),
         }

@@ -64,6 +64,6 @@ async fn transfer(args: &TransferArgs, json: bool) -> Result<(), BenchError> {
     if let Some(listen) = args.listen {
         return target::serve(listen).await;
     }
-    let report = initiator::run(&args.plan()?, args.connect, !json).await?;
+    let report = initiator::run(&args.plan()?, args.connect.as_deref(), !json).await?;
     report.print(json).map_err(BenchError::Output)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_types::Generation;
 use tokio::net::TcpListener;
 
-use crate::control::{ANSWER_TIMEOUT, Control, Reply, Request, VERSION};
+use crate::control::{ANSWER_TIMEOUT, Control, GREETING_TIMEOUT, Reply, Request, VERSION};
 use crate::copy_loop::CopyTarget;
 use crate::engine::EngineTarget;
 use crate::memory::Memory;
@@ -26,11 +26,10 @@ pub async fn serve(listen: SocketAddr) -> Result<(), BenchError> {
         .await
         .map_err(|error| BenchError::invalid("--listen", format!("cannot listen on {listen}: {error}")))?;
     writeln!(std::io::stdout(), "{LISTENING}{}", listener.local_addr()?)?;
-    let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, listener.accept()).await;
-    let (stream, _) =
+    let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, greeted(&listener)).await;
+    let (mut control, first) =
         accepted.map_err(|_| BenchError::control("initiator", format!("none came within {ACCEPT_TIMEOUT:?}")))??;
-    let mut control = Control::new(stream, "initiator")?;
-    let result = run(&mut control).await;
+    let result = run(&mut control, first).await;
     let Err(error) = result else { return Ok(()) };
     // Where the connection is what failed, the initiator knows already; and whoever started this process may not read its stdout.
     let _ = control.send(&Reply::Failed { reason: error.to_string() }).await;
@@ -38,9 +37,21 @@ pub async fn serve(listen: SocketAddr) -> Result<(), BenchError> {
     Err(BenchError::Reported)
 }
 
-async fn run(control: &mut Control) -> Result<(), BenchError> {
-    let Some(first) = control.next(ANSWER_TIMEOUT).await? else { return Ok(()) };
+/// The first connection that says something: others may look whether somebody listens.
+async fn greeted(listener: &TcpListener) -> Result<(Control, Request), BenchError> {
+    loop {
+        let (stream, from) = listener.accept().await?;
+        let mut control = Control::new(stream, "initiator")?;
+        match control.receive(GREETING_TIMEOUT).await {
+            Ok(first) => return Ok((control, first)),
+            Err(error) => writeln!(std::io::stderr(), "a connection from {from} is no initiator's: {error}")?,
+        }
+    }
+}
+
+async fn run(control: &mut Control, first: Request) -> Result<(), BenchError> {
     let (plan, writer) = hello(control, first)?;
+    control.send(&Reply::Welcome).await?;
     let memory = match plan.op {
         Op::Write => Memory::cleared(&plan)?,
         Op::Read => Memory::filled(&plan)?,
@@ -48,11 +59,12 @@ async fn run(control: &mut Control) -> Result<(), BenchError> {
     let side = Side::start(&plan, control, &memory, writer).await?;
     control.send(&side.ready()).await?;
     let patience = plan.duration() + ANSWER_TIMEOUT;
-    while let Some(request) = control.next::<Request>(patience).await? {
-        let reply = answer(&plan, &memory, &side, request).await?;
-        control.send(&reply).await?;
+    loop {
+        match control.receive(patience).await? {
+            Request::End => return side.stop().await,
+            request => control.send(&answer(&plan, &memory, &side, request).await?).await?,
+        }
     }
-    side.stop().await
 }
 
 fn hello(control: &Control, first: Request) -> Result<(Plan, Generation), BenchError> {
@@ -77,7 +89,7 @@ async fn answer(plan: &Plan, memory: &Memory, side: &Side, request: Request) -> 
         }
         Request::Clear => memory.clear(),
         Request::Verify { first, blocks } => memory.verify(plan, first, blocks)?,
-        Request::Hello { .. } => return Err(BenchError::control("initiator", "greeted twice")),
+        Request::Hello { .. } | Request::End => return Err(BenchError::control("initiator", "greeted twice")),
     }
     Ok(Reply::Done)
 }

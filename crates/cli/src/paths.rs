@@ -35,7 +35,7 @@ pub fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
     }
     let rows: Vec<Vec<String>> = pairs(nodes).into_iter().map(|(from, path)| row(from, path)).collect();
     if rows.is_empty() {
-        return "no node has moved KV to another one yet".to_owned();
+        return "no node has reported that it moved KV to another one (nodes report once a second)".to_owned();
     }
     table(&HEADER, &rows, paint, |row, column, cell| match TROUBLE.contains(&column) && rows[row][column] != "0" {
         true => paint.yellow(cell),
@@ -128,7 +128,10 @@ mod tests {
     #[test]
     fn no_pair_is_said_in_words_and_an_empty_list() {
         let quiet = [node("p0", Vec::new()), v1::NodeStatus::default()];
-        assert_eq!(render(&quiet, Paint::none()), "no node has moved KV to another one yet");
+        assert_eq!(
+            render(&quiet, Paint::none()),
+            "no node has reported that it moved KV to another one (nodes report once a second)"
+        );
         assert_eq!(render(&[], Paint::none()), "no node has registered");
         assert_eq!(json(&quiet), json!([]));
     }
