@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::harness::{LONG, TestNode, config, pair, span, whole};
 use super::proxy::{Fault, Proxy};
-use crate::{Arrival, FakeNetwork, SpanPair, TransferError};
+use crate::{Arrival, FakeNetwork, SpanPair, TransferConfig, TransferError, TransportKind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_arrives_whole_and_is_reported_on_both_sides() {
@@ -22,6 +22,23 @@ async fn a_batch_arrives_whole_and_is_reported_on_both_sides() {
     assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
     writer.stop().await;
     owner.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ipv6_is_as_good() {
+    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
+        return println!("SKIPPED: no IPv6 here: {error}");
+    }
+    let config = |name| TransferConfig { listen: "[::1]:0".parse().unwrap(), ..config(name, 1) };
+    let (writer, owner) = (TestNode::bind(config("w"), 1 << 20).await, TestNode::bind(config("o"), 1 << 20).await);
+    assert!(owner.descriptor.address(TransportKind::Tcp).unwrap().starts_with("[::1]:"));
+    writer.fill(1);
+    let (grant, lease) = (owner.grant(1, &writer, vec![0..1 << 20]), owner.lease(2, &writer, vec![0..1 << 20]));
+    writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
+    assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
+    writer.fill(2);
+    writer.read(&owner.descriptor, lease, whole(1 << 20)).await.unwrap();
+    assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
 }
 
 #[tokio::test]
@@ -135,7 +152,7 @@ async fn sixteen_batches_of_two_hundred_spans_share_the_lanes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_kept_between_batches_and_closed_when_idle() {
-    let quick = crate::TransferConfig { idle_timeout: Duration::from_millis(150), ..config("w", 1) };
+    let quick = TransferConfig { idle_timeout: Duration::from_millis(150), ..config("w", 1) };
     let (writer, owner) = (TestNode::bind(quick, 1 << 16).await, TestNode::bind(config("o", 1), 1 << 16).await);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
     let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..1 << 16]));
@@ -170,7 +187,7 @@ async fn a_large_batch_is_striped_and_completes_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_in_flight_are_bounded() {
     let limit = 512 << 10;
-    let small = crate::TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
+    let small = TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::bind(small, 4 << 20).await, TestNode::bind(config("o", 1), 4 << 20).await);
     // The welcome comes through, no acknowledgement does.
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallRepliesAfter(10)]).await;
@@ -188,8 +205,8 @@ async fn bytes_in_flight_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() {
-    let narrow = crate::TransferConfig { arrival_queue: 2, ..config("o", 1) };
-    let patient = crate::TransferConfig { progress_timeout: LONG, ..config("w", 1) };
+    let narrow = TransferConfig { arrival_queue: 2, ..config("o", 1) };
+    let patient = TransferConfig { progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::bind(patient, 1 << 20).await, TestNode::bind(narrow, 1 << 20).await);
     let grants: Vec<_> = (0..40).map(|i| owner.grant(i, &writer, vec![i * 4096..(i + 1) * 4096])).collect();
     let mut batches: Vec<_> =
@@ -213,7 +230,7 @@ async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() 
 
 #[tokio::test]
 async fn batches_and_spans_under_way_are_bounded() {
-    let small = crate::TransferConfig { max_batches: 2, max_spans: 10, ..config("w", 1) };
+    let small = TransferConfig { max_batches: 2, max_spans: 10, ..config("w", 1) };
     let (writer, owner) = (TestNode::bind(small, 4096).await, TestNode::bind(config("o", 1), 4096).await);
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let spans = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0); 11]).await.unwrap_err();

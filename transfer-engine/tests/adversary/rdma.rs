@@ -35,6 +35,6 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices"]
 async fn idle_peers_cost_little_and_are_let_go_over_rdma() {
-    let (peers, idle) = if std::env::var_os("BATON_TEST_LONG").is_some() { (1000, 25) } else { (100, 6) };
+    let (peers, idle) = if std::env::var_os("BATON_TEST_LONG").is_some() { (1000, 25) } else { (200, 6) };
     crowd::idle_peers(RDMA, peers, Duration::from_secs(idle)).await;
 }
