@@ -116,18 +116,13 @@ impl Control {
 
     /// Receives one message.
     pub async fn receive<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<T, BenchError> {
-        self.next(timeout).await?.ok_or_else(|| self.error("went away".to_owned()))
-    }
-
-    /// Receives one message; `None` where the other end has closed the connection.
-    pub async fn next<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>, BenchError> {
         let mut line = String::new();
         let mut limited = (&mut self.read).take(MAX_LINE);
         let received = tokio::time::timeout(timeout, limited.read_line(&mut line)).await;
         match received {
             Err(_) => Err(self.error(format!("said nothing within {timeout:?}"))),
             Ok(Err(error)) => Err(self.error(format!("went away: {error}"))),
-            Ok(Ok(0)) => Ok(None),
+            Ok(Ok(0)) => Err(self.error("went away".to_owned())),
             Ok(Ok(_)) => serde_json::from_str(&line)
                 .map_err(|error| self.error(format!("sent what is no message of this bench: {error}"))),
         }

@@ -89,7 +89,9 @@ async fn answer(plan: &Plan, memory: &Memory, side: &Side, request: Request) -> 
         }
         Request::Clear => memory.clear(),
         Request::Verify { first, blocks } => memory.verify(plan, first, blocks)?,
-        Request::Hello { .. } | Request::End => return Err(BenchError::control("initiator", "greeted twice")),
+        Request::Hello { .. } | Request::End => {
+            return Err(BenchError::control("initiator", "sent a request out of turn"));
+        }
     }
     Ok(Reply::Done)
 }

@@ -1,13 +1,13 @@
 //! The grants of an engine.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use baton_memory::MemoryRegion;
 use baton_types::GrantId;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use metrics::Gauge;
 use tokio::sync::{Notify, mpsc};
@@ -74,7 +74,7 @@ pub(crate) struct GrantTable {
 }
 
 /// Ends what writers may do under a closed grant without this processor's help.
-type Fence = Box<dyn Fn(GrantId) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+type Fence = Box<dyn Fn(GrantId) -> BoxFuture<'static, ()> + Send + Sync>;
 
 impl GrantTable {
     pub(crate) fn new(max_grants: usize, arrival_queue: usize, gauge: Gauge) -> (Self, ArrivalReceiver) {
@@ -84,10 +84,7 @@ impl GrantTable {
     }
 
     /// Has `fence` run for each grant that ends, before that is said.
-    pub(crate) fn set_fence(
-        &self,
-        fence: impl Fn(GrantId) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync + 'static,
-    ) {
+    pub(crate) fn set_fence(&self, fence: impl Fn(GrantId) -> BoxFuture<'static, ()> + Send + Sync + 'static) {
         // A second one would be a bug, and not be run.
         let _ = self.fence.set(Box::new(fence));
     }

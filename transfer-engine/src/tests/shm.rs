@@ -9,8 +9,8 @@ use baton_types::GrantId;
 use super::harness::{LONG, TestNode, config, pair_over, span, whole};
 use super::round_trip::check_against_a_copy;
 use crate::{
-    Arrival, BatchOptions, GrantSpec, RefusalReason, SegmentDescriptor, TransferConfig, TransferError, TransportChoice,
-    TransportKind,
+    Arrival, BatchOptions, GrantSpec, RefusalReason, SegmentDescriptor, SegmentId, TransferConfig, TransferError,
+    TransportChoice, TransportKind,
 };
 
 const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
@@ -128,12 +128,20 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
     assert!(cancelled > 5 && complete > 5, "{complete} complete, {cancelled} cancelled: both must happen");
 }
 
+/// With one transport left, or not.
+const UNSHARED: [(TransportChoice, Option<TransportKind>); 2] =
+    [(TransportChoice::Auto, Some(TransportKind::Tcp)), (SHM, None)];
+
+/// Registers memory that was not allocated to be shared.
+fn register_unshared(node: &TestNode) -> (SegmentId, SegmentDescriptor) {
+    node.engine.register(Arc::new(MemoryRegion::allocate(1 << 16).unwrap())).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
-    for (transport, carried_by) in [(TransportChoice::Auto, Some(TransportKind::Tcp)), (SHM, None)] {
+    for (transport, carried_by) in UNSHARED {
         let (writer, owner) = pair_over(transport, 1 << 16).await;
-        let own = Arc::new(MemoryRegion::allocate(1 << 16).unwrap());
-        let (segment, _) = writer.engine.register(own).unwrap();
+        let (segment, _) = register_unshared(&writer);
         let grant = owner.grant(1, &writer, vec![0..1 << 16]);
         let options = BatchOptions::new(Instant::now() + LONG);
         let result = writer.engine.write(segment, &owner.descriptor, grant, whole(1 << 16), options).await;
@@ -147,10 +155,9 @@ async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_segment_that_its_owner_does_not_share_is_read_over_tcp_and_harms_no_other() {
-    for (transport, carried_by) in [(TransportChoice::Auto, Some(TransportKind::Tcp)), (SHM, None)] {
+    for (transport, carried_by) in UNSHARED {
         let (reader, owner) = pair_over(transport, 1 << 16).await;
-        let own = Arc::new(MemoryRegion::allocate(1 << 16).unwrap());
-        let (segment, unshared) = owner.engine.register(own).unwrap();
+        let (segment, unshared) = register_unshared(&owner);
         let (writer, expires) = (Some(reader.identity.clone()), Instant::now() + LONG);
         let spec = GrantSpec { id: GrantId(1), segment, ranges: vec![0..1 << 16], writer, expires };
         owner.engine.lease(spec).unwrap();

@@ -17,11 +17,11 @@ use crate::{Priority, TransferError, TransportKind, batch};
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
 const LANE_CHOICES: u32 = 16;
 
-/// Losses of one part before it was begun: lanes that end as soon as they are open are a failure, too.
+/// Losses of one part, begun or not: lanes that end as soon as they are open are a failure, too.
 const MAX_LOSSES: u32 = 64;
 
 /// A part, and what it has been through.
-struct Attempt {
+struct PartState {
     part: Arc<Part>,
     /// Lanes that it failed on.
     failed: Vec<u64>,
@@ -33,12 +33,11 @@ struct Attempt {
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
 pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
-    let without = without(&peer, &job);
-    let wanted = || Wanted { fresh: None, without: without.clone() };
-    let part = |part| Attempt { part, failed: Vec::new(), losses: 0, wanted: wanted() };
-    let mut attempts: Vec<_> = parts(&job, peer.host.config.part_bytes())?.into_iter().map(part).collect();
-    let mut to_send: VecDeque<_> = (0..attempts.len()).collect();
-    let mut open = attempts.len();
+    let wanted = Wanted { fresh: None, without: without(&peer, &job) };
+    let new = |part| PartState { part, failed: Vec::new(), losses: 0, wanted: wanted.clone() };
+    let mut parts: Vec<_> = parts(&job, peer.host.config.part_bytes())?.into_iter().map(new).collect();
+    let mut to_send: VecDeque<_> = (0..parts.len()).collect();
+    let mut open = parts.len();
     // A batch has at least one part, so that this is overwritten.
     let mut carried_by = TransportKind::Tcp;
     while open > 0 {
@@ -46,7 +45,7 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
             Ok(outcome) => outcome,
             Err(_) => match to_send.pop_front() {
                 Some(part) => {
-                    send(&peer, &attempts[part], &outcomes).await?;
+                    send(&peer, &parts[part], &outcomes).await?;
                     continue;
                 }
                 // This function holds a sender too, so that the channel never ends.
@@ -61,12 +60,12 @@ pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, Tr
             }
             Outcome::Refused(refusal) => return Err(refusal.into()),
             Outcome::Unable { part, by, reason } => {
-                attempts[part as usize].wanted.without.push((by, reason));
+                parts[part as usize].wanted.without.push((by, reason));
                 to_send.push_back(part as usize);
             }
             Outcome::Lost(loss) => {
                 let part = loss.part as usize;
-                attempts[part].on_loss(&peer, loss)?;
+                parts[part].on_loss(&peer, loss)?;
                 to_send.push_back(part);
             }
         }
@@ -87,7 +86,7 @@ fn without(peer: &Peer, job: &Job) -> Vec<(TransportKind, String)> {
     without
 }
 
-impl Attempt {
+impl PartState {
     /// Whether and how the part is sent again.
     fn on_loss(&mut self, peer: &Peer, loss: Loss) -> Result<(), TransferError> {
         self.losses += 1;
@@ -139,15 +138,15 @@ fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Arc<Part>>, TransferError> {
 /// Gives a part to a lane, as soon as its bytes may be in flight.
 async fn send(
     peer: &Arc<Peer>,
-    attempt: &Attempt,
+    state: &PartState,
     outcomes: &mpsc::UnboundedSender<Outcome>,
 ) -> Result<(), TransferError> {
-    let (part, bytes) = (&attempt.part, attempt.part.bytes);
+    let (part, bytes) = (&state.part, state.part.bytes);
     let _bulk = match part.priority {
         Priority::Urgent => None,
         // With a lane that is open already, and before it takes any of the room: those who wait for this right keep nothing from others.
         Priority::Bulk => {
-            peer.lane(&attempt.wanted).await?;
+            peer.lane(&state.wanted).await?;
             Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?)
         }
     };
@@ -160,7 +159,7 @@ async fn send(
     let _in_flight = (permit, InFlight::new(&peer.stats, bytes));
     let mut sending = Box::new(Sending {
         part: Arc::clone(part),
-        fences: attempt.failed.clone(),
+        fences: state.failed.clone(),
         outcome: outcomes.clone(),
         _in_flight,
         _bulk,
@@ -169,7 +168,7 @@ async fn send(
         landing: None,
     });
     for _ in 0..LANE_CHOICES {
-        let lane = peer.lane(&attempt.wanted).await?;
+        let lane = peer.lane(&state.wanted).await?;
         if sending.part.op == Op::Read && lane.version < 2 {
             let reason = format!("its version is {}, which cannot be read from", lane.version);
             return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });

@@ -86,7 +86,7 @@ impl Peer {
 
     /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
     pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
-        let (mut error, mut failed) = (self.no_way(wanted), None);
+        let (mut failed, mut last) = (None, None);
         let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
         let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
         while let Some(routes) = ways.next() {
@@ -103,11 +103,11 @@ impl Peer {
                 Err(stale @ TransferError::StaleGeneration { .. }) => return Err(stale),
                 Err(failure) => {
                     failed = failed.or_else(|| Some((routes[0].kind(), failure.clone())));
-                    error = failure;
+                    last = Some(failure);
                 }
             }
         }
-        Err(error)
+        Err(last.unwrap_or_else(|| self.no_way(wanted)))
     }
 
     /// Whether a lane was chosen because a better kind cannot carry this part: that says nothing about the path of the others.

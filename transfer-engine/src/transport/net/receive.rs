@@ -1,11 +1,11 @@
 //! The owner's end of a connection: checks each span, receives it in place, accounts for it and answers.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc::Permit;
 use tokio::time::{timeout, timeout_at};
 
@@ -358,7 +358,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Closes another connection of the writer. The future resolves once nothing of it can land.
-    pub(super) fn fence(&self, connection: u64) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
+    pub(super) fn fence(&self, connection: u64) -> io::Result<BoxFuture<'static, ()>> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_types::GrantId;
 use baton_verbs::CompletionStatus;
+use futures::future::{BoxFuture, OptionFuture};
 use tokio::sync::mpsc::Permit;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
@@ -123,13 +123,6 @@ impl Landing {
     }
 }
 
-async fn ended(future: &mut Option<Pin<Box<dyn Future<Output = ()> + Send>>>) {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
-    }
-}
-
 /// What the loop of an RDMA connection wakes up for.
 enum Event<'a> {
     Frame(Option<Frame>),
@@ -153,14 +146,14 @@ impl Receiver<'_> {
         let here = landing.insert(here);
         self.reply(&Reply::Connected(ours)).await?;
         // Frames after a FENCE wait for it, and parts that are here for room to tell of them. Nothing else does: who revokes a grant waits for an answer.
-        let mut fencing: Option<Pin<Box<dyn Future<Output = ()> + Send>>> = None;
+        let mut fencing: Option<BoxFuture<'static, ()>> = None;
         let host = self.host;
         loop {
             let event = tokio::select! {
                 Some((grant, fenced)) = revokes.recv() => Event::Revoke(grant, fenced),
                 landed = here.landed() => landed.map(|()| Event::Landed)?,
                 room = host.grants.room(), if here.has_part() => Event::Room(room),
-                () = ended(&mut fencing), if fencing.is_some() => Event::Fenced,
+                Some(()) = OptionFuture::from(fencing.as_mut()) => Event::Fenced,
                 frame = self.next_frame(), if fencing.is_none() => Event::Frame(frame?),
             };
             // Other connections' tasks get their turn, whatever this one sends.
@@ -212,12 +205,15 @@ impl Receiver<'_> {
 
     /// The writer has missed the answer to a part, and its grant has ended: has it arrived?
     async fn on_question(&mut self, commit: Commit) -> io::Result<()> {
-        let Target { id, grant, .. } = commit.target;
+        let Target { id, grant, segment } = commit.target;
         if self.host.grants.has_arrived(grant, &self.key(id.batch)) {
             return self.reply(&Reply::Ack(id)).await;
         }
-        let message = format!("grant {} has ended", grant.0);
-        self.refuse(id, Refusal::new(RefusalReason::Revoked, message)).await
+        let access = (Access::Write, self.registered.writer());
+        let allowed = self.host.grants.find(grant).and_then(|grant| grant.check(access, segment, Instant::now()));
+        // One that lives is asked about by nobody who keeps to the protocol.
+        let lives = || Refusal::new(RefusalReason::Revoked, format!("grant {} was said to have ended", grant.0));
+        self.refuse(id, allowed.err().unwrap_or_else(lives)).await
     }
 
     async fn on_map_rdma(&mut self, here: &Landing, segment: SegmentId) -> io::Result<()> {
