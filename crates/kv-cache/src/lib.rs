@@ -2,18 +2,20 @@
 //!
 //! - [`BlockHasher`] chains hashes over the full blocks of a token sequence.
 //! - [`BlockPool`] is a node's bookkeeping of its arena: who holds which block, what is cached, what is promised.
+//! - [`EvictionKind`] names the orders in which its cached blocks go, and those of a [`TierCache`], the books of a tier below the pool.
 //! - [`PrefixIndex`] is the conductor's picture of what every node holds, fed by the pools' [`KvEventBatch`]es.
 //!
 //! **Invariants**: every block is in exactly one state, and [`BlockPool::check_integrity_with`] proves it against the holders' own lists; a block that somebody
 //! holds, that a grant receives into or that is quarantined is never evicted or allocated; a hash names at most one block of a pool.
 
 mod event_log;
+mod eviction;
 mod hash;
-mod lru;
 mod pool;
 mod prefix_index;
 
 pub use event_log::KvEventBatch;
+pub use eviction::{EvictionKind, Position, TierCache, UnknownEviction};
 pub use hash::BlockHasher;
 pub use pool::{BlockPool, BlockState, IntegrityError, OutOfBlocks, PoolCounts, Reservation};
 pub use prefix_index::{Applied, PrefixIndex};

@@ -28,9 +28,9 @@ impl BlockPool {
     /// Takes time in the size of the pool.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         self.check_free_list()?;
-        self.check_lru()?;
+        self.check_eviction()?;
         self.check_index()?;
-        let room = self.free.len() + self.lru.len();
+        let room = self.free.len() + self.eviction.len();
         ensure(self.reserved <= room, || format!("{} blocks promised, {room} free or cached", self.reserved))
     }
 
@@ -80,15 +80,14 @@ impl BlockPool {
         ensure(listed == free, || format!("{free} blocks are free, {listed} in the free list"))
     }
 
-    fn check_lru(&self) -> Result<(), IntegrityError> {
-        // Bounded, should the links ever form a ring.
-        let listed = self.lru.iter().take(self.blocks.len() + 1).count();
-        for block in self.lru.iter().take(self.blocks.len()) {
+    fn check_eviction(&self) -> Result<(), IntegrityError> {
+        let listed = self.eviction.blocks();
+        for &block in &listed {
             let state = self.state(block);
             ensure(state == BlockState::Cached, || format!("block {} can be evicted, but is {state:?}", block.0))?;
         }
-        let cached = self.in_state(BlockState::Cached);
-        ensure(listed == cached && listed == self.lru.len(), || format!("{cached} blocks cached, {listed} evictable"))
+        let (cached, listed, len) = (self.in_state(BlockState::Cached), listed.len(), self.eviction.len());
+        ensure(listed == cached && listed == len, || format!("{cached} blocks cached, {listed} evictable"))
     }
 
     fn check_index(&self) -> Result<(), IntegrityError> {

@@ -5,7 +5,7 @@
 //!   Free ───────────────▶ Mutable ──────────▶ Complete ───────────────────────▶ Cached
 //!    ▲ ▲                   ▲ │                    ▲                               │ │
 //!    │ │ allocate_receiving│ │ release            └────────── acquire ────────────┘ │
-//!    │ └──────▶ Receiving ─┘ └──▶ Free                          eviction, oldest first
+//!    │ └──────▶ Receiving ─┘ └──▶ Free                             eviction, by policy
 //!    │              │ quarantine                                                    │
 //!    └── fenced ── Quarantined                                    Free ◀────────────┘
 //! ```
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use baton_types::{BlockHash, BlockId, ErrorKind, GrantId, KvEvent};
 
 use crate::event_log::{EventLog, KvEventBatch};
-use crate::lru::Lru;
+use crate::eviction::{EvictionKind, EvictionPolicy, Position};
 
 pub use integrity::IntegrityError;
 
@@ -113,21 +113,26 @@ pub struct BlockPool {
     blocks: Vec<Block>,
     /// Taken from the end, filled so that a fresh pool gives ascending ids, which coalesce on the wire.
     free: Vec<BlockId>,
-    /// Cached blocks; the oldest is evicted first.
-    lru: Lru,
+    /// The order in which cached blocks are evicted.
+    eviction: Box<dyn EvictionPolicy>,
     index: HashMap<BlockHash, BlockId>,
     reserved: usize,
     events: EventLog,
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` free blocks whose log keeps up to `event_capacity` events until they are drained.
+    /// A pool of `num_blocks` free blocks whose log keeps up to `event_capacity` events until they are drained. Evicts by the default policy.
     pub fn new(num_blocks: u32, event_capacity: usize) -> Self {
+        Self::with_eviction(num_blocks, event_capacity, EvictionKind::default())
+    }
+
+    /// As [`Self::new`], by a policy of the caller's choice.
+    pub fn with_eviction(num_blocks: u32, event_capacity: usize, eviction: EvictionKind) -> Self {
         let block = Block { state: BlockState::Free, identity: None };
         Self {
             blocks: vec![block; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
-            lru: Lru::new(num_blocks),
+            eviction: eviction.policy(num_blocks),
             index: HashMap::new(),
             reserved: 0,
             events: EventLog::new(event_capacity),
@@ -136,13 +141,13 @@ impl BlockPool {
 
     /// Blocks per state.
     pub fn counts(&self) -> PoolCounts {
-        let (total, free, cached) = (self.blocks.len(), self.free.len(), self.lru.len());
+        let (total, free, cached) = (self.blocks.len(), self.free.len(), self.eviction.len());
         PoolCounts { total, free, cached, used: total - free - cached, reserved: self.reserved }
     }
 
     /// Blocks that can be allocated or reserved now.
     pub fn available(&self) -> usize {
-        self.free.len() + self.lru.len() - self.reserved
+        self.free.len() + self.eviction.len() - self.reserved
     }
 
     /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those of them that are cached cannot be evicted then.
@@ -177,18 +182,16 @@ impl BlockPool {
     pub fn acquire(&mut self, blocks: &[BlockId]) {
         for &block in blocks {
             match self.state(block) {
-                BlockState::Cached => {
-                    self.lru.remove(block);
-                    self.set(block, BlockState::Complete { refs: 1 });
-                }
+                BlockState::Cached => self.set(block, BlockState::Complete { refs: 1 }),
                 BlockState::Complete { refs } => self.set(block, BlockState::Complete { refs: refs + 1 }),
                 state => panic!("block {} is {state:?} and cannot be acquired", block.0),
             }
+            self.eviction.on_use(block);
         }
-        assert!(self.reserved <= self.free.len() + self.lru.len(), "acquired blocks that were promised to others");
+        assert!(self.reserved <= self.free.len() + self.eviction.len(), "acquired blocks that were promised to others");
     }
 
-    /// Takes `n` blocks for one sequence to write into: free ones first, then the cached ones that are unused for longest.
+    /// Takes `n` blocks for one sequence to write into: free ones first, then cached ones.
     pub fn allocate(&mut self, n: usize) -> Result<Vec<BlockId>, OutOfBlocks> {
         self.check_fits(&[], n)?;
         Ok((0..n).map(|_| self.take(BlockState::Mutable)).collect())
@@ -236,6 +239,7 @@ impl BlockPool {
         self.index.insert(hash, block);
         let identity = Some(Identity { hash, parent });
         self.blocks[block.index()] = Block { state: BlockState::Complete { refs: 1 }, identity };
+        self.eviction.on_store(block, hash);
         self.events.push(KvEvent::Stored { hash, parent });
         true
     }
@@ -279,12 +283,12 @@ impl BlockPool {
     /// # Panics
     /// If nobody holds a block.
     pub fn release(&mut self, blocks: &[BlockId]) {
-        for &block in blocks.iter().rev() {
+        for (&block, position) in blocks.iter().zip(Position::of_prompt(blocks.len())).rev() {
             match self.state(block) {
                 BlockState::Mutable => self.put_back(block),
                 BlockState::Complete { refs: 1 } => {
                     self.set(block, BlockState::Cached);
-                    self.lru.push(block);
+                    self.eviction.on_release(block, position);
                 }
                 BlockState::Complete { refs } => self.set(block, BlockState::Complete { refs: refs - 1 }),
                 state => panic!("block {} is {state:?} and cannot be released", block.0),
@@ -294,8 +298,8 @@ impl BlockPool {
 
     /// Frees every cached block.
     pub fn clear_cached(&mut self) {
-        let all = self.index.len() == self.lru.len();
-        while let Some(block) = self.lru.pop() {
+        let all = self.index.len() == self.eviction.len();
+        while let Some(block) = self.eviction.evict() {
             let hash = self.forget(block);
             if !all {
                 self.events.push(KvEvent::Removed { hash });
@@ -322,7 +326,7 @@ impl BlockPool {
         KvEventBatch { sequence: self.events.next_sequence(), snapshot: true, events }
     }
 
-    /// A free block, or the oldest cached one. The caller has checked that there is one.
+    /// A free block, or a cached one. The caller has checked that there is one.
     fn take(&mut self, state: BlockState) -> BlockId {
         let block = self.free.pop().unwrap_or_else(|| self.evict());
         self.set(block, state);
@@ -330,7 +334,7 @@ impl BlockPool {
     }
 
     fn evict(&mut self) -> BlockId {
-        let block = self.lru.pop().expect("room was checked before");
+        let block = self.eviction.evict().expect("room was checked before");
         let hash = self.forget(block);
         self.events.push(KvEvent::Removed { hash });
         block

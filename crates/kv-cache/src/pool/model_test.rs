@@ -194,9 +194,10 @@ proptest! {
     #[test]
     fn books_balance_under_any_sequence_of_operations(
         capacity in 0usize..12,
+        policy in prop::sample::select(&EvictionKind::ALL[..]),
         operations in prop::collection::vec((0u8..9, any::<u8>()), 1..120),
     ) {
-        let (mut pool, mut naive) = (BlockPool::new(12, capacity), Naive::default());
+        let (mut pool, mut naive) = (BlockPool::with_eviction(12, capacity, policy), Naive::default());
         for (operation, a) in operations {
             step(&mut pool, &mut naive, operation, a);
             let reserved = naive.reservations.iter().map(Reservation::blocks).sum();
