@@ -6,6 +6,7 @@
 //! the tree for that: a parent is let go after its children, is used whenever they are, and stands before them, and every order here goes by these alone.
 
 mod counted;
+mod hit_density;
 mod lists;
 mod lru;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::str::FromStr;
 use baton_types::{BlockHash, BlockId};
 
 use counted::Counted;
+use hit_density::HitDensity;
 use lru::Lru;
 
 pub use tier_cache::TierCache;
@@ -36,6 +38,11 @@ impl Position {
     pub(crate) fn of_prompt(blocks: usize) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator {
         let length = u32::try_from(blocks).unwrap_or(u32::MAX);
         (0..length).map(move |depth| Self { depth, length })
+    }
+
+    /// Whether no block follows.
+    pub(crate) const fn is_last(self) -> bool {
+        self.depth + 1 == self.length
     }
 }
 
@@ -67,22 +74,24 @@ pub(crate) trait EvictionPolicy: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum EvictionKind {
     /// What is unused for longest.
-    #[default]
     Lru,
     /// What was used least often since it was stored, then what is unused for longest.
     Lfu,
     /// What was used least often, then what stands latest in its prompt: LengthAwareCache of Mooncake (arXiv 2407.00079, section 4.2).
     LengthAware,
+    /// What promises the fewest hits for the room and time that it will take, as learned from the blocks before it: LHD (Beckmann et al., NSDI 2018), by uses.
+    #[default]
+    HitDensity,
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an eviction policy (lru, lfu, length-aware)")]
+#[error("'{0}' is not an eviction policy (lru, lfu, length-aware, hit-density)")]
 pub struct UnknownEviction(pub String);
 
 impl EvictionKind {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::Lfu, Self::LengthAware];
+    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::LengthAware, Self::HitDensity];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
@@ -90,6 +99,7 @@ impl EvictionKind {
             Self::Lru => "lru",
             Self::Lfu => "lfu",
             Self::LengthAware => "length-aware",
+            Self::HitDensity => "hit-density",
         }
     }
 
@@ -99,6 +109,7 @@ impl EvictionKind {
             Self::Lru => Box::new(Lru::new(num_blocks)),
             Self::Lfu => Box::new(Counted::lfu(num_blocks)),
             Self::LengthAware => Box::new(Counted::length_aware(num_blocks)),
+            Self::HitDensity => Box::new(HitDensity::new(num_blocks)),
         }
     }
 }

@@ -43,6 +43,33 @@ fn length_aware_goes_by_uses_then_by_the_place_in_the_prompt() {
 }
 
 #[test]
+fn hit_density_knows_nothing_at_first_and_goes_by_the_last_use() {
+    assert_eq!(order(EvictionKind::HitDensity, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
+}
+
+/// How often a conversation of 8 blocks is whole when it goes on, after 1 to 6 prompts of 24 blocks that never come again, in a cache of 64.
+fn times_kept(kind: EvictionKind) -> usize {
+    let mut cache = TierCache::new(64, kind);
+    let conversation = chain(1..9);
+    let mut strangers = (1000u128..).map(|n| BlockHash(n.to_be_bytes()));
+    let kept = [1, 5, 2, 6, 3].into_iter().cycle().take(100).filter(|prompts| {
+        for _ in 0..*prompts {
+            cache.insert_prompt(&strangers.by_ref().take(24).collect::<Vec<_>>());
+        }
+        let whole = cache.match_prefix(&conversation) == conversation.len();
+        cache.insert_prompt(&conversation);
+        whole
+    });
+    kept.count()
+}
+
+#[test]
+fn hit_density_learns_that_what_was_used_often_is_used_again() {
+    assert_eq!(times_kept(EvictionKind::Lru), 39);
+    assert!(times_kept(EvictionKind::HitDensity) > 80, "{}", times_kept(EvictionKind::HitDensity));
+}
+
+#[test]
 fn policies_have_names() {
     for kind in EvictionKind::ALL {
         assert_eq!(kind.as_str().parse(), Ok(kind));
@@ -76,6 +103,7 @@ fn naive_victim(kind: EvictionKind, order: &BTreeMap<u32, Naive>) -> Option<u32>
         EvictionKind::Lru => least(|block| (0, Reverse(0), block.released)),
         EvictionKind::Lfu => least(|block| (block.uses, Reverse(0), block.released)),
         EvictionKind::LengthAware => least(|block| (block.uses, Reverse(block.depth), block.released)),
+        EvictionKind::HitDensity => None,
     }
 }
 
