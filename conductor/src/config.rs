@@ -27,8 +27,10 @@ pub struct Settings {
     pub stall_timeout_s: f64,
     /// How often a request is placed at most.
     pub max_attempts: u32,
-    /// How placement chooses: cache-aware, load-balance or round-robin.
+    /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton.
     pub placement: String,
+    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective.
+    pub admission: String,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -49,7 +51,8 @@ impl Default for Settings {
             max_prompt_bytes: 8 << 20,
             stall_timeout_s: 120.0,
             max_attempts: 3,
-            placement: "cache-aware".into(),
+            placement: "baton".into(),
+            admission: "selective".into(),
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -75,9 +78,12 @@ pub struct Flags {
     /// Name of the model for clients [default: that of the file]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// How placement chooses: cache-aware, load-balance or round-robin [default: cache-aware]
+    /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton [default: baton]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
+    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective [default: selective]
+    #[arg(long, value_name = "POLICY")]
+    pub admission: Option<String>,
     /// Requests served at once [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,

@@ -42,6 +42,8 @@ pub enum GenerateError {
         message: String,
         /// When a retry may succeed.
         retry_after: Option<Duration>,
+        /// It need not be refused yet: it may be placed after this long.
+        hold: Option<Duration>,
     },
     /// A node gave the request up.
     #[error("{node}: {refused}")]

@@ -8,7 +8,8 @@ use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{Cluster, Placement, PlacementRequest};
 use baton_text::StopStrings;
 use baton_types::{
-    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, RequestId, RequestKey, Slo, TokenId,
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
+    Slo, TokenId, Ttft,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -135,14 +136,31 @@ impl FrontDoor {
         let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let checked = self.check(request).await?;
         let job = Job::new(id, checked, &self.cluster())?;
-        let placement = match self.place(&job, Attempt(0), &[], &entry) {
-            // Its session ended in this moment: the choice among the others is as good as new.
-            Err(GenerateError::Node { node, .. }) => self.place(&job, Attempt(0), &[node], &entry)?,
-            placed => placed?,
-        };
+        let placement = self.place_first(&job, &entry, arrived).await?;
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let relay = Relay::new(self, job, placement, entry, out, arrived)?;
         Ok((relay, responses))
+    }
+
+    /// Places a request for the first time. While its objective leaves time for the cluster to get room, it waits here; its client's leaving ends that.
+    async fn place_first(&self, job: &Job, entry: &Entry, arrived: Instant) -> Result<Placement, GenerateError> {
+        let (mut exclude, mut held) = (Vec::new(), false);
+        loop {
+            match self.place(job, Attempt(0), &exclude, entry, arrived) {
+                // Its session ended in this moment: the choice among the others is as good as new.
+                Err(GenerateError::Node { node, .. }) if exclude.is_empty() => exclude.push(node),
+                Err(GenerateError::Refused { hold: Some(hold), .. }) if self.shutdown.phase() < Phase::Draining => {
+                    if !std::mem::replace(&mut held, true) {
+                        self.metrics.on_held();
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(hold) => {}
+                        () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
+                    }
+                }
+                placed => return placed,
+            }
+        }
     }
 
     fn full(&self) -> GenerateError {
@@ -199,15 +217,19 @@ impl FrontDoor {
         attempt: Attempt,
         exclude: &[NodeId],
         entry: &Entry,
+        arrived: Instant,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
         let (placement, target, starts) = {
             let mut cluster = self.cluster();
-            let placed = cluster.place(self.clock.now(), &job.placement_request(key, exclude), &mut random_u64);
+            let now = self.clock.now();
+            let waited = now.saturating_duration_since(arrived);
+            let placed = cluster.place(now, &job.placement_request(key, exclude, waited), &mut random_u64);
             let placement = placed.map_err(|refusal| GenerateError::Refused {
                 kind: refusal.kind,
                 message: refusal.message,
                 retry_after: refusal.retry_after,
+                hold: refusal.hold,
             })?;
             let target = placement.decode.as_ref().and_then(|node| cluster.node(node)).map(|node| DecodeTarget {
                 node: node.info().node.clone(),
@@ -220,7 +242,8 @@ impl FrontDoor {
         };
         // Before the job goes out: its first event must find the attempt entered.
         entry.placed(attempt, starts);
-        let command = v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target)).into());
+        let command =
+            v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target, placement.terms)).into());
         if !self.nodes.send(&placement.prefill, command) {
             self.cluster().on_ended(self.clock.now(), key);
             let message = "its session ended in this moment".to_owned();
@@ -228,6 +251,11 @@ impl FrontDoor {
             return Err(GenerateError::Node { node: placement.prefill, refused });
         }
         Ok(placement)
+    }
+
+    /// The output is complete, with so many tokens: what the ledger learns from.
+    pub fn finished(&self, key: RequestKey, output_tokens: u32) {
+        self.cluster().on_finished(self.clock.now(), key, output_tokens);
     }
 
     /// Ends an attempt on its nodes and in the ledger. Nodes that are done with it, or gone, do not mind.
@@ -284,22 +312,38 @@ impl Job {
         self.sampling.max_tokens > 1
     }
 
-    fn placement_request<'a>(&'a self, key: RequestKey, exclude: &'a [NodeId]) -> PlacementRequest<'a> {
+    /// What is asked of the cluster, `waited` after the request's arrival: its objective counts from there.
+    fn placement_request<'a>(
+        &'a self,
+        key: RequestKey,
+        exclude: &'a [NodeId],
+        waited: Duration,
+    ) -> PlacementRequest<'a> {
+        let ttft = self.slo.ttft.map(|Ttft(limit)| Ttft(limit.saturating_sub(waited)));
+        // What was accepted is not refused by prediction any more.
+        let slo = if key.attempt == Attempt(0) { Slo { ttft, ..self.slo } } else { Slo::default() };
         PlacementRequest {
             key,
             prompt_tokens: self.tokens.len() as u32,
             block_hashes: &self.block_hashes,
             max_tokens: self.sampling.max_tokens,
             wants_decode: self.wants_decode(),
-            slo: self.slo,
+            slo,
+            priority: self.priority,
             bypass_cache: self.sampling.prompt_logprobs.is_some(),
             exclude,
         }
     }
 
-    fn prefill_job(&self, conductor: ConductorId, key: RequestKey, decode: Option<DecodeTarget>) -> PrefillJob {
+    fn prefill_job(
+        &self,
+        conductor: ConductorId,
+        key: RequestKey,
+        decode: Option<DecodeTarget>,
+        terms: QueueTerms,
+    ) -> PrefillJob {
         let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        PrefillJob { key, conductor, tokens, sampling, decode, salt: Arc::from([]), priority: self.priority }
+        PrefillJob { key, conductor, tokens, sampling, decode, salt: Arc::from([]), terms }
     }
 
     /// The output's state before its first token.

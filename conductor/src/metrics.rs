@@ -11,6 +11,7 @@ use crate::front_door::FrontDoor;
 
 const REQUESTS: &str = "baton_conductor_requests_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
+const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
@@ -32,6 +33,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Accepted requests that ended, by outcome: stop, length, or the kind of error.",
     ),
     doc(REJECTIONS, MetricKind::Counter, &["kind"], "Requests refused before any work, by kind of error."),
+    doc(
+        HELD,
+        MetricKind::Counter,
+        &[],
+        "Requests that waited at the door for the cluster to get room, within their objective.",
+    ),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
     doc(RUNNING, MetricKind::Gauge, &[], "Requests being served."),
     doc(
@@ -56,6 +63,7 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 
 /// Handles, made once.
 pub struct Metrics {
+    held: Counter,
     retries: Counter,
     running: Gauge,
     ttft: Histogram,
@@ -70,6 +78,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
+            held: counter!(HELD),
             retries: counter!(RETRIES),
             running: gauge!(RUNNING),
             ttft: histogram!(TTFT),
@@ -89,6 +98,11 @@ impl Metrics {
         if let Err(error) = outcome {
             counter!(REJECTIONS, "kind" => error.kind().as_str()).increment(1);
         }
+    }
+
+    /// A request waits at the door.
+    pub fn on_held(&self) {
+        self.held.increment(1);
     }
 
     /// A request was placed again.

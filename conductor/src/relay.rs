@@ -97,6 +97,9 @@ impl Relay {
         let outcome = self.relay(door).await.map(|()| self.finish.unwrap_or(FinishReason::Length));
         // A stop string ends the output while the decode node goes on.
         let nodes_are_done = outcome.is_ok() && self.ended_by_node;
+        if outcome.is_ok() {
+            door.finished(self.key(), self.usage().completion_tokens);
+        }
         door.end(self.key(), &self.placement, !nodes_are_done);
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
@@ -176,6 +179,10 @@ impl Relay {
                     self.prompt_logprobs_sent = true;
                 }
                 self.transfer_settled |= finish.is_some();
+                if finish.is_none() {
+                    // A step at most, so that the gap to the next token is not longer than the others.
+                    tokio::time::sleep(self.placement.pace).await;
+                }
                 self.on_token(door, 0, OutputToken { token, logprobs, finish }).await
             }
             PrefillEvent::HandedOver(transfer) => {
@@ -273,8 +280,8 @@ impl Relay {
     async fn place_elsewhere(&self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
         let deadline = door.clock.now() + RECOVERY_PATIENCE;
         loop {
-            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry);
-            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry)) {
+            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived);
+            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived)) {
                 Ok(placement) => return Some(placement),
                 Err(error) if error.kind() == ErrorKind::Invalid || door.clock.now() >= deadline => return None,
                 Err(_) => {}

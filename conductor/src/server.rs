@@ -10,7 +10,7 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::SettingsError;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, random_u64};
-use baton_scheduler::{Cluster, ClusterConfig, PolicyKind};
+use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
 use tokio::net::TcpListener;
@@ -90,8 +90,9 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
         stall_timeout,
         max_attempts: settings.max_attempts.max(1),
     };
-    let policy: PolicyKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
-    let cluster = Cluster::new(ClusterConfig { policy, ..ClusterConfig::default() });
+    let placement: PlacementKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
+    let admission: AdmissionKind = settings.admission.parse().map_err(|error| anyhow::anyhow!("admission: {error}"))?;
+    let cluster = Cluster::new(ClusterConfig { placement, admission, ..ClusterConfig::default() });
     let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
     tracing::info!(%id, model = model.name, "conductor starting");
     Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))

@@ -45,6 +45,7 @@ impl DecodeRole {
         let mut config = DecodeConfig::new(parts.model.clone());
         config.max_running = settings.max_running as usize;
         config.max_waiting = settings.max_waiting as usize;
+        config.eviction = settings.eviction;
         config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s)
             .map_err(|_| anyhow::anyhow!("grant_ttl_s: {} is not a time in seconds", settings.grant_ttl_s))?;
         let core = DecodeCore::new(config)?;

@@ -63,6 +63,7 @@ impl PrefillRole {
         let mut config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
         config.token_budget = settings.chunk_tokens.max(1).next_multiple_of(block_tokens) as usize;
         config.max_waiting = settings.max_waiting as usize;
+        config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;
         let core = PrefillCore::new(config)?;
         Ok(Self {

@@ -293,9 +293,44 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(target),
             salt: job.salt.to_vec(),
-            priority: job.priority,
+            priority: job.terms.priority,
+            queue: Some((&job.terms).into()),
         }
     }
+}
+
+impl From<&d::QueueTerms> for w::QueueTerms {
+    fn from(terms: &d::QueueTerms) -> Self {
+        Self {
+            patience_s: terms.patience.as_secs_f64(),
+            deadline_s: terms.deadline.map(|deadline| deadline.as_secs_f64()),
+            value: terms.value,
+            max_wait_s: terms.max_wait.as_secs_f64(),
+            compute_s: terms.compute.as_secs_f64(),
+        }
+    }
+}
+
+impl w::QueueTerms {
+    fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
+        if !self.value.is_finite() || self.value < 0.0 {
+            return Err(InvalidMessage { field: "queue.value", found: self.value.to_string() });
+        }
+        Ok(d::QueueTerms {
+            priority,
+            patience: wait("queue.patience_s", self.patience_s)?,
+            deadline: self.deadline_s.map(|deadline| wait("queue.deadline_s", deadline)).transpose()?,
+            value: self.value,
+            max_wait: wait("queue.max_wait_s", self.max_wait_s)?,
+            compute: wait("queue.compute_s", self.compute_s)?,
+        })
+    }
+}
+
+/// A time in a queue. A year is as good as for ever, and adds to any clock.
+fn wait(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Ok(seconds(field, value)?.min(YEAR))
 }
 
 impl w::PrefillJob {
@@ -318,7 +353,7 @@ impl w::PrefillJob {
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(target).transpose()?,
             salt: self.salt.into(),
-            priority: self.priority,
+            terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
         })
     }
 }

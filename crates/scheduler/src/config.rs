@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_kv_cache::EvictionKind;
 use baton_types::{ErrorKind, Generation, KvLayout, NodeId};
 
 /// A bound makes no sense.
@@ -88,6 +89,8 @@ pub struct PrefillConfig {
     pub grant_timeout: Duration,
     /// Longest wait for the decode node's answer to the hand-over.
     pub handover_timeout: Duration,
+    /// Which cached blocks go first.
+    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -109,6 +112,7 @@ impl PrefillConfig {
             queue_timeout: Duration::from_secs(60),
             grant_timeout: Duration::from_secs(15),
             handover_timeout: Duration::from_secs(15),
+            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
     }
@@ -141,6 +145,8 @@ pub struct DecodeConfig {
     pub grant_ttl: Duration,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,
+    /// Which cached blocks go first.
+    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -154,6 +160,7 @@ impl DecodeConfig {
             max_waiting: 256,
             grant_ttl: Duration::from_secs(60),
             max_tombstones: 4096,
+            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
     }

@@ -7,6 +7,7 @@
 //! **Invariants**: a request that a core accepted ends exactly once; blocks are given back only when neither the engine nor the transfer engine touches them;
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
+mod admission;
 mod cluster;
 mod config;
 mod cost;
@@ -16,20 +17,27 @@ mod ledger;
 mod load;
 mod placement;
 mod prefill;
+mod queue;
 mod step;
 #[cfg(test)]
 mod tests;
 
+pub use admission::{
+    AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Selective, TakeAll,
+    UnknownAdmission,
+};
 pub use cluster::{Cluster, ClusterConfig, ClusterNode, NodeState};
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
-pub use cost::{ClassCost, DecodeCost, PrefillCost, SpeedFactor};
+pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use placement::{
-    CacheAware, Choice, DecodeCandidate, LoadBalance, Placement, PlacementPolicy, PlacementRequest, PolicyKind,
-    PrefillCandidate, Refusal, RoundRobin, UnknownPolicy, estimated_ttft,
+    Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Mooncake, Placement, PlacementKind,
+    PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Random, Refusal, RoundRobin,
+    UnknownPolicy, estimated_ttft,
 };
 pub use prefill::{PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
+pub use queue::{QueueItem, queue_order};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
-pub use baton_kv_cache::{Applied, IntegrityError, KvEventBatch};
+pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch};
 pub use baton_types::RequestKey;

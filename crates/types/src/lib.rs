@@ -7,6 +7,7 @@ mod error_kind;
 mod id;
 mod kv_layout;
 mod message;
+mod queue_terms;
 mod report;
 mod sampling;
 mod slo;
@@ -22,6 +23,7 @@ pub use message::{
     DecodeEvent, DecodeTarget, GrantReply, GrantRequest, Handover, KvEvent, Load, NodeInfo, NodeProfile, PrefillEvent,
     PrefillJob, Refused, RequestKey,
 };
+pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{InvalidSampling, MAX_TOP_LOGPROBS, SamplingParams};
 pub use slo::{Slo, Tbt, Ttft};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Attempt, BlockHash, BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, KvLayout, KvTransfer,
-    NodeId, NodeRole, RequestId, SamplingParams, TokenId, TokenLogprobs,
+    NodeId, NodeRole, QueueTerms, RequestId, SamplingParams, TokenId, TokenLogprobs,
 };
 
 /// One placement of one request. Messages of an older attempt are dropped.
@@ -34,8 +34,8 @@ pub struct PrefillJob {
     pub decode: Option<DecodeTarget>,
     /// Separates the caches of tenants: part of every block hash's key.
     pub salt: Arc<[u8]>,
-    /// Larger leaves the queue first; 0 is ordinary.
-    pub priority: i32,
+    /// How it waits in the queue.
+    pub terms: QueueTerms,
 }
 
 /// The decode node chosen for a request.

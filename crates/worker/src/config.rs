@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_runtime::LogFormat;
+use baton_scheduler::EvictionKind;
 use baton_transfer_engine::TransportChoice;
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,9 @@ pub struct Settings {
     pub cache_blocks: u32,
     /// Bytes of the KV arena, where `cache_blocks` is 0.
     pub cache_bytes: u64,
+    /// Which cached blocks go first where room is needed.
+    #[serde(with = "eviction")]
+    pub eviction: EvictionKind,
     /// Element type of stored K and V.
     pub kv_dtype: KvDtype,
     /// Most requests that wait.
@@ -92,6 +96,7 @@ impl Default for Settings {
             chunk_tokens: 512,
             cache_blocks: 0,
             cache_bytes: 1 << 30,
+            eviction: EvictionKind::default(),
             kv_dtype: KvDtype::F16,
             max_waiting: 256,
             max_running: 64,
@@ -102,6 +107,21 @@ impl Default for Settings {
             log: "info".into(),
             log_format: LogFormat::Text,
         }
+    }
+}
+
+/// An eviction policy as text.
+mod eviction {
+    use baton_scheduler::EvictionKind;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(kind: &EvictionKind, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(kind.as_str())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EvictionKind, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
     }
 }
 
@@ -171,6 +191,9 @@ pub struct Flags {
     /// Bytes of the KV arena, where --cache-blocks is not given
     #[arg(long, value_name = "BYTES")]
     pub cache_bytes: Option<u64>,
+    /// Which cached blocks go first: lru, lfu, length-aware or hit-density [default: hit-density]
+    #[arg(long, value_name = "POLICY")]
+    pub eviction: Option<String>,
     /// Element type of stored K and V: f16, bf16 or f32 [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,

@@ -2,8 +2,11 @@
 //!
 //! **Invariant**: what a request was charged is given back exactly once, to the very start of the node that was charged.
 
+mod candidates;
+mod forecast;
 mod node;
 mod place;
+mod split;
 #[cfg(test)]
 mod tests;
 
@@ -13,9 +16,10 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
 use baton_types::{BlockHash, Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, RequestKey, TokenId};
 
-use crate::cost::{ClassCost, SpeedFactor};
-use crate::ledger::Charge;
-use crate::placement::{PlacementPolicy, PolicyKind};
+use crate::admission::{AdmissionKind, AdmissionPolicy};
+use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
+use crate::ledger::{Charge, NodeStart};
+use crate::placement::{PlacementKind, PlacementPolicy};
 
 pub use node::{ClusterNode, NodeState};
 
@@ -23,10 +27,28 @@ pub use node::{ClusterNode, NodeState};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClusterConfig {
     /// How nodes are chosen.
-    pub policy: PolicyKind,
+    pub placement: PlacementKind,
+    /// What is taken in.
+    pub admission: AdmissionKind,
+    /// Whether prefixes may be brought from node to node, where the placement policy wants to.
+    pub fetches: bool,
+    /// Whether what is placed must fit into the decode node's blocks beside all that is charged, prompts that wait included. Without it sequences wait at the decode node for
+    /// room, and admission sees to it that they seldom do.
+    pub reserves_decode_room: bool,
+    /// Quantile of the predictions that [`AdmissionKind::Selective`] goes by.
+    pub admission_quantile: f64,
+    /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
+    /// cannot do it yet; the simulator shows what it is worth.
+    pub split_above: Option<Duration>,
+    /// [`AdmissionKind::Predictive`] takes an answer to go on for this many times the mean time of answers.
+    pub answer_factor: f64,
+    /// A node that joined takes its full share of the load after this long.
+    pub slow_start: Duration,
+    /// A node's own load report does not know yet what was placed this shortly before it.
+    pub report_delay: Duration,
     /// A node that has not reported for this long takes requests only where no other can.
     pub suspect_after: Duration,
-    /// Bytes per second from a prefill to a decode node, until it is measured.
+    /// Bytes per second from node to node, until it is measured.
     pub bandwidth: f64,
     /// Blocks of one node in the prefix index.
     pub max_index_entries_per_node: usize,
@@ -37,7 +59,15 @@ pub struct ClusterConfig {
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
-            policy: PolicyKind::default(),
+            placement: PlacementKind::default(),
+            admission: AdmissionKind::default(),
+            fetches: false,
+            reserves_decode_room: true,
+            admission_quantile: 0.9,
+            answer_factor: 4.0,
+            split_above: None,
+            slow_start: Duration::from_secs(10),
+            report_delay: Duration::from_millis(100),
             suspect_after: Duration::from_secs(5),
             bandwidth: 1e9,
             max_index_entries_per_node: 1 << 20,
@@ -50,13 +80,24 @@ impl Default for ClusterConfig {
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,
-    policy: Box<dyn PlacementPolicy>,
+    placement: Box<dyn PlacementPolicy>,
+    admission: Box<dyn AdmissionPolicy>,
     nodes: BTreeMap<NodeId, ClusterNode>,
     index: PrefixIndex,
-    /// Cost models by class.
-    costs: BTreeMap<CostClass, ClassCost>,
+    /// Cost models by class; a node knows the index of its own.
+    costs: Vec<(CostClass, ClassCost)>,
+    ticked: Option<Instant>,
+    transfers: TransferCost,
+    output_lengths: OutputLength,
+    /// Of the predicted time to first token.
+    ttft_residuals: Residuals,
     charges: BTreeMap<RequestKey, Charge>,
 }
+
+/// Shortest time between two looks at who reports.
+const TICK: Duration = Duration::from_millis(100);
+/// Answers are about so long until some have ended.
+const FIRST_OUTPUT_TOKENS: u32 = 256;
 
 /// Nodes of one class cost the same, up to a factor: role, model and numerics.
 type CostClass = (NodeRole, u64, String);
@@ -70,10 +111,15 @@ impl Cluster {
     pub fn new(config: ClusterConfig) -> Self {
         Self {
             config,
-            policy: config.policy.policy(),
+            placement: config.placement.policy(),
+            admission: config.admission.policy(),
             nodes: BTreeMap::new(),
             index: PrefixIndex::new(config.max_index_entries_per_node),
-            costs: BTreeMap::new(),
+            costs: Vec::new(),
+            ticked: None,
+            transfers: TransferCost::new(config.bandwidth),
+            output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
+            ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
         }
     }
@@ -86,6 +132,11 @@ impl Cluster {
     /// One node.
     pub fn node(&self, node: &NodeId) -> Option<&ClusterNode> {
         self.nodes.get(node)
+    }
+
+    /// How many leading blocks of a chain each node holds; nodes that hold none are left out.
+    pub fn prefix_holders(&self, block_hashes: &[BlockHash]) -> Vec<(NodeId, u32)> {
+        self.index.longest_prefix(block_hashes)
     }
 
     /// Requests that are charged.
@@ -106,14 +157,25 @@ impl Cluster {
             return;
         }
         self.index.remove_node(&info.node);
-        let class = cost_class(&info);
-        let cost = self.costs.entry(class).or_insert_with(|| ClassCost::new(&info.profile));
+        let class = self.class_of(&info);
+        let cost = &self.costs[class].1;
         let own = ClassCost::new(&info.profile);
-        let (own, class) = match info.role {
+        let (own, usual) = match info.role {
             NodeRole::Prefill => (own.prefill.prompt(512, 0), cost.prefill.prompt(512, 0)),
             NodeRole::Decode => (own.decode.step(8, 4096), cost.decode.step(8, 4096)),
         };
-        self.nodes.insert(info.node.clone(), ClusterNode::new(now, info, SpeedFactor::from_profiles(own, class)));
+        let speed = SpeedFactor::from_profiles(own, usual);
+        self.nodes.insert(info.node.clone(), ClusterNode::new(now, info, class, speed));
+    }
+
+    /// Index of the node's class, which is seeded with its profile where it is the first of it.
+    fn class_of(&mut self, info: &NodeInfo) -> usize {
+        let class = cost_class(info);
+        let known = self.costs.iter().position(|(other, _)| *other == class);
+        known.unwrap_or_else(|| {
+            self.costs.push((class, ClassCost::new(&info.profile)));
+            self.costs.len() - 1
+        })
     }
 
     /// A node is gone. What it held and was charged is forgotten; the requests on it are their owners' to end.
@@ -121,11 +183,14 @@ impl Cluster {
         let Some(lost) = self.nodes.get_mut(node).filter(|lost| lost.info().generation == generation) else { return };
         lost.on_left(now);
         self.index.remove_node(node);
+        self.transfers.forget(node);
         // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| *prefill == gone);
-            charge.decode.take_if(|decode| decode.node == gone);
+            charge.helpers.retain(|helper| *helper != gone);
+            charge.fetch.take_if(|(from, _)| *from == gone);
+            charge.decode.take_if(|(decode, _)| *decode == gone);
         }
         let lost = self.nodes.values().filter(|node| node.state() == NodeState::Lost);
         let mut by_age: Vec<_> = lost.map(|node| (node.reported(), node.info().node.clone())).collect();
@@ -160,13 +225,21 @@ impl Cluster {
 
     /// A node's report.
     pub fn on_load(&mut self, now: Instant, node: &NodeId, load: Load) {
-        if let Some(node) = self.nodes.get_mut(node) {
-            node.on_load(now, load);
+        let Some(node) = self.nodes.get_mut(node) else { return };
+        if node.info().role == NodeRole::Prefill
+            && let Some(known_until) = now.checked_sub(self.config.report_delay)
+        {
+            node.charges.backlog.correct(now, load.queued_tokens, known_until);
         }
+        node.on_load(now, load);
     }
 
-    /// Time has passed: nodes that do not report are suspected.
+    /// Time has passed: nodes that do not report are suspected. Looks at most every tenth of a second.
     pub fn on_tick(&mut self, now: Instant) {
+        if self.ticked.is_some_and(|ticked| now.saturating_duration_since(ticked) < TICK) {
+            return;
+        }
+        self.ticked = Some(now);
         for node in self.nodes.values_mut() {
             if now.saturating_duration_since(node.reported()) > self.config.suspect_after {
                 node.on_suspect();
@@ -198,32 +271,68 @@ impl Cluster {
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].
     pub fn on_step(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get_mut(node) else { return };
-        let Some(cost) = self.costs.get_mut(&cost_class(node.info())) else { return };
+        let cost = &mut self.costs[node.class].1;
         match node.info().role {
             NodeRole::Prefill => cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds),
             NodeRole::Decode => cost.on_decode_step(&mut node.speed, rows, attended_tokens, seconds),
         }
     }
 
-    /// The request's first token is here: its prefill node has done its part.
-    pub fn on_first_token(&mut self, now: Instant, key: RequestKey) {
-        let Some(charge) = self.charges.get(&key) else { return };
-        if let Some(node) = charge.prefill.as_ref().and_then(|prefill| charged(&mut self.nodes, prefill)) {
-            node.charges.finish_prefill(now, key);
+    /// The request's prefix was brought to its prefill node, or will not be.
+    pub fn on_fetch_done(&mut self, key: RequestKey) {
+        let Some((from, bytes)) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) else { return };
+        self.transfers.end(&from.0, bytes);
+    }
+
+    /// A transfer between two nodes that had the way for itself took so long.
+    pub fn on_transfer(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
+        self.transfers.observe(from, to, bytes, seconds);
+    }
+
+    /// The request's prompt is computed: its prefill node has done its part.
+    pub fn on_prefilled(&mut self, now: Instant, key: RequestKey) {
+        self.on_fetch_done(key);
+        let Some(charge) = self.charges.get_mut(&key).filter(|charge| !charge.prefilled) else { return };
+        charge.prefilled = true;
+        let measured = now.saturating_duration_since(charge.placed);
+        self.ttft_residuals.observe(charge.ttft.as_secs_f64(), measured.as_secs_f64());
+        for start in charge.prefill.iter().chain(&charge.helpers) {
+            if let Some(node) = charged(&mut self.nodes, start) {
+                node.charges.backlog.remove(now, key);
+            }
         }
+    }
+
+    /// The request's first token goes out: it decodes from now on.
+    pub fn on_first_token(&mut self, now: Instant, key: RequestKey) {
+        self.on_prefilled(now, key);
+        if let Some((start, _)) = self.charges.get(&key).and_then(|charge| charge.decode.as_ref())
+            && let Some(node) = charged(&mut self.nodes, start)
+        {
+            node.charges.begin_decode(now, key);
+        }
+    }
+
+    /// The answer is complete, with so many tokens. The attempt is over.
+    pub fn on_finished(&mut self, now: Instant, key: RequestKey, output_tokens: u32) {
+        self.output_lengths.observe(output_tokens);
+        self.on_ended(now, key);
     }
 
     /// The attempt is over, one way or the other: everything that it was charged is given back. Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
+        self.on_fetch_done(key);
         let Some(charge) = self.charges.remove(&key) else { return };
-        if let Some(node) = charge.prefill.as_ref().and_then(|prefill| charged(&mut self.nodes, prefill)) {
-            node.charges.finish_prefill(now, key);
-            node.charges.requests -= 1;
+        for start in charge.prefill.iter().chain(&charge.helpers) {
+            if let Some(node) = charged(&mut self.nodes, start) {
+                node.charges.backlog.remove(now, key);
+                node.charges.requests -= 1;
+            }
         }
-        if let Some(decode) = &charge.decode
-            && let Some(node) = charged(&mut self.nodes, &decode.node)
+        if let Some((node, _)) = &charge.decode
+            && let Some(node) = charged(&mut self.nodes, node)
         {
-            node.charges.end_decode(decode);
+            node.charges.end_decode(key);
         }
     }
 }
@@ -231,7 +340,7 @@ impl Cluster {
 /// The node that was charged, if it has not left or restarted since.
 fn charged<'a>(
     nodes: &'a mut BTreeMap<NodeId, ClusterNode>,
-    (node, generation): &(NodeId, Generation),
+    (node, generation): &NodeStart,
 ) -> Option<&'a mut ClusterNode> {
     let alive = |node: &&mut ClusterNode| node.info().generation == *generation && node.state() != NodeState::Lost;
     nodes.get_mut(node).filter(alive)

@@ -1,6 +1,6 @@
 //! One node as the conductor sees it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_types::{Load, NodeInfo};
 
@@ -39,19 +39,24 @@ pub struct ClusterNode {
     state: NodeState,
     load: Load,
     reported: Instant,
+    joined: Instant,
     pub(super) charges: NodeCharges,
+    /// Index of its cost models.
+    pub(super) class: usize,
     pub(super) speed: SpeedFactor,
     pub(super) awaits_snapshot: bool,
 }
 
 impl ClusterNode {
-    pub(super) fn new(now: Instant, info: NodeInfo, speed: SpeedFactor) -> Self {
+    pub(super) fn new(now: Instant, info: NodeInfo, class: usize, speed: SpeedFactor) -> Self {
         Self {
             info,
             state: NodeState::Ready,
             load: Load::default(),
             reported: now,
+            joined: now,
             charges: NodeCharges::default(),
+            class,
             speed,
             awaits_snapshot: false,
         }
@@ -85,6 +90,12 @@ impl ClusterNode {
     /// Requests placed there that have not ended.
     pub fn placed(&self) -> usize {
         self.charges.requests
+    }
+
+    /// How far it is into its slow start, 0 to 1.
+    pub(super) fn warmth(&self, now: Instant, slow_start: Duration) -> f64 {
+        let age = now.saturating_duration_since(self.joined);
+        if age >= slow_start { 1.0 } else { age.as_secs_f64() / slow_start.as_secs_f64() }
     }
 
     pub(super) fn on_load(&mut self, now: Instant, load: Load) {

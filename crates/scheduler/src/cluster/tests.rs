@@ -1,7 +1,9 @@
 use baton_types::{Attempt, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId, Slo, Tbt, Ttft};
 
+use proptest::prelude::*;
+
 use super::*;
-use crate::placement::{Placement, PlacementRequest, Refusal};
+use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -47,8 +49,8 @@ fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
 }
 
 /// Two prefill and two decode nodes.
-fn cluster(now: Instant, policy: PolicyKind) -> Cluster {
-    let mut cluster = Cluster::new(ClusterConfig { policy, ..ClusterConfig::default() });
+fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
+    let mut cluster = Cluster::new(ClusterConfig { placement, ..ClusterConfig::default() });
     for (name, role) in
         [("p0", NodeRole::Prefill), ("p1", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)]
     {
@@ -66,6 +68,7 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         max_tokens: 16,
         wants_decode: true,
         slo: Slo::default(),
+        priority: 0,
         bypass_cache: false,
         exclude: &[],
     }
@@ -84,7 +87,7 @@ fn refusal(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) 
 #[test]
 fn a_burst_is_spread_because_charges_count_at_once() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     let mut placed = BTreeMap::new();
     for n in 0..8 {
         for node in place(&mut cluster, now, &request(n, &[])).unwrap().nodes() {
@@ -100,14 +103,177 @@ fn a_burst_is_spread_because_charges_count_at_once() {
     }
     assert_eq!(cluster.placed(), 0);
     for node in cluster.nodes() {
-        assert_eq!((node.placed(), node.charges.blocks, node.charges.kv_tokens, node.charges.pending()), (0, 0, 0, 0));
+        assert!(node.charges.is_zero(), "{node:?}");
     }
+}
+
+/// What may happen to a cluster in any order.
+#[derive(Debug, Clone, Copy)]
+enum Happening {
+    Place { request: u8, fetches: bool },
+    FetchDone(u8),
+    Prefilled(u8),
+    Recheck(u8),
+    FirstToken(u8),
+    Finished(u8),
+    Ended(u8),
+    Report { node: u8, queued_tokens: u16 },
+    Leave(u8),
+    Join(u8),
+}
+
+fn happenings() -> impl Strategy<Value = Vec<(Happening, u8)>> {
+    use Happening::*;
+    let one = prop_oneof![
+        4 => (any::<u8>(), any::<bool>()).prop_map(|(request, fetches)| Place { request, fetches }),
+        1 => any::<u8>().prop_map(FetchDone),
+        2 => any::<u8>().prop_map(Prefilled),
+        1 => any::<u8>().prop_map(Recheck),
+        2 => any::<u8>().prop_map(FirstToken),
+        2 => any::<u8>().prop_map(Finished),
+        2 => any::<u8>().prop_map(Ended),
+        2 => (0u8..6, any::<u16>()).prop_map(|(node, queued_tokens)| Report { node, queued_tokens }),
+        1 => (0u8..6).prop_map(Leave),
+        1 => (0u8..6).prop_map(Join),
+    ];
+    prop::collection::vec((one, any::<u8>()), 1..200)
+}
+
+/// Three prefill and three decode nodes, by number.
+fn member(n: u8, generation: u64) -> NodeInfo {
+    let (name, role) = if n < 3 { (format!("p{n}"), NodeRole::Prefill) } else { (format!("d{n}"), NodeRole::Decode) };
+    info(&name, role, generation)
+}
+
+fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashes: &[BlockHash], happening: Happening) {
+    use Happening::*;
+    let slo = Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND)) };
+    match happening {
+        Place { request: n, fetches } => {
+            let hashes = if fetches { hashes } else { &[] };
+            let wanted = PlacementRequest { slo, prompt_tokens: 20 * (u32::from(n) + 1), ..request(n.into(), hashes) };
+            let _ = cluster.place(now, &wanted, &mut || u64::from(n));
+        }
+        FetchDone(n) => cluster.on_fetch_done(key(n.into())),
+        Prefilled(n) => cluster.on_prefilled(now, key(n.into())),
+        Recheck(n) => drop(cluster.recheck_decode(now, key(n.into()), slo)),
+        FirstToken(n) => cluster.on_first_token(now, key(n.into())),
+        Finished(n) => cluster.on_finished(now, key(n.into()), u32::from(n)),
+        Ended(n) => cluster.on_ended(now, key(n.into())),
+        Report { node, queued_tokens } => {
+            let name = member(node, 0).node;
+            cluster.on_load(now, &name, Load { queued_tokens: queued_tokens.into(), ..Load::default() });
+        }
+        Leave(n) => cluster.on_node_left(now, &member(n, 0).node, Generation(generations[usize::from(n)])),
+        Join(n) => {
+            generations[usize::from(n)] += 1;
+            cluster.on_node_joined(now, member(n, generations[usize::from(n)]));
+        }
+    }
+}
+
+proptest! {
+    /// Whatever the order of placements, reports, moves, aborts, deaths and returns: when all requests have ended, nobody is charged for anything.
+    #[test]
+    fn the_ledger_returns_to_zero(happenings in happenings(), admission in 0usize..5) {
+        let start = Instant::now();
+        let config = ClusterConfig {
+            admission: AdmissionKind::ALL[admission],
+            fetches: true,
+            reserves_decode_room: false,
+            split_above: Some(SECOND / 2),
+            ..ClusterConfig::default()
+        };
+        let mut cluster = Cluster::new(config);
+        let mut generations = [1; 6];
+        (0..6).for_each(|n| cluster.on_node_joined(start, member(n, 1)));
+        let hashes = cluster.block_hashes(&(0..160).collect::<Vec<_>>(), b"").unwrap();
+        let stored: Vec<_> = hashes.iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect();
+        cluster.on_kv_events(&id("p0"), Generation(1), 0, false, &stored);
+        let mut now = start;
+        for (happening, wait) in happenings {
+            now += Duration::from_millis(u64::from(wait) * 20);
+            happen(&mut cluster, now, &mut generations, &hashes, happening);
+        }
+        for n in 0..256 {
+            cluster.on_ended(now, key(n));
+        }
+        prop_assert_eq!((cluster.placed(), cluster.transfers.in_flight()), (0, 0));
+        for node in cluster.nodes() {
+            prop_assert!(node.charges.is_zero(), "{:?}", node);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_came_back_starts_slowly() {
+    let start = Instant::now();
+    let mut cluster = Cluster::new(ClusterConfig { placement: PlacementKind::LoadBalance, ..ClusterConfig::default() });
+    cluster.on_node_joined(start, info("p0", NodeRole::Prefill, 1));
+    cluster.on_node_joined(start, info("d0", NodeRole::Decode, 1));
+    let later = start + 60 * SECOND;
+    cluster.on_load(later, &id("p0"), Load::default());
+    cluster.on_load(later, &id("d0"), Load::default());
+    let one_token = |n| PlacementRequest { wants_decode: false, ..request(n, &[]) };
+    (0..2).for_each(|n| drop(place(&mut cluster, later, &one_token(n)).unwrap()));
+    cluster.on_node_joined(later, info("p1", NodeRole::Prefill, 1));
+    let first = place(&mut cluster, later, &one_token(2)).unwrap().prefill;
+    let second = place(&mut cluster, later, &one_token(3)).unwrap().prefill;
+    assert_eq!((first, second), (id("p1"), id("p0")), "one to begin with, and no more while the other has so few");
+    let warm = later + 10 * SECOND;
+    assert_eq!(place(&mut cluster, warm, &one_token(4)).unwrap().prefill, id("p1"));
+}
+
+#[test]
+fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
+    let now = Instant::now();
+    let config = ClusterConfig { fetches: true, bandwidth: 1e9, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config);
+    for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
+        cluster.on_node_joined(now, info(name, role, 1));
+    }
+    let hashes = cluster.block_hashes(&(0..160).collect::<Vec<_>>(), b"").unwrap();
+    let stored: Vec<_> = hashes.iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect();
+    cluster.on_kv_events(&id("d0"), Generation(1), 0, false, &stored);
+    let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
+    let bytes = 9 * cluster.node(&id("p0")).unwrap().info().layout.block_bytes_all_layers() as u64;
+    assert_eq!(placement.fetch, Some(PrefixFetch { from: id("d0"), tokens: 144, bytes }), "the last token is computed");
+    assert_eq!(cluster.transfers.in_flight(), bytes);
+    cluster.on_fetch_done(key(1));
+    assert_eq!(cluster.transfers.in_flight(), 0);
+    let off = Cluster::new(ClusterConfig { fetches: false, ..config });
+    assert!(!off.config.fetches, "where nodes cannot, none is asked to");
+}
+
+#[test]
+fn a_computed_prompt_goes_where_there_is_room_or_waits() {
+    let now = Instant::now();
+    let config = ClusterConfig { reserves_decode_room: false, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config);
+    for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)] {
+        cluster.on_node_joined(now, info(name, role, 1));
+    }
+    let slo = Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND)) };
+    let placed = |cluster: &mut Cluster, n| {
+        place(cluster, now, &PlacementRequest { slo, ..request(n, &[]) }).map(|placement| placement.decode)
+    };
+    // Nine requests of 11 blocks fill one node of 100 blocks; all that is placed begins at once.
+    for n in 0..18 {
+        placed(&mut cluster, n).unwrap();
+        assert_eq!(cluster.recheck_decode(now, key(n), slo), Ok(None));
+        cluster.on_first_token(now, key(n));
+    }
+    let refused = placed(&mut cluster, 18).unwrap_err();
+    assert!(refused.message.contains("KV blocks") && refused.hold.is_some(), "{refused:?}");
+    cluster.on_ended(now, key(0));
+    placed(&mut cluster, 18).unwrap();
+    placed(&mut cluster, 19).unwrap_err();
 }
 
 #[test]
 fn a_cached_prefix_attracts_until_its_queue_is_longer() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     let tokens: Vec<_> = (0..160).collect();
     let hashes = cluster.block_hashes(&tokens, b"").unwrap();
     assert_eq!(hashes.len(), 10);
@@ -129,7 +295,7 @@ fn refusals_name_what_is_missing() {
     let now = Instant::now();
     let mut empty = Cluster::new(ClusterConfig::default());
     assert_eq!(refusal(&mut empty, now, &request(0, &[])), (ErrorKind::Unavailable, "no prefill node is ready".into()));
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     let too_long = PlacementRequest { prompt_tokens: 1700, ..request(0, &[]) };
     assert_eq!(refusal(&mut cluster, now, &too_long).0, ErrorKind::Invalid);
     let too_much = PlacementRequest { max_tokens: 1500, ..request(0, &[]) };
@@ -155,7 +321,7 @@ fn refusals_name_what_is_missing() {
 #[test]
 fn rooms_and_queues_are_bounded() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     for n in 0..8 {
         place(&mut cluster, now, &request(n, &[])).unwrap();
     }
@@ -179,7 +345,7 @@ fn rooms_and_queues_are_bounded() {
 #[test]
 fn nodes_that_left_or_restarted_are_not_credited_for_their_past() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::RoundRobin);
+    let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let first = place(&mut cluster, now, &request(0, &[])).unwrap();
     cluster.on_node_left(now, &first.prefill, Generation(9));
     assert!(cluster.node(&first.prefill).unwrap().is_ready(), "another generation left");
@@ -202,7 +368,7 @@ fn nodes_that_left_or_restarted_are_not_credited_for_their_past() {
 #[test]
 fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgotten() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::RoundRobin);
+    let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let first = place(&mut cluster, now, &request(0, &[])).unwrap();
     for node in first.nodes() {
         let role = cluster.node(&node).unwrap().info().role;
@@ -219,7 +385,7 @@ fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgott
 #[test]
 fn suspects_serve_only_where_nobody_else_can() {
     let start = Instant::now();
-    let mut cluster = cluster(start, PolicyKind::RoundRobin);
+    let mut cluster = cluster(start, PlacementKind::RoundRobin);
     let later = start + 30 * SECOND;
     cluster.on_load(later, &id("p1"), Load::default());
     for n in 0..3 {
@@ -237,7 +403,7 @@ fn suspects_serve_only_where_nobody_else_can() {
 #[test]
 fn a_gap_is_told_once() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     let events = [KvEvent::Stored { hash: BlockHash([1; 16]), parent: None }];
     let mut apply = |sequence, snapshot| cluster.on_kv_events(&id("p0"), Generation(1), sequence, snapshot, &events);
     assert_eq!(apply(5, false), Applied::Gap);
@@ -252,7 +418,7 @@ fn a_gap_is_told_once() {
 #[test]
 fn a_node_that_measures_slow_gets_less() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PolicyKind::CacheAware);
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
     for _ in 0..200 {
         cluster.on_step(&id("p0"), 160, 12_880, 0.5);
         cluster.on_step(&id("p1"), 160, 12_880, 0.1);

@@ -61,7 +61,7 @@ impl DecodeCore {
     /// A core with an empty arena.
     pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
         let tombstones = Tombstones::new(config.max_tombstones);
         Ok(Self {
             config,

@@ -8,6 +8,7 @@ use std::time::Instant;
 use baton_types::{ErrorKind, GrantRequest, PrefillEvent, Refused, RequestKey, TokenId, TokenLogprobs};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
+use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
 /// The step that the engine works on.
@@ -149,11 +150,17 @@ impl PrefillCore {
         }
         let mut sequences = Vec::new();
         let mut budget = self.config.token_budget;
-        for key in self.computing.clone() {
-            self.add_share(key, &mut budget, &mut sequences);
-        }
-        while budget >= self.config.model.block_tokens() && sequences.len() < self.config.max_sequences_per_chunk {
-            let Some(key) = self.start_next(now) else { break };
+        let mut may_start = true;
+        for key in self.queue(now) {
+            if self.queued.contains_key(&key) {
+                let has_place =
+                    budget >= self.config.model.block_tokens() && sequences.len() < self.config.max_sequences_per_chunk;
+                // Where there is no room for one, those behind it do not take what it waits for.
+                may_start = may_start && has_place && self.start_queued(now, key).is_some();
+                if !may_start {
+                    continue;
+                }
+            }
             self.add_share(key, &mut budget, &mut sequences);
         }
         if sequences.is_empty() {
@@ -180,12 +187,19 @@ impl PrefillCore {
         sequences.push(step_sequence(request, share, block_tokens));
     }
 
-    /// Starts the request at the head of the queue if there is room for its prompt: whoever is behind it does not overtake.
-    fn start_next(&mut self, now: Instant) -> Option<RequestKey> {
+    /// Everybody whose prompt is to be computed, in the order of the queue: one that has begun may be passed by one that has not.
+    fn queue(&self, now: Instant) -> Vec<RequestKey> {
+        let computing = self.computing.iter().filter_map(|key| Some((*key, self.active.get(key)?.item())));
+        let queued = self.queued.iter().map(|(key, request)| (*key, request.item()));
+        let (keys, items): (Vec<_>, Vec<_>) = computing.chain(queued).unzip();
+        queue_order(now, &items).into_iter().map(|index| keys[index]).collect()
+    }
+
+    /// Starts a queued request if there is room for its prompt.
+    fn start_queued(&mut self, now: Instant, key: RequestKey) -> Option<()> {
         if self.active.len() >= self.config.max_active {
             return None;
         }
-        let (_, &key) = self.order.first_key_value()?;
         let queued = self.queued.get(&key)?;
         let tokens = queued.job.tokens.len();
         let reusable = reusable_blocks(queued, self.config.model.block_tokens());
@@ -197,11 +211,11 @@ impl PrefillCore {
         self.prefix_queries += tokens as u64;
         let queued = self.remove_queued(key)?;
         self.start(now, queued, matched.len(), matched.into_iter().chain(new).collect());
-        Some(key)
+        Some(())
     }
 
     fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
-        let Queued { job, hashes, submitted, .. } = queued;
+        let Queued { job, hashes, submitted, turn } = queued;
         let (key, conductor) = (job.key, job.conductor);
         let cached_tokens = num_cached * self.config.model.block_tokens();
         self.prefix_hits += cached_tokens as u64;
@@ -212,7 +226,10 @@ impl PrefillCore {
             job,
             hashes,
             blocks,
+            submitted,
+            turn,
             started: now,
+            cached_tokens,
             num_computed_tokens: cached_tokens,
             num_complete_blocks: num_cached,
             in_step: false,

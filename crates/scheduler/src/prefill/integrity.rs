@@ -10,10 +10,9 @@ impl PrefillCore {
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
         self.pool.check_integrity_with(held, 0)?;
-        ensure(
-            self.order.len() == self.queued.len() && self.order.values().all(|key| self.queued.contains_key(key)),
-            || format!("{} requests queued, {} in order", self.queued.len(), self.order.len()),
-        )?;
+        for key in &self.computing {
+            ensure(self.active.contains_key(key), || format!("{key:?} is to be computed, but is not here"))?;
+        }
         for key in self.deadlines.keys() {
             let known = self.queued.contains_key(key) || self.active.contains_key(key);
             ensure(known, || format!("{key:?} has a deadline, but is not here"))?;

@@ -14,7 +14,6 @@ mod integrity;
 mod request;
 mod transfer;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
@@ -28,7 +27,7 @@ use crate::load::pool_load;
 pub use effect::{PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::RunningStep;
-use request::{Active, GrantState, HandoverState, QueueOrder, Queued, Transfer};
+use request::{Active, GrantState, HandoverState, Queued, Transfer};
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
 #[derive(Debug)]
@@ -36,9 +35,8 @@ pub struct PrefillCore {
     config: PrefillConfig,
     pool: BlockPool,
     queued: BTreeMap<RequestKey, Queued>,
-    order: BTreeMap<QueueOrder, RequestKey>,
     active: BTreeMap<RequestKey, Active>,
-    /// Active requests whose prompt is not computed yet, in the order in which they started.
+    /// Active requests whose prompt is not computed yet.
     computing: Vec<RequestKey>,
     step: Option<RunningStep>,
     /// When the last layer of the step in flight was computed, once it is.
@@ -67,12 +65,11 @@ impl PrefillCore {
     /// A core with an empty arena.
     pub fn new(config: PrefillConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
         Ok(Self {
             config,
             pool,
             queued: BTreeMap::new(),
-            order: BTreeMap::new(),
             active: BTreeMap::new(),
             computing: Vec::new(),
             step: None,
@@ -151,10 +148,9 @@ impl PrefillCore {
         }
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
-        let (key, order) = (job.key, (Reverse(job.priority), self.submitted));
+        let (key, turn) = (job.key, self.submitted);
         self.submitted += 1;
-        self.order.insert(order, key);
-        self.queued.insert(key, Queued { job, hashes, submitted: now, order });
+        self.queued.insert(key, Queued { job, hashes, submitted: now, turn });
         self.deadlines.set(key, now + self.config.queue_timeout);
         self.plan_step(now);
     }
@@ -269,9 +265,7 @@ impl PrefillCore {
     }
 
     fn remove_queued(&mut self, key: RequestKey) -> Option<Queued> {
-        let queued = self.queued.remove(&key)?;
-        self.order.remove(&queued.order);
-        Some(queued)
+        self.queued.remove(&key)
     }
 
     /// Stops the batches of a request that ended, and gives its grant back where the decode node did not take over.

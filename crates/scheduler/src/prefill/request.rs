@@ -10,6 +10,7 @@ use baton_types::{
 };
 
 use super::{PushId, PushReport, PushSpan};
+use crate::queue::QueueItem;
 
 /// A request that waits for its first chunk.
 #[derive(Debug)]
@@ -18,12 +19,15 @@ pub(super) struct Queued {
     /// Of the prompt's full blocks.
     pub hashes: Arc<[BlockHash]>,
     pub submitted: Instant,
-    /// Its place in the queue.
-    pub order: QueueOrder,
+    /// Its number among those submitted.
+    pub turn: u64,
 }
 
-/// Larger priorities first, then first come, first served.
-pub(super) type QueueOrder = (std::cmp::Reverse<i32>, u64);
+impl Queued {
+    pub(super) fn item(&self) -> QueueItem {
+        QueueItem { terms: self.job.terms, arrived: self.submitted, turn: self.turn, left: 1.0 }
+    }
+}
 
 /// A request that holds blocks.
 #[derive(Debug)]
@@ -31,7 +35,11 @@ pub(super) struct Active {
     pub job: PrefillJob,
     pub hashes: Arc<[BlockHash]>,
     pub blocks: Arc<[BlockId]>,
+    pub submitted: Instant,
+    pub turn: u64,
     pub started: Instant,
+    /// Tokens whose KV the node held when it started.
+    pub cached_tokens: usize,
     /// Tokens whose KV is in the arena.
     pub num_computed_tokens: usize,
     /// Leading blocks that are hashed.
@@ -53,6 +61,12 @@ impl Active {
 
     pub(super) fn remaining_tokens(&self) -> usize {
         self.prompt_tokens() - self.num_computed_tokens
+    }
+
+    pub(super) fn item(&self) -> QueueItem {
+        let all = (self.prompt_tokens() - self.cached_tokens).max(1);
+        let left = self.remaining_tokens() as f64 / all as f64;
+        QueueItem { terms: self.job.terms, arrived: self.submitted, turn: self.turn, left }
     }
 
     /// Whether the transfer engine may still read its blocks.

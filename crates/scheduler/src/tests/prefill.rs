@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId, PrefillEvent,
-    PrefillJob, Refused, RequestKey, SamplingParams, TokenId,
+    PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
 };
 
 use super::world::{key, model, target};
@@ -36,7 +36,7 @@ fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> Pr
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
         salt: Arc::from([]),
-        priority: 0,
+        terms: QueueTerms::default(),
     }
 }
 
@@ -180,7 +180,7 @@ fn priorities_leave_the_queue_first_and_nobody_overtakes_within_one() {
     let mut node = Node::new(PrefillConfig { max_sequences_per_chunk: 1, ..config() });
     node.submit(job(0, 0..16, 1));
     for (n, priority) in [(1, 0), (2, 5), (3, 0), (4, 5)] {
-        node.submit(PrefillJob { priority, ..job(n, 0..16, 1) });
+        node.submit(PrefillJob { terms: QueueTerms { priority, ..QueueTerms::default() }, ..job(n, 0..16, 1) });
     }
     let mut order = Vec::new();
     for _ in 0..5 {

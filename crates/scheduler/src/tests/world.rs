@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
     Attempt, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply,
-    GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, Refused,
-    RequestId, RequestKey, SamplingParams, TokenId,
+    GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, QueueTerms,
+    Refused, RequestId, RequestKey, SamplingParams, TokenId,
 };
 
 use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
@@ -249,8 +249,16 @@ impl World {
             decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(target),
             sampling: Arc::new(sampling),
             salt: Arc::from([]),
-            priority: self.rng.below(3) as i32,
+            terms: self.queue_terms(),
         }
+    }
+
+    fn queue_terms(&mut self) -> QueueTerms {
+        let mut time = |below| Duration::from_millis(self.rng.below(below));
+        let (patience, deadline, max_wait, compute) = (time(500), time(300), time(800), time(100));
+        let deadline = Some(deadline).filter(|_| self.rng.chance(50));
+        let (priority, value) = (self.rng.below(3) as i32, self.rng.below(5) as f64);
+        QueueTerms { priority, patience, deadline, value, max_wait, compute }
     }
 
     /// Runs until nothing is on its way and no deadline is left.

@@ -4,9 +4,17 @@
 //! numerics and model); each node has a factor to it, which follows slowly. So a new node profits from what the others measured, and one slow step does not
 //! make a node look worse than its twin.
 
+mod output;
+mod residual;
+mod transfer;
+
 use std::time::Duration;
 
 use baton_types::NodeProfile;
+
+pub use output::OutputLength;
+pub use residual::Residuals;
+pub use transfer::TransferCost;
 
 /// Weights of a linear model, as a normal distribution around the best guess (Bayesian linear regression, updated one observation at a time; the same as
 /// recursive least squares with a forgetting factor, Ljung, System Identification, section 11.2).
@@ -77,12 +85,14 @@ const DEFAULT_DECODE: [f64; 3] = [10e-3, 2e-3, 1e-6];
 /// Rows of a chunk until a larger one was seen.
 const DEFAULT_CHUNK: u32 = 512;
 
-/// A fit that begins with a node's own profile, or with the defaults where that is empty or nonsense.
+/// A fit that begins with a node's own profile, or with the defaults where that is empty or nonsense. What was measured is wrong by half of itself at most as a rule; a looser
+/// prior would let a few steps of similar shape, which cannot tell one weight from another, lead to any prediction for a larger one.
 fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
     let usable = profile.iter().all(|w| w.is_finite() && *w >= 0.0) && profile.iter().any(|w| *w > 0.0);
-    let weights = if usable { profile } else { defaults };
-    let spread = std::array::from_fn(|i| 2.0 * weights[i].max(defaults[i]));
-    LinearFit::new(weights, spread)
+    if !usable {
+        return LinearFit::new(defaults, defaults.map(|weight| 2.0 * weight));
+    }
+    LinearFit::new(profile, std::array::from_fn(|i| (0.5 * profile[i]).max(0.01 * defaults[i])))
 }
 
 /// Time of prefill, for one class of nodes.
@@ -102,6 +112,11 @@ impl PrefillCost {
     /// Seconds of a step of `rows` rows that attend to `attended` tokens in sum.
     pub fn step(&self, rows: u32, attended: u64) -> f64 {
         self.fit.predict(&[1.0, f64::from(rows), attended as f64])
+    }
+
+    /// Seconds of a full chunk at the beginning of a prompt.
+    pub fn chunk(&self) -> f64 {
+        self.prompt(self.chunk, 0)
     }
 
     /// Seconds to compute a prompt of `tokens` tokens of which the first `cached` are here.
@@ -175,6 +190,12 @@ impl ClassCost {
     }
 }
 
+/// Seconds as a time: 0 where they are negative or no number, 11 days at most. `Duration::from_secs_f64` rounds more exactly and takes several times as long, which a placement over a
+/// thousand nodes notices.
+pub(crate) fn duration(seconds: f64) -> Duration {
+    Duration::from_nanos((seconds.min(1e6) * 1e9) as u64)
+}
+
 fn is_time(seconds: f64) -> bool {
     seconds.is_finite() && seconds > 0.0
 }
@@ -205,7 +226,7 @@ impl SpeedFactor {
 
     /// A class's seconds as this node's time.
     pub fn time(self, seconds: f64) -> Duration {
-        Duration::from_secs_f64((seconds * self.0).clamp(0.0, 1e6))
+        duration(seconds * self.0)
     }
 }
 

@@ -1,0 +1,320 @@
+//! Whether a request is taken in.
+//!
+//! A load is a predicted latency over its objective: more than 1 is too much. What has no objective has no load.
+
+mod baseline;
+mod early;
+mod predictive;
+mod selective;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use baton_types::{Slo, Tbt, Ttft};
+
+pub use baseline::Baseline;
+pub use early::Early;
+pub use predictive::Predictive;
+pub use selective::Selective;
+
+/// A decode node at some time, the newcomer included.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct DecodeLoad {
+    /// Predicted time between tokens.
+    pub tbt: Duration,
+    /// Share of its blocks that would be in use: above 1 the newcomer waits for room.
+    pub kv_share: f64,
+}
+
+impl DecodeLoad {
+    /// The larger of time between tokens over its objective and use of the blocks; none without an objective.
+    pub fn load(&self, slo: Slo) -> f64 {
+        slo.tbt.map_or(0.0, |Tbt(limit)| ratio(self.tbt, limit).max(self.kv_share))
+    }
+
+    fn check(&self, slo: Slo) -> Result<(), Excess> {
+        let Some(Tbt(limit)) = slo.tbt else { return Ok(()) };
+        if self.tbt > limit {
+            return Err(Excess::Tbt { estimate: self.tbt, limit });
+        }
+        if self.kv_share > 1.0 { Err(Excess::DecodeRoom { share: self.kv_share }) } else { Ok(()) }
+    }
+}
+
+/// What the cluster predicts for a request where it would be placed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Assessment {
+    /// When it is placed.
+    pub now: Instant,
+    /// Its objectives.
+    pub slo: Slo,
+    /// Larger is worth more; 0 is ordinary.
+    pub priority: i32,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// To compute what is not cached.
+    pub compute: Duration,
+    /// Prefill nodes that share the work.
+    pub prefill_nodes: usize,
+    /// Predicted time to first token.
+    pub ttft: Duration,
+    /// The same as a high quantile: predictions are wrong, and wrong in one direction is worse.
+    pub ttft_high: Duration,
+    /// Prompts admitted before that would miss their objective because of it.
+    pub broken: usize,
+    /// The decode node as it runs now; `None` where none is needed.
+    pub decode_now: Option<DecodeLoad>,
+    /// When the prompt would be computed, every answer taking as long as the mean.
+    pub decode_then: Option<DecodeLoad>,
+    /// When the prompt would be computed, each answer going on with its probability.
+    pub decode_expected: Option<DecodeLoad>,
+}
+
+impl Assessment {
+    /// Predicted time to first token over its objective.
+    pub fn prefill_load(&self) -> f64 {
+        self.slo.ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit))
+    }
+
+    fn check_ttft(&self, estimate: Duration) -> Result<(), Excess> {
+        let Some(Ttft(limit)) = self.slo.ttft else { return Ok(()) };
+        if estimate > limit { Err(Excess::Ttft { estimate, limit }) } else { Ok(()) }
+    }
+
+    fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
+        load.map_or(Ok(()), |load| load.check(self.slo))
+    }
+}
+
+fn ratio(estimate: Duration, limit: Duration) -> f64 {
+    if estimate.is_zero() { 0.0 } else { estimate.as_secs_f64() / limit.as_secs_f64() }
+}
+
+/// Which estimate exceeds which objective.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum Excess {
+    /// Time to first token.
+    #[error("the time to first token would be {estimate:.3?}, the objective is {limit:.3?}")]
+    Ttft {
+        /// Predicted.
+        estimate: Duration,
+        /// Its objective.
+        limit: Duration,
+    },
+    /// Time between tokens.
+    #[error("the time between tokens would be {estimate:.3?}, the objective is {limit:.3?}")]
+    Tbt {
+        /// Predicted.
+        estimate: Duration,
+        /// Its objective.
+        limit: Duration,
+    },
+    /// The decode node's blocks.
+    #[error("the decode node would need {:.0} % of its KV blocks", share * 100.0)]
+    DecodeRoom {
+        /// Share in use.
+        share: f64,
+    },
+    /// Others' objectives.
+    #[error("{requests} admitted requests would miss the objective of their time to first token")]
+    Admitted {
+        /// How many.
+        requests: usize,
+    },
+    /// More is asked for than the cluster can do, and this is not the part of it that gives most for its time.
+    #[error(
+        "the cluster is overloaded, and the prompt takes {compute:.3?} to compute where {affordable:.3?} can be afforded"
+    )]
+    Work {
+        /// What is not cached.
+        compute: Duration,
+        /// What a request like it may take now.
+        affordable: Duration,
+    },
+}
+
+impl Excess {
+    /// When a retry may find a better estimate.
+    pub fn retry_after(&self) -> Duration {
+        match self {
+            Self::Ttft { estimate, limit } => estimate.saturating_sub(*limit),
+            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::Admitted { .. } => Duration::from_secs(1),
+            Self::Work { compute, affordable } => compute.saturating_sub(*affordable),
+        }
+    }
+}
+
+/// Whether a request is taken in.
+pub trait AdmissionPolicy: fmt::Debug + Send {
+    /// At its arrival.
+    fn admit(&mut self, request: &Assessment) -> Result<(), Excess>;
+
+    /// Whether a request that is not taken in now may wait for things to change, and for how long until it is looked at again. `slo` is what its objective still leaves, `ttft` what serving it
+    /// would take of that.
+    fn hold(&self, _slo: Slo, _ttft: Duration, _excess: &Excess) -> Option<Duration> {
+        None
+    }
+
+    /// How long the front door keeps the first token of a request back that it takes in.
+    fn pace(&self, _request: &Assessment) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Whether a computed prompt goes to another decode node where its own has no room.
+    fn moves_decode(&self) -> bool {
+        false
+    }
+
+    /// Whether the decode node's load is looked at again when the prompt is computed. What is refused then was computed in vain.
+    fn rechecks_decode(&self) -> bool {
+        true
+    }
+
+    /// The second look, at the decode node as it runs then, the newcomer included.
+    fn admit_decode(&mut self, load: &DecodeLoad, slo: Slo) -> Result<(), Excess> {
+        load.check(slo)
+    }
+}
+
+/// Takes everything.
+#[derive(Debug)]
+pub struct TakeAll;
+
+impl AdmissionPolicy for TakeAll {
+    fn admit(&mut self, _: &Assessment) -> Result<(), Excess> {
+        Ok(())
+    }
+
+    fn rechecks_decode(&self) -> bool {
+        false
+    }
+}
+
+/// The policies that there are, by the names used in settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AdmissionKind {
+    /// Takes everything.
+    None,
+    /// Prefill load at arrival, decode load after the prefill.
+    Baseline,
+    /// The larger of both at arrival.
+    Early,
+    /// The decode load of the time when the prompt would be computed.
+    Predictive,
+    /// By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
+    #[default]
+    Selective,
+}
+
+/// No policy has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not an admission policy (none, baseline, early, predictive, selective)")]
+pub struct UnknownAdmission(pub String);
+
+impl AdmissionKind {
+    /// Every policy.
+    pub const ALL: [Self; 5] = [Self::None, Self::Baseline, Self::Early, Self::Predictive, Self::Selective];
+
+    /// Its name in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Baseline => "baseline",
+            Self::Early => "early",
+            Self::Predictive => "predictive",
+            Self::Selective => "selective",
+        }
+    }
+
+    pub(crate) fn policy(self) -> Box<dyn AdmissionPolicy> {
+        match self {
+            Self::None => Box::new(TakeAll),
+            Self::Baseline => Box::new(Baseline),
+            Self::Early => Box::new(Early),
+            Self::Predictive => Box::new(Predictive),
+            Self::Selective => Box::<Selective>::default(),
+        }
+    }
+}
+
+impl FromStr for AdmissionKind {
+    type Err = UnknownAdmission;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownAdmission(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    pub(super) fn assessment() -> Assessment {
+        let ok = DecodeLoad { tbt: SECOND / 20, kv_share: 0.5 };
+        Assessment {
+            now: Instant::now(),
+            slo: Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND / 10)) },
+            priority: 0,
+            prompt_tokens: 1000,
+            compute: SECOND,
+            prefill_nodes: 8,
+            ttft: 3 * SECOND,
+            ttft_high: 4 * SECOND,
+            broken: 0,
+            decode_now: Some(ok),
+            decode_then: Some(ok),
+            decode_expected: Some(ok),
+        }
+    }
+
+    fn verdicts(request: &Assessment) -> Vec<bool> {
+        AdmissionKind::ALL.into_iter().map(|kind| kind.policy().admit(request).is_ok()).collect()
+    }
+
+    #[test]
+    fn each_policy_looks_at_its_own_estimates() {
+        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, kv_share: 0.5 });
+        let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
+        assert_eq!(verdicts(&fine), [true; 5]);
+        assert_eq!(
+            verdicts(&Assessment { ttft: 31 * SECOND, ttft_high: 40 * SECOND, ..fine }),
+            [true, false, false, false, false]
+        );
+        assert_eq!(verdicts(&Assessment { decode_now: Some(slow), ..fine }), [true, true, false, true, true]);
+        assert_eq!(verdicts(&Assessment { decode_then: full, ..fine }), [true, true, true, false, true]);
+        assert_eq!(verdicts(&Assessment { broken: 1, ..fine }), [true, true, true, true, false]);
+        let without =
+            Assessment { slo: Slo::default(), ttft: 99 * SECOND, decode_now: full, decode_then: full, ..fine };
+        assert_eq!(verdicts(&without), [true; 5], "nothing is promised");
+    }
+
+    #[test]
+    fn loads_are_latencies_over_their_objectives() {
+        let fine = assessment();
+        assert_eq!((fine.prefill_load(), fine.decode_now.unwrap().load(fine.slo)), (0.1, 0.5));
+        assert_eq!(DecodeLoad { tbt: SECOND, kv_share: 2.0 }.load(Slo::default()), 0.0);
+    }
+
+    #[test]
+    fn refusals_name_estimate_and_objective() {
+        let late = Assessment { ttft: 31 * SECOND, ..assessment() };
+        let excess = Early.admit(&late).unwrap_err();
+        assert_eq!(excess.to_string(), "the time to first token would be 31.000s, the objective is 30.000s");
+        assert_eq!(excess.retry_after(), SECOND);
+        let full = DecodeLoad { tbt: SECOND / 20, kv_share: 1.25 };
+        let excess = Baseline.admit_decode(&full, late.slo).unwrap_err();
+        assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
+    }
+
+    #[test]
+    fn policies_have_names() {
+        for kind in AdmissionKind::ALL {
+            assert_eq!(kind.as_str().parse(), Ok(kind));
+        }
+        let error = "late".parse::<AdmissionKind>().unwrap_err().to_string();
+        assert!(AdmissionKind::ALL.iter().all(|kind| error.contains(kind.as_str())), "{error}");
+    }
+}

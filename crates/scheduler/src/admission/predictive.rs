@@ -1,0 +1,14 @@
+//! The decode load of the time when the prompt would be computed (Mooncake, section 7.4).
+
+use super::{AdmissionPolicy, Assessment, Excess};
+
+/// Adds the prompts that are computed by then to the decode node's batch, and drops the answers that are older than the mean by then.
+#[derive(Debug)]
+pub struct Predictive;
+
+impl AdmissionPolicy for Predictive {
+    fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
+        request.check_ttft(request.ttft)?;
+        request.check_decode(request.decode_then)
+    }
+}

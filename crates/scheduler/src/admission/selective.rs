@@ -1,0 +1,158 @@
+//! By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use baton_types::{Slo, Tbt, Ttft};
+
+use super::{AdmissionPolicy, Assessment, Excess};
+
+/// Until a request at the door is looked at again.
+const HOLD: Duration = Duration::from_millis(250);
+/// Arrivals that the demand is measured by.
+const WINDOW: usize = 512;
+/// Fewer say nothing of the demand.
+const ENOUGH: usize = 64;
+/// Part of the threshold at which the prefill nodes would just be busy: what holds requests back for the decode nodes, too, needs less (chosen on the first half of the conversation
+/// trace's time).
+const SELECTIVITY: f64 = 0.2;
+/// Share of the objective that a prompt waits and computes for, from which on the cluster counts as busy.
+const BUSY: f64 = 0.5;
+
+/// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
+/// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
+#[derive(Debug, Default)]
+pub struct Selective {
+    arrivals: VecDeque<Arrival>,
+    mean_tokens: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    at: Instant,
+    seconds: f64,
+    /// Value per second of compute.
+    density: f64,
+}
+
+impl Selective {
+    fn value(&self, request: &Assessment) -> f64 {
+        let share = f64::from(request.prompt_tokens) / self.mean_tokens.max(1.0);
+        (0.5 + 0.5 * share) * f64::from(request.priority.clamp(-20, 20)).exp2()
+    }
+
+    fn observe(&mut self, request: &Assessment) -> f64 {
+        let tokens = f64::from(request.prompt_tokens);
+        self.mean_tokens += (tokens - self.mean_tokens) / (self.arrivals.len() + 1).min(WINDOW) as f64;
+        let seconds = request.compute.as_secs_f64().max(1e-6);
+        let density = self.value(request) / seconds;
+        if self.arrivals.len() == WINDOW {
+            self.arrivals.pop_front();
+        }
+        self.arrivals.push_back(Arrival { at: request.now, seconds, density });
+        density
+    }
+
+    /// The least density that the nodes have time for, at the rate of the last arrivals.
+    fn threshold(&self, request: &Assessment) -> f64 {
+        let Some(first) = self.arrivals.front() else { return 0.0 };
+        let span = request.now.saturating_duration_since(first.at).as_secs_f64();
+        let mut room = span * request.prefill_nodes as f64;
+        let mut arrivals: Vec<_> = self.arrivals.iter().map(|arrival| (arrival.density, arrival.seconds)).collect();
+        arrivals.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+        for (density, seconds) in arrivals {
+            room -= seconds;
+            if room < 0.0 {
+                return density;
+            }
+        }
+        0.0
+    }
+}
+
+impl AdmissionPolicy for Selective {
+    fn hold(&self, slo: Slo, ttft: Duration, excess: &Excess) -> Option<Duration> {
+        let Ttft(limit) = slo.ttft?;
+        let passes = matches!(excess, Excess::Tbt { .. } | Excess::DecodeRoom { .. } | Excess::Admitted { .. });
+        (passes && ttft + HOLD < limit).then_some(HOLD)
+    }
+
+    /// A sequence joins a batch between two steps: the gap after its first token is one to two steps, and where a step takes long, an answer of a few tokens misses its objective by that one
+    /// gap. A step later it is none to one, as in a player's jitter buffer; only where the objective of the time to first token leaves ten times as much.
+    fn pace(&self, request: &Assessment) -> Duration {
+        let (Some(Ttft(ttft)), Some(Tbt(tbt)), Some(load)) =
+            (request.slo.ttft, request.slo.tbt, request.decode_expected)
+        else {
+            return Duration::ZERO;
+        };
+        let slack = ttft.saturating_sub(request.ttft_high);
+        if load.tbt * 2 <= tbt { Duration::ZERO } else { load.tbt.min(slack / 10) }
+    }
+
+    fn moves_decode(&self) -> bool {
+        true
+    }
+
+    fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
+        let density = self.observe(request);
+        request.check_ttft(request.ttft_high)?;
+        if request.broken > 0 {
+            return Err(Excess::Admitted { requests: request.broken });
+        }
+        request.check_decode(request.decode_expected)?;
+        let waiting = request.prefill_load();
+        let threshold = SELECTIVITY * self.threshold(request) * (waiting / BUSY).min(1.0);
+        if self.arrivals.len() < ENOUGH || density >= threshold {
+            return Ok(());
+        }
+        let affordable = Duration::from_secs_f64(self.value(request) / threshold);
+        Err(Excess::Work { compute: request.compute, affordable })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DecodeLoad;
+    use super::super::tests::assessment;
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// So many prompts that each take a second arrive in a second, at 8 nodes; how many of 100 longer ones of the same size are taken in then.
+    fn taken(per_second: u32, priority: i32) -> usize {
+        let (mut policy, start) = (Selective::default(), assessment().now);
+        let busy = |n: u32| Assessment { now: start + n * SECOND / per_second, ttft: 20 * SECOND, ..assessment() };
+        let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
+        let dear = |n: u32| Assessment { compute: 15 * SECOND, priority, ..busy(512 + n) };
+        (0_u32..100).filter(|n| policy.admit(&dear(*n)).is_ok()).count()
+    }
+
+    #[test]
+    fn under_overload_what_takes_most_for_its_worth_goes() {
+        assert_eq!(taken(4, 0), 100, "there is time for all");
+        assert_eq!(taken(100, 0), 0);
+        assert_eq!(taken(100, 10), 100, "priority is worth");
+    }
+
+    #[test]
+    fn what_may_pass_is_held_while_the_objective_leaves_time() {
+        let policy = Selective::default();
+        let (slo, room) = (assessment().slo, Excess::DecodeRoom { share: 1.1 });
+        assert_eq!(policy.hold(slo, 10 * SECOND, &room), Some(HOLD));
+        assert_eq!(policy.hold(slo, 30 * SECOND, &room), None);
+        assert_eq!(policy.hold(Slo::default(), SECOND, &room), None, "nothing says how long");
+        let late = Excess::Ttft { estimate: 31 * SECOND, limit: 30 * SECOND };
+        assert_eq!(policy.hold(slo, SECOND, &late), None);
+    }
+
+    #[test]
+    fn the_first_token_is_kept_back_only_where_the_gap_after_it_would_be_too_long() {
+        let policy = Selective::default();
+        let with = |tbt: Duration| {
+            let load = Some(DecodeLoad { tbt, kv_share: 0.5 });
+            policy.pace(&Assessment { decode_expected: load, ..assessment() })
+        };
+        assert_eq!((with(SECOND / 25), with(SECOND / 12)), (Duration::ZERO, SECOND / 12));
+        assert_eq!(policy.pace(&Assessment { slo: Slo::default(), ..assessment() }), Duration::ZERO);
+    }
+}

@@ -1,0 +1,268 @@
+//! The nodes that can take a request, and what they are predicted to do with it.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use baton_types::{ErrorKind, NodeId, NodeRole, Ttft};
+
+use super::place::{RETRY_UNAVAILABLE, refuse};
+use super::{Cluster, ClusterNode, NodeState};
+use crate::cost::duration;
+use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
+
+/// Blocks of the prefix that each node holds, and who holds most.
+#[derive(Debug, Default)]
+pub(super) struct Matches {
+    blocks: HashMap<NodeId, u32>,
+    longest: Option<(NodeId, u32)>,
+}
+
+impl Matches {
+    fn of(&self, node: &NodeId) -> u32 {
+        if self.blocks.is_empty() { 0 } else { self.blocks.get(node).copied().unwrap_or(0) }
+    }
+
+    /// The holder of the longest prefix, where it is longer than `own` blocks.
+    pub fn longer_than(&self, own: u32) -> Option<(&NodeId, u32)> {
+        self.longest.as_ref().filter(|(_, blocks)| *blocks > own).map(|(node, blocks)| (node, *blocks))
+    }
+}
+
+/// What a request takes of a decode node.
+pub(super) struct Needs {
+    pub blocks: usize,
+    pub kv_tokens: u64,
+}
+
+/// A request, and what is expected of its answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub request: &'a PlacementRequest<'a>,
+    /// Expected tokens of the answer.
+    pub output_tokens: f64,
+}
+
+impl Asked<'_> {
+    /// What it takes of this decode node. As the node counts: the last token's KV is never computed.
+    pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
+        let (info, prompt) = (node.info(), self.request.prompt_tokens);
+        let total = prompt.saturating_add(self.request.max_tokens).min(info.context_length);
+        let blocks = info.layout.blocks_for((total.saturating_sub(1)) as usize);
+        let output = self.output_tokens.min(f64::from(total.saturating_sub(prompt)));
+        Needs { blocks, kv_tokens: u64::from(prompt) + output as u64 / 2 }
+    }
+}
+
+impl Cluster {
+    pub(super) fn asked<'a>(&self, request: &'a PlacementRequest<'a>) -> Asked<'a> {
+        Asked { request, output_tokens: self.output_lengths.mean(request.max_tokens) }
+    }
+
+    /// Who holds what of the request's prefix.
+    pub(super) fn matches(&self, request: &PlacementRequest<'_>) -> Matches {
+        if request.bypass_cache {
+            return Matches::default();
+        }
+        let found = self.index.longest_prefix(request.block_hashes);
+        // Of those that hold most, the one that sends least now: a hot prefix has many holders.
+        let idle = |node: &NodeId| std::cmp::Reverse(self.transfers.sending(node));
+        let can_send = |node: &NodeId| self.nodes.get(node).is_some_and(ClusterNode::is_ready);
+        let longest = found.iter().filter(|(node, _)| can_send(node));
+        let longest = longest.max_by_key(|(node, blocks)| (*blocks, idle(node))).cloned();
+        Matches { blocks: found.into_iter().collect(), longest }
+    }
+
+    /// Nodes of a role that may be taken: those that are ready, or, where there are none, those that missed reports.
+    fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
+        let in_state = |state| {
+            let nodes = self.nodes.values().filter(move |node| node.info().role == role && node.state() == state);
+            nodes.filter(|node| !exclude.contains(&node.info().node)).collect::<Vec<_>>()
+        };
+        let ready = in_state(NodeState::Ready);
+        let usable = if ready.is_empty() { in_state(NodeState::Suspect) } else { ready };
+        if usable.is_empty() {
+            return refuse(ErrorKind::Unavailable, format!("no {role} node is ready"), Some(RETRY_UNAVAILABLE));
+        }
+        Ok(usable)
+    }
+
+    pub(super) fn prefill_candidates(
+        &self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        matches: &Matches,
+    ) -> Result<Vec<PrefillCandidate>, Refusal> {
+        let mut nodes = self.usable(NodeRole::Prefill, request.exclude)?;
+        let tokens = request.prompt_tokens;
+        let fits = |node: &&ClusterNode| {
+            let info = node.info();
+            let blocks = info.layout.blocks_for(tokens as usize);
+            tokens > 0 && tokens < info.context_length && blocks <= info.layout.num_blocks as usize
+        };
+        nodes.retain(fits);
+        if nodes.is_empty() {
+            let message = format!("a prompt of {tokens} tokens does not fit any prefill node");
+            return refuse(ErrorKind::Invalid, message, None);
+        }
+        let has_place = |node: &&ClusterNode| {
+            let limit = node.info().profile.max_waiting as usize;
+            limit == 0 || node.charges.pending() < limit
+        };
+        let all = nodes.clone();
+        nodes.retain(has_place);
+        if nodes.is_empty() {
+            let queue = |node: &&ClusterNode| node.charges.backlog.total(now) / node.charges.pending().max(1) as f64;
+            let (soonest, full) = (all.iter().map(queue).fold(f64::INFINITY, f64::min), all.len());
+            let message = format!("the queues of all {full} prefill nodes are full");
+            return refuse(ErrorKind::Overloaded, message, Some(duration(soonest)));
+        }
+        self.warm(now, &mut nodes, |node| node.charges.pending());
+        self.leave_out_busy(now, request, &mut nodes);
+        Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
+    }
+
+    /// Leaves out nodes that joined lately and have their share: an empty cache and an empty queue would attract everything at once.
+    fn warm(&self, now: Instant, nodes: &mut Vec<&ClusterNode>, load: impl Fn(&ClusterNode) -> usize) {
+        let busiest = nodes.iter().map(|node| load(node)).max().unwrap_or(0);
+        let within = |node: &&ClusterNode| {
+            let warmth = node.warmth(now, self.config.slow_start);
+            warmth >= 1.0 || load(node) as f64 <= warmth * busiest as f64
+        };
+        if nodes.iter().any(within) {
+            nodes.retain(within);
+        }
+    }
+
+    /// Leaves out nodes whose queue alone is longer than the objective, while others' is not.
+    fn leave_out_busy(&self, now: Instant, request: &PlacementRequest<'_>, nodes: &mut Vec<&ClusterNode>) {
+        // A prompt that may pass others does not wait for all of them.
+        let Some(Ttft(limit)) = request.slo.ttft.filter(|_| !self.placement.reorders()) else { return };
+        let within = |node: &&ClusterNode| node.charges.backlog.total(now) <= limit.as_secs_f64();
+        if nodes.iter().any(within) {
+            nodes.retain(within);
+        }
+    }
+
+    fn prefill_candidate(
+        &self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        node: &ClusterNode,
+        matches: &Matches,
+    ) -> PrefillCandidate {
+        let info = node.info();
+        // The last token is always computed.
+        let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
+        let held = matches.of(&info.node).min(reusable);
+        let longer = matches.longer_than(held).filter(|_| self.config.fetches && self.placement.fetches());
+        let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
+        let fetch = match fetch {
+            Some((from, blocks)) => {
+                let bytes = u64::from(blocks - held) * info.layout.block_bytes_all_layers() as u64;
+                let seconds = self.transfers.seconds(from, &info.node, bytes);
+                Some(self.plan(now, request, node, blocks, seconds))
+            }
+            None => None,
+        };
+        let local = self.plan(now, request, node, held, 0.0);
+        PrefillCandidate { node: info.node.clone(), pending: node.charges.pending(), local, fetch }
+    }
+
+    /// What becomes of the prompt on a node that then has the first `blocks` blocks of it.
+    fn plan(
+        &self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        node: &ClusterNode,
+        blocks: u32,
+        transfer: f64,
+    ) -> PrefillPlan {
+        let cost = &self.costs[node.class].1.prefill;
+        let matched_tokens = blocks * node.info().layout.block_tokens;
+        let compute = node.speed.time(cost.prompt(request.prompt_tokens, matched_tokens));
+        let terms = self.placement.terms(request, compute);
+        // Half of a chunk is still to come, on average, where the node computes one.
+        let chunk = node.speed.time(cost.chunk() / 2.0).as_secs_f64();
+        let impact = node.charges.backlog.impact(now, terms, chunk);
+        PrefillPlan {
+            matched_tokens,
+            transfer: duration(transfer),
+            compute,
+            terms,
+            ahead: duration(impact.ahead),
+            passed: impact.passed,
+            broken: impact.broken,
+        }
+    }
+
+    pub(super) fn decode_candidates(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+    ) -> Result<Vec<DecodeCandidate>, Refusal> {
+        let request = asked.request;
+        let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
+        let (prompt, output) = (request.prompt_tokens, request.max_tokens);
+        nodes.retain(|node| {
+            let layout = &node.info().layout;
+            prompt.saturating_add(2) <= node.info().context_length
+                && asked.needs(node).blocks <= layout.num_blocks as usize
+        });
+        if nodes.is_empty() {
+            let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
+            return refuse(ErrorKind::Invalid, message, None);
+        }
+        if self.config.reserves_decode_room {
+            self.with_room(now, asked, &mut nodes)?;
+        }
+        self.warm(now, &mut nodes, |node| node.charges.sequences());
+        Ok(nodes.into_iter().map(|node| self.decode_candidate(asked, node, matches)).collect())
+    }
+
+    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
+    fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
+        let all = nodes.clone();
+        nodes.retain(|node| free_blocks(node) >= asked.needs(node).blocks && has_seat(node));
+        if !nodes.is_empty() {
+            return Ok(());
+        }
+        let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
+        let needs = all.iter().map(|node| asked.needs(node).blocks).min().unwrap_or(0);
+        let soonest = all.iter().filter_map(|node| node.charges.next_end(now, self.answer_time(node))).min();
+        let (prompt, output) = (asked.request.prompt_tokens, asked.request.max_tokens);
+        let message = format!(
+            "no decode node has room for {prompt} prompt and {output} output tokens: {needs} blocks wanted, \
+             {best_room} free at most"
+        );
+        refuse(ErrorKind::Overloaded, message, Some(soonest.unwrap_or(RETRY_UNAVAILABLE)))
+    }
+
+    fn decode_candidate(&self, asked: Asked<'_>, node: &ClusterNode, matches: &Matches) -> DecodeCandidate {
+        let info = node.info();
+        let sequences = node.charges.sequences() + 1;
+        let kv_tokens = node.charges.kv_tokens + asked.needs(node).kv_tokens;
+        let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
+        let held = matches.of(&info.node) as usize;
+        let bytes = prompt_blocks.saturating_sub(held) as f64 * info.layout.block_bytes_all_layers() as f64;
+        let push = duration(bytes / self.config.bandwidth.max(1.0));
+        DecodeCandidate {
+            node: info.node.clone(),
+            tbt: self.step_time(node, sequences as f64, kv_tokens as f64),
+            push,
+            push_last_layer: push / info.layout.num_layers.max(1),
+            sequences: node.charges.sequences(),
+        }
+    }
+}
+
+/// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here is there even if nothing is shared.
+fn free_blocks(node: &ClusterNode) -> usize {
+    (node.info().layout.num_blocks as usize).saturating_sub(node.charges.blocks)
+}
+
+fn has_seat(node: &ClusterNode) -> bool {
+    let profile = &node.info().profile;
+    let seats = (profile.max_running as usize).saturating_add(profile.max_waiting as usize);
+    seats == 0 || node.charges.sequences() < seats
+}

@@ -1,0 +1,45 @@
+//! The node's own cache against its queue.
+
+use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, TIE, least, lightest_decode};
+
+/// The least predicted time to first token with what each node has cached itself; of ties the longest prefix: it costs nothing and keeps conversations together.
+#[derive(Debug)]
+pub struct CacheAware;
+
+impl PlacementPolicy for CacheAware {
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Choice {
+        let seconds = |candidate: &PrefillCandidate| candidate.local.finish().as_secs_f64();
+        let limit = prefill.iter().map(seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
+        let unmatched = |candidate: &PrefillCandidate| {
+            let tied = seconds(candidate) <= limit;
+            if tied { f64::from(u32::MAX - candidate.local.matched_tokens) } else { f64::INFINITY }
+        };
+        let chosen = least(prefill.iter().map(unmatched), 0.0, rng);
+        Choice { prefill: chosen.unwrap_or(0), fetch: false, decode: lightest_decode(decode, rng) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::candidate::tests::{decode, prefill};
+    use super::*;
+
+    fn choose(prefill: &[PrefillCandidate], decode: &[DecodeCandidate]) -> (usize, Option<usize>) {
+        let choice = CacheAware.choose(prefill, decode, &mut || 0);
+        (choice.prefill, choice.decode)
+    }
+
+    #[test]
+    fn weighs_queue_against_prefix() {
+        assert_eq!(choose(&[prefill(0, 1000, 0), prefill(300, 100, 900)], &[]), (1, None));
+        assert_eq!(choose(&[prefill(0, 1000, 0), prefill(2000, 100, 900)], &[]), (0, None));
+        let close = [prefill(0, 100, 0), prefill(0, 103, 16)];
+        assert_eq!(choose(&close, &[]), (1, None), "a tie goes to the longer prefix");
+        assert_eq!(choose(&close[..1], &[decode(50, 0, 0), decode(20, 0, 9)]), (0, Some(1)));
+    }
+}

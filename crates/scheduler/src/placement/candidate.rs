@@ -1,0 +1,146 @@
+//! What placement chooses from.
+
+use std::time::Duration;
+
+use baton_types::NodeId;
+
+use baton_types::QueueTerms;
+
+/// One way to compute a prompt on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PrefillPlan {
+    /// Tokens of the prompt that need not be computed.
+    pub matched_tokens: u32,
+    /// To bring in those of them that the node does not hold.
+    pub transfer: Duration,
+    /// To compute the others.
+    pub compute: Duration,
+    /// The terms on which it would wait there.
+    pub terms: QueueTerms,
+    /// Work of the node that goes before it.
+    pub ahead: Duration,
+    /// Prompts that wait there and that it goes before.
+    pub passed: usize,
+    /// Prompts that were admitted and would miss their objective because of it.
+    pub broken: usize,
+}
+
+impl PrefillPlan {
+    /// Until the prompt is computed, the transfer overlapping the queue.
+    pub fn finish(&self) -> Duration {
+        self.ahead.max(self.transfer) + self.compute
+    }
+
+    /// Until the prompt is computed, one thing after the other (Mooncake, Algorithm 1).
+    pub fn finish_in_turn(&self) -> Duration {
+        self.ahead + self.transfer + self.compute
+    }
+
+    /// What everybody waits in sum because of it: the prompt itself, and those that it passes.
+    pub fn marginal_delay(&self) -> Duration {
+        self.finish() + self.compute.saturating_mul(u32::try_from(self.passed).unwrap_or(u32::MAX))
+    }
+}
+
+/// A prefill node that can take the request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrefillCandidate {
+    /// The node.
+    pub node: NodeId,
+    /// Prompts placed there whose first token has not come.
+    pub pending: usize,
+    /// With what it holds.
+    pub local: PrefillPlan,
+    /// With the longest prefix that any node holds, where that is longer.
+    pub fetch: Option<PrefillPlan>,
+}
+
+impl PrefillCandidate {
+    /// The plan that a choice means.
+    pub fn plan(&self, fetch: bool) -> &PrefillPlan {
+        self.fetch.as_ref().filter(|_| fetch).unwrap_or(&self.local)
+    }
+}
+
+/// A decode node that has room for the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodeCandidate {
+    /// The node.
+    pub node: NodeId,
+    /// A step of the batch of everybody placed there, the newcomer included.
+    pub tbt: Duration,
+    /// To push what it does not hold.
+    pub push: Duration,
+    /// The least part of it that no compute can hide: the last layer's.
+    pub push_last_layer: Duration,
+    /// Sequences placed there.
+    pub sequences: usize,
+}
+
+impl DecodeCandidate {
+    /// The part of the push that computing for so long does not hide.
+    pub fn exposed(&self, compute: Duration) -> Duration {
+        if self.push.is_zero() {
+            return Duration::ZERO;
+        }
+        self.push.saturating_sub(compute).max(self.push_last_layer)
+    }
+}
+
+/// Predicted time to first token of a pair: queue, transfer, prefill of what is not cached, and the part of the push that compute does not hide. The design counts the push
+/// because the first token is of little use before the second.
+pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate>) -> Duration {
+    plan.finish() + decode.map_or(Duration::ZERO, |decode| decode.exposed(plan.compute))
+}
+
+/// A choice: indices into the candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Of the prefill candidates.
+    pub prefill: usize,
+    /// Whether the longest prefix is brought there first.
+    pub fetch: bool,
+    /// Of the decode candidates; `None` where there are none.
+    pub decode: Option<usize>,
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate {
+        let ms = Duration::from_millis;
+        let local =
+            PrefillPlan { matched_tokens, compute: ms(compute_ms), ahead: ms(queue_ms), ..PrefillPlan::default() };
+        PrefillCandidate { node: NodeId::new("p").unwrap(), pending: queue_ms as usize, local, fetch: None }
+    }
+
+    pub fn with_fetch(candidate: PrefillCandidate, transfer_ms: u64, compute_ms: u64, tokens: u32) -> PrefillCandidate {
+        let (transfer, compute) = (Duration::from_millis(transfer_ms), Duration::from_millis(compute_ms));
+        let fetch = Some(PrefillPlan { matched_tokens: tokens, transfer, compute, ..candidate.local });
+        PrefillCandidate { fetch, ..candidate }
+    }
+
+    pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate {
+        let ms = Duration::from_millis;
+        let node = NodeId::new("d").unwrap();
+        DecodeCandidate { node, tbt: ms(tbt_ms), push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
+    }
+
+    #[test]
+    fn what_compute_hides_of_the_push_does_not_count() {
+        let plan = prefill(5, 100, 0).local;
+        assert_eq!(estimated_ttft(&plan, None), Duration::from_millis(105));
+        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 50, 0))), Duration::from_millis(110));
+        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 250, 0))), Duration::from_millis(255));
+        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 0, 0))), Duration::from_millis(105));
+    }
+
+    #[test]
+    fn a_transfer_overlaps_the_queue() {
+        let plan = with_fetch(prefill(300, 1000, 0), 200, 100, 900).fetch.unwrap();
+        assert_eq!((plan.finish(), plan.finish_in_turn()), (Duration::from_millis(400), Duration::from_millis(600)));
+        let passing = PrefillPlan { passed: 3, ..plan };
+        assert_eq!(passing.marginal_delay(), Duration::from_millis(700));
+    }
+}

@@ -1,0 +1,33 @@
+//! The nodes with the least to do.
+
+use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, least};
+
+/// The nodes with the fewest requests.
+#[derive(Debug)]
+pub struct LoadBalance;
+
+impl PlacementPolicy for LoadBalance {
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Choice {
+        let pending = least(prefill.iter().map(|candidate| candidate.pending as f64), 0.0, rng);
+        let sequences = least(decode.iter().map(|candidate| candidate.sequences as f64), 0.0, rng);
+        Choice { prefill: pending.unwrap_or(0), fetch: false, decode: sequences }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::candidate::tests::{decode, prefill};
+    use super::*;
+
+    #[test]
+    fn takes_the_least() {
+        let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
+        let choice = LoadBalance.choose(&p, &d, &mut || 0);
+        assert_eq!((choice.prefill, choice.decode), (1, Some(1)));
+    }
+}

@@ -1,0 +1,264 @@
+//! Which prefill and which decode node serve a request, and in which order a prefill node computes its prompts.
+
+mod baton;
+mod cache_aware;
+mod candidate;
+mod load_balance;
+mod mooncake;
+mod random;
+mod round_robin;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use baton_types::{BlockHash, ErrorKind, NodeId, RequestKey, Slo, Tbt, Ttft};
+
+use baton_types::QueueTerms;
+
+pub use baton::{Baton, BatonConfig};
+pub use cache_aware::CacheAware;
+pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, estimated_ttft};
+pub use load_balance::LoadBalance;
+pub use mooncake::Mooncake;
+pub use random::Random;
+pub use round_robin::RoundRobin;
+
+/// What placement needs to know of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacementRequest<'a> {
+    /// The request and attempt.
+    pub key: RequestKey,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Chained hashes of the prompt's full blocks.
+    pub block_hashes: &'a [BlockHash],
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// Whether more than one token is wanted, so that a decode node is needed.
+    pub wants_decode: bool,
+    /// Its objectives.
+    pub slo: Slo,
+    /// Larger goes first; 0 is ordinary.
+    pub priority: i32,
+    /// Whether the prompt is computed whole, whatever is cached.
+    pub bypass_cache: bool,
+    /// Nodes that are not to be taken.
+    pub exclude: &'a [NodeId],
+}
+
+/// A prefix that is brought to the prefill node before it computes the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixFetch {
+    /// Who holds it.
+    pub from: NodeId,
+    /// Leading tokens of the prompt that the prefill node has afterwards, a multiple of the block's tokens.
+    pub tokens: u32,
+    /// Bytes to bring: those of the blocks that it does not hold yet.
+    pub bytes: u64,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Computes the prompt.
+    pub prefill: NodeId,
+    /// Nodes that compute parts of the prompt beside it.
+    pub helpers: Vec<NodeId>,
+    /// What it gets from another node first.
+    pub fetch: Option<PrefixFetch>,
+    /// Streams the answer; `None` where one token is wanted.
+    pub decode: Option<NodeId>,
+    /// The terms on which it waits at the prefill node.
+    pub terms: QueueTerms,
+    /// How long the front door keeps the first token back, so that the second does not come late after it.
+    pub pace: Duration,
+    /// Predicted time to first token, from the placement on.
+    pub estimated_ttft: Ttft,
+    /// Predicted time between tokens at the batch that the decode node then runs.
+    pub estimated_tbt: Option<Tbt>,
+    /// Tokens of the prompt that the prefill node should not have to compute.
+    pub matched_tokens: u32,
+}
+
+impl Placement {
+    /// The nodes in it, the prefill node first.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        std::iter::once(&self.prefill).chain(&self.decode).cloned().collect()
+    }
+}
+
+/// No node can take the request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// `Overloaded`, `Unavailable` or `Invalid`.
+    pub kind: ErrorKind,
+    /// Why, with the numbers.
+    pub message: String,
+    /// When a retry may succeed.
+    pub retry_after: Option<Duration>,
+    /// The request need not be turned away yet: its objective leaves time to ask again after this long.
+    pub hold: Option<Duration>,
+}
+
+/// How nodes are chosen from those that can take a request.
+pub trait PlacementPolicy: fmt::Debug + Send {
+    /// Chooses a pair. `prefill` is not empty; `decode` is where none is needed. `rng` decides ties.
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Choice;
+
+    /// The terms on which a prompt waits that takes so long to compute. First come, first served, where a policy says nothing.
+    fn terms(&self, request: &PlacementRequest<'_>, compute: Duration) -> QueueTerms {
+        QueueTerms { priority: request.priority, compute, ..QueueTerms::default() }
+    }
+
+    /// Whether shorter prompts may pass longer ones.
+    fn reorders(&self) -> bool {
+        false
+    }
+
+    /// Whether it brings prefixes from node to node.
+    fn fetches(&self) -> bool {
+        false
+    }
+}
+
+/// The policies that there are, by the names used in settings.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum PlacementKind {
+    /// Any.
+    Random,
+    /// One after the other.
+    RoundRobin,
+    /// The fewest requests.
+    LoadBalance,
+    /// The least predicted time to first token, prefixes that the node itself has cached counted.
+    CacheAware,
+    /// Algorithm 1 of the Mooncake paper, with its `kvcache_balancing_threshold`.
+    Mooncake {
+        /// A node whose own prefix is shorter than the longest one by this factor or more gets the longest one.
+        balancing_threshold: f64,
+    },
+    /// What everybody waits in sum, prefixes fetched where that is faster.
+    #[default]
+    Baton,
+    /// The same with its parts set by hand: for measuring what each is worth.
+    BatonWith(BatonConfig),
+}
+
+/// No policy has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not a placement policy (random, round-robin, load-balance, cache-aware, mooncake, baton)")]
+pub struct UnknownPolicy(pub String);
+
+impl PlacementKind {
+    /// Every policy that has a name, with its defaults.
+    pub const ALL: [Self; 6] = [
+        Self::Random,
+        Self::RoundRobin,
+        Self::LoadBalance,
+        Self::CacheAware,
+        Self::Mooncake { balancing_threshold: mooncake::BALANCING_THRESHOLD },
+        Self::Baton,
+    ];
+
+    /// Its name in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::RoundRobin => "round-robin",
+            Self::LoadBalance => "load-balance",
+            Self::CacheAware => "cache-aware",
+            Self::Mooncake { .. } => "mooncake",
+            Self::Baton | Self::BatonWith(_) => "baton",
+        }
+    }
+
+    pub(crate) fn policy(self) -> Box<dyn PlacementPolicy> {
+        match self {
+            Self::Random => Box::new(Random),
+            Self::RoundRobin => Box::<RoundRobin>::default(),
+            Self::LoadBalance => Box::new(LoadBalance),
+            Self::CacheAware => Box::new(CacheAware),
+            Self::Mooncake { balancing_threshold } => Box::new(Mooncake { balancing_threshold }),
+            Self::Baton => Box::new(Baton::default()),
+            Self::BatonWith(config) => Box::new(Baton::new(config)),
+        }
+    }
+}
+
+impl FromStr for PlacementKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+/// Predictions are not better than this part of themselves: what is so close to the best is a tie.
+const TIE: f64 = 0.05;
+
+/// The decode node with the shortest step; of ties the one with the fewest sequences, and of those any.
+fn lightest_decode(decode: &[DecodeCandidate], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
+    let seconds = |candidate: &DecodeCandidate| (candidate.tbt + candidate.push_last_layer).as_secs_f64();
+    let limit = decode.iter().map(seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
+    let sequences = |candidate: &DecodeCandidate| {
+        if seconds(candidate) <= limit { candidate.sequences as f64 } else { f64::INFINITY }
+    };
+    least(decode.iter().map(sequences), 0.0, rng)
+}
+
+/// Index of one of the least values, those that exceed it by no more than the part `tolerance` drawn from at random.
+fn least(values: impl Iterator<Item = f64> + Clone, tolerance: f64, rng: &mut dyn FnMut() -> u64) -> Option<usize> {
+    let limit = values.clone().fold(f64::INFINITY, f64::min) * (1.0 + tolerance);
+    let tied = || values.clone().enumerate().filter(|(_, value)| *value <= limit).map(|(index, _)| index);
+    match tied().count() {
+        0 => None,
+        1 => tied().next(),
+        // The bias of the remainder is below 2^-50 for any number of nodes.
+        n => tied().nth((rng() % n as u64) as usize),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::candidate::tests::{decode, prefill};
+    use super::*;
+
+    #[test]
+    fn ties_are_drawn_fairly() {
+        let candidates = [prefill(0, 100, 0), prefill(0, 100, 0), prefill(0, 100, 0)];
+        let decodes = [decode(20, 0, 0), decode(20, 0, 0), decode(20, 0, 0)];
+        for kind in PlacementKind::ALL {
+            let (mut prefills, mut decode_hits, mut policy) = ([0; 3], [0; 3], kind.policy());
+            for draw in 0..300 {
+                let choice = policy.choose(&candidates, &decodes, &mut || draw);
+                prefills[choice.prefill] += 1;
+                decode_hits[choice.decode.unwrap()] += 1;
+            }
+            assert_eq!((prefills, decode_hits), ([100; 3], [100; 3]), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn policies_have_names() {
+        for kind in PlacementKind::ALL {
+            assert_eq!(kind.as_str().parse(), Ok(kind));
+        }
+        let error = "best".parse::<PlacementKind>().unwrap_err().to_string();
+        assert!(PlacementKind::ALL.iter().all(|kind| error.contains(kind.as_str())), "{error}");
+    }
+
+    #[test]
+    fn no_decode_node_is_chosen_where_there_is_none() {
+        for kind in PlacementKind::ALL {
+            let choice = kind.policy().choose(&[prefill(0, 1, 0)], &[], &mut || 7);
+            assert_eq!(choice, Choice { prefill: 0, fetch: false, decode: None }, "{kind:?}");
+        }
+    }
+}

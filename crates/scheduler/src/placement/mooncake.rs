@@ -1,0 +1,71 @@
+//! Algorithm 1 of the Mooncake paper (arXiv 2407.00079, section 6.1).
+
+use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, PrefillPlan, least, lightest_decode};
+
+/// `kvcache_balancing_threshold` where none is set.
+pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
+
+/// Per node: where the longest prefix is longer than the node's own by less than `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
+/// longest. The least sum wins; the prefix is brought there where the ratio says so. The paper leaves ties open.
+#[derive(Debug)]
+pub struct Mooncake {
+    /// `kvcache_balancing_threshold`.
+    pub balancing_threshold: f64,
+}
+
+impl Mooncake {
+    /// Whether the ratio test says to bring the longest prefix.
+    fn transfers(&self, candidate: &PrefillCandidate) -> bool {
+        let Some(best) = &candidate.fetch else { return false };
+        let own = f64::from(candidate.local.matched_tokens);
+        f64::from(best.matched_tokens) >= self.balancing_threshold * own
+    }
+
+    fn plan<'a>(&self, candidate: &'a PrefillCandidate) -> &'a PrefillPlan {
+        candidate.plan(self.transfers(candidate))
+    }
+}
+
+impl PlacementPolicy for Mooncake {
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Choice {
+        let ttft = prefill.iter().map(|candidate| self.plan(candidate).finish_in_turn().as_secs_f64());
+        let chosen = least(ttft, 0.0, rng).unwrap_or(0);
+        Choice { prefill: chosen, fetch: self.transfers(&prefill[chosen]), decode: lightest_decode(decode, rng) }
+    }
+
+    fn fetches(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::candidate::tests::{prefill, with_fetch};
+    use super::*;
+
+    fn choose(threshold: f64, candidates: &[PrefillCandidate]) -> (usize, bool) {
+        let choice = Mooncake { balancing_threshold: threshold }.choose(candidates, &[], &mut || 0);
+        (choice.prefill, choice.fetch)
+    }
+
+    #[test]
+    fn the_ratio_decides_between_the_own_prefix_and_the_longest() {
+        // 1,000 tokens elsewhere, 400 here: 2.5 times as long.
+        let candidates = [with_fetch(prefill(10, 600, 400), 50, 100, 1000), prefill(700, 100, 1000)];
+        assert_eq!(choose(2.0, &candidates), (0, true));
+        assert_eq!(choose(3.0, &candidates), (0, false), "610 ms without a transfer");
+        let busy = [with_fetch(prefill(900, 600, 400), 50, 100, 1000), prefill(700, 100, 1000)];
+        assert_eq!(choose(2.0, &busy), (1, false));
+    }
+
+    #[test]
+    fn it_transfers_even_where_computing_is_faster() {
+        let candidates = [with_fetch(prefill(0, 100, 0), 500, 10, 64)];
+        assert_eq!(choose(4.0, &candidates), (0, true), "with nothing of its own the ratio has no bound");
+    }
+}

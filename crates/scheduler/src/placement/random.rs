@@ -1,0 +1,19 @@
+//! Any node.
+
+use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate};
+
+/// Any nodes, each as likely.
+#[derive(Debug)]
+pub struct Random;
+
+impl PlacementPolicy for Random {
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Choice {
+        let mut draw = |n: usize| (rng() as usize).checked_rem(n);
+        Choice { prefill: draw(prefill.len()).unwrap_or(0), fetch: false, decode: draw(decode.len()) }
+    }
+}

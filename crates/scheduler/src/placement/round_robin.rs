@@ -1,0 +1,36 @@
+//! One node after the other.
+
+use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate};
+
+/// One node after the other.
+#[derive(Debug, Default)]
+pub struct RoundRobin {
+    turn: usize,
+}
+
+impl PlacementPolicy for RoundRobin {
+    fn choose(
+        &mut self,
+        prefill: &[PrefillCandidate],
+        decode: &[DecodeCandidate],
+        _: &mut dyn FnMut() -> u64,
+    ) -> Choice {
+        let turn = self.turn;
+        self.turn = self.turn.wrapping_add(1);
+        Choice { prefill: turn % prefill.len(), fetch: false, decode: turn.checked_rem(decode.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::candidate::tests::{decode, prefill};
+    use super::*;
+
+    #[test]
+    fn takes_turns() {
+        let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
+        let mut policy = RoundRobin::default();
+        let turns: Vec<_> = (0..4).map(|_| policy.choose(&p, &d, &mut || 0)).map(|c| (c.prefill, c.decode)).collect();
+        assert_eq!(turns, [(0, Some(0)), (1, Some(1)), (0, Some(2)), (1, Some(0))]);
+    }
+}
