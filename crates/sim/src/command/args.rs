@@ -1,0 +1,262 @@
+//! Options of `baton simulate`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_kv_cache::EvictionKind;
+use baton_scheduler::{AdmissionKind, BatonConfig, PlacementKind};
+use clap::{Args, ValueEnum};
+
+use super::SimulateError;
+use super::numbers::{Curve, Split, positive_seconds, seconds, speed, threshold};
+use crate::options::{SimOptions, Window};
+
+/// Of `baton simulate`. Times are seconds.
+#[derive(Debug, Clone, Args)]
+pub struct SimulateArgs {
+    /// Requests to play: one JSON object a line with timestamp (ms), input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens)
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// Prefill nodes
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub prefill: u32,
+    /// Decode nodes
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub decode: u32,
+    /// Which nodes a request goes to: random, round-robin, load-balance, cache-aware, mooncake, baton
+    #[arg(long, value_name = "POLICY", default_value = "baton")]
+    pub placement: PlacementKind,
+    /// Which requests are taken in: none (all of them), baseline, early, predictive, selective
+    #[arg(long, value_name = "POLICY", default_value = "none")]
+    pub admission: AdmissionKind,
+    /// What a full cache gives up first: lru, lfu, length-aware, hit-density
+    #[arg(long, value_name = "POLICY", default_value = "hit-density")]
+    pub eviction: EvictionKind,
+    /// How many times as fast as recorded the trace is played
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = speed)]
+    pub speed: f64,
+    /// Model and machine of a node: llama2-70b-a800, llama3-70b-a800, or fitted:FILE
+    #[arg(long, value_name = "PROFILE", default_value = "llama3-70b-a800")]
+    pub model_profile: String,
+    /// Objective of the time to first token
+    #[arg(long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub ttft_slo: Duration,
+    /// Objective of the time between tokens: the mean of the longest tenth of a request's gaps
+    #[arg(long, value_name = "SECONDS", default_value = "0.1", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub tbt_slo: Duration,
+    /// Of everything that is drawn; the same seed gives the same figures
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Delay each arrival by a time drawn from 0 to this, for traces with coarse timestamps
+    #[arg(long, value_name = "SECONDS", default_value = "0", allow_negative_numbers = true, value_parser = seconds)]
+    pub jitter: Duration,
+    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
+    pub balancing_threshold: Option<f64>,
+    /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
+    #[arg(long)]
+    pub first_come: bool,
+    /// Blocks of 512 tokens that a prefill node caches [default: the profile's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cache_blocks: Option<u32>,
+    /// Blocks that a prefill node keeps on its SSD below that
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub ssd_blocks: u32,
+    /// Requests that are counted, by their place in the trace's time; all are played
+    #[arg(long, value_enum, value_name = "PART", default_value_t = WindowName::All)]
+    pub window: WindowName,
+    /// Split prompt parts that take longer than this over nodes [default: never]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub split_above: Option<Duration>,
+    /// Run every policy of a kind, everything else as given
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub compare: Option<Compare>,
+    /// Run at each of these speeds
+    #[arg(long, value_name = "FROM:TO:STEP", conflicts_with = "speed")]
+    pub curve: Option<Curve>,
+    /// Print the tables of the Mooncake paper beside this trace's figures
+    #[arg(long, conflicts_with_all = ["prefill", "decode", "speed", "admission", "compare", "curve", "html"])]
+    pub paper: bool,
+    /// Nodes of the paper's overload experiment
+    #[arg(long, value_name = "PREFILL:DECODE", default_value = "14:2", requires = "paper")]
+    pub overload_split: Split,
+    /// Write a page with table and charts, too
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// Requests that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WindowName {
+    /// All of them
+    All,
+    /// Where parameters are chosen
+    FirstHalf,
+    /// Where they are judged
+    SecondHalf,
+}
+
+impl WindowName {
+    /// Its name as it is given.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::FirstHalf => "first-half",
+            Self::SecondHalf => "second-half",
+        }
+    }
+
+    /// The part of the trace's time that it names.
+    pub const fn window(self) -> Window {
+        match self {
+            Self::All => Window::ALL,
+            Self::FirstHalf => Window::FIRST_HALF,
+            Self::SecondHalf => Window::SECOND_HALF,
+        }
+    }
+}
+
+/// Which policies are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Compare {
+    /// Every placement policy
+    Placement,
+    /// Every admission policy
+    Admission,
+    /// Every eviction policy
+    Eviction,
+    /// Each kind in turn
+    All,
+}
+
+impl SimulateArgs {
+    /// Checks what no single option can know.
+    pub(crate) fn check(&self) -> Result<(), SimulateError> {
+        let compares = matches!(self.compare, Some(Compare::Placement | Compare::All));
+        let uses_mooncake = self.paper || compares || matches!(self.placement, PlacementKind::Mooncake { .. });
+        if self.balancing_threshold.is_some() && !uses_mooncake {
+            let placement = self.placement.as_str();
+            let problem = format!("only placement mooncake has one, and this is {placement}");
+            return Err(SimulateError::invalid("--balancing-threshold", problem));
+        }
+        Ok(())
+    }
+
+    /// The run that is asked for, where nothing is compared.
+    pub(crate) fn options(&self) -> SimOptions {
+        SimOptions {
+            prefill: self.prefill as usize,
+            decode: self.decode as usize,
+            placement: self.tuned(self.placement),
+            admission: self.admission,
+            eviction: self.eviction,
+            speed: self.speed,
+            ttft_slo: self.ttft_slo,
+            tbt_slo: self.tbt_slo,
+            seed: self.seed,
+            window: self.window.window(),
+            cache_blocks: self.cache_blocks,
+            ssd_blocks: self.ssd_blocks,
+            split_above: self.split_above,
+            ..SimOptions::default()
+        }
+    }
+
+    /// The policy with the parameters that are given.
+    pub(crate) fn tuned(&self, placement: PlacementKind) -> PlacementKind {
+        match (placement, self.balancing_threshold) {
+            (PlacementKind::Mooncake { .. }, Some(balancing_threshold)) => {
+                PlacementKind::Mooncake { balancing_threshold }
+            }
+            (PlacementKind::Baton, None) if self.first_come => {
+                PlacementKind::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
+            }
+            _ => placement,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    pub(crate) fn parse(line: &str) -> Result<SimulateArgs, clap::Error> {
+        Cli::try_parse_from(std::iter::once("simulate").chain(line.split_whitespace())).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn what_is_not_given_is_the_simulators_default() {
+        let args = parse("--trace t").unwrap();
+        assert_eq!(args.options(), SimOptions::default());
+        assert_eq!((args.jitter, args.model_profile.as_str()), (Duration::ZERO, "llama3-70b-a800"));
+    }
+
+    #[test]
+    fn options_arrive() {
+        let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
+                    --ttft-slo 10 --tbt-slo 0.2 --seed 7 --cache-blocks 100 --window second-half --split-above 5";
+        let expected = SimOptions {
+            prefill: 14,
+            decode: 2,
+            placement: PlacementKind::Mooncake { balancing_threshold: 2.0 },
+            admission: AdmissionKind::Early,
+            speed: 2.5,
+            ttft_slo: Duration::from_secs(10),
+            tbt_slo: Duration::from_millis(200),
+            seed: 7,
+            window: Window::SECOND_HALF,
+            cache_blocks: Some(100),
+            split_above: Some(Duration::from_secs(5)),
+            ..SimOptions::default()
+        };
+        assert_eq!(parse(line).unwrap().options(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_names_its_option() {
+        for (line, option) in [
+            ("", "--trace"),
+            ("--trace t --prefill 0", "--prefill"),
+            ("--trace t --decode 0", "--decode"),
+            ("--trace t --decode 1025", "--decode"),
+            ("--trace t --speed 0", "--speed"),
+            ("--trace t --speed inf", "--speed"),
+            ("--trace t --ttft-slo 0", "--ttft-slo"),
+            ("--trace t --tbt-slo -1", "--tbt-slo"),
+            ("--trace t --jitter -1", "--jitter"),
+            ("--trace t --curve 2:1:1", "--curve"),
+            ("--trace t --curve 1:2:1 --speed 2", "--curve"),
+            ("--trace t --placement best", "random, round-robin"),
+            ("--trace t --admission best", "none, baseline"),
+            ("--trace t --eviction best", "(lru"),
+            ("--trace t --compare best", "--compare"),
+            ("--trace t --window third", "--window"),
+            ("--trace t --cache-blocks 0", "--cache-blocks"),
+            ("--trace t --paper --speed 2", "--paper"),
+            ("--trace t --paper --html f", "--html"),
+            ("--trace t --overload-split 14:2", "--paper"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.to_string().contains(option), "{line}: {error}");
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_threshold_needs_its_policy() {
+        let check = |line: &str| parse(line).unwrap().check();
+        let error = check("--trace t --balancing-threshold 2").unwrap_err().to_string();
+        assert_eq!(error, "--balancing-threshold: only placement mooncake has one, and this is baton");
+        for rest in ["--placement mooncake", "--compare placement", "--compare all", "--paper"] {
+            assert!(check(&format!("--trace t --balancing-threshold 2 {rest}")).is_ok(), "{rest}");
+        }
+    }
+}

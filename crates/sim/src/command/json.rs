@@ -1,0 +1,87 @@
+//! The report of runs for programs.
+
+use baton_scheduler::PlacementKind;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::args::SimulateArgs;
+use super::runs::Run;
+use super::workload::Workload;
+use crate::summary::Summary;
+
+/// One run: its figures, the floor, and what was played.
+#[derive(Debug, Serialize)]
+struct RunJson<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    /// Mean time to first token with an infinite cache and no queue.
+    floor_ttft_mean_s: f64,
+    options: OptionsJson<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct OptionsJson<'a> {
+    trace: &'a str,
+    model_profile: &'a str,
+    prefill: usize,
+    decode: usize,
+    placement: &'static str,
+    admission: &'static str,
+    eviction: &'static str,
+    balancing_threshold: Option<f64>,
+    speed: f64,
+    ttft_slo_s: f64,
+    tbt_slo_s: f64,
+    seed: u64,
+    jitter_s: f64,
+    window: &'static str,
+    cache_blocks: Option<u32>,
+    split_above_s: Option<f64>,
+}
+
+/// The object of one run; of several, an object that lists them.
+pub(crate) fn report(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> serde_json::Result<Value> {
+    let several = args.compare.is_some() || args.curve.is_some();
+    match runs {
+        [run] if !several => run_json(args, workload, run),
+        _ => Ok(json!({ "runs": runs_json(args, workload, runs)? })),
+    }
+}
+
+pub(crate) fn runs_json(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> serde_json::Result<Vec<Value>> {
+    runs.iter().map(|run| run_json(args, workload, run)).collect()
+}
+
+fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::Result<Value> {
+    let floor_ttft_mean_s = workload.floor_ttft_mean_s;
+    serde_json::to_value(RunJson { summary: &run.summary, floor_ttft_mean_s, options: options(args, workload, run) })
+}
+
+fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> OptionsJson<'a> {
+    let options = &run.setting.options;
+    OptionsJson {
+        trace: &workload.name,
+        model_profile: &workload.profile.name,
+        prefill: options.prefill,
+        decode: options.decode,
+        placement: options.placement.as_str(),
+        admission: options.admission.as_str(),
+        eviction: run.setting.options.eviction.as_str(),
+        balancing_threshold: balancing_threshold(options.placement),
+        speed: options.speed,
+        ttft_slo_s: options.ttft_slo.as_secs_f64(),
+        tbt_slo_s: options.tbt_slo.as_secs_f64(),
+        seed: options.seed,
+        jitter_s: workload.jitter.as_secs_f64(),
+        window: args.window.as_str(),
+        cache_blocks: options.cache_blocks,
+        split_above_s: options.split_above.map(|split| split.as_secs_f64()),
+    }
+}
+
+fn balancing_threshold(placement: PlacementKind) -> Option<f64> {
+    match placement {
+        PlacementKind::Mooncake { balancing_threshold } => Some(balancing_threshold),
+        _ => None,
+    }
+}

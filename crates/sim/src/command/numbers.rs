@@ -1,0 +1,130 @@
+//! Numbers of the command line. Each says what it takes.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Longest objective, jitter or part: about twelve days.
+const MAX_SECONDS: f64 = 1e6;
+/// How fast a trace may be played. Slower, and virtual time would not fit into a clock.
+const SPEEDS: RangeInclusive<f64> = 0.001..=1000.0;
+/// Most points of a curve.
+const MAX_POINTS: usize = 100;
+
+/// Speeds, from the first to the last at equal steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curve(Vec<f64>);
+
+impl Curve {
+    /// The speeds, ascending.
+    pub fn speeds(&self) -> &[f64] {
+        &self.0
+    }
+}
+
+impl FromStr for Curve {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let form = || "expected FROM:TO:STEP, speeds such as 0.5:3:0.5".to_owned();
+        let parts: Vec<_> = text.split(':').collect();
+        let [from, to, step] = parts[..] else { return Err(form()) };
+        let (from, to, step) = (speed(from)?, speed(to)?, speed(step)?);
+        if to < from {
+            return Err(format!("expected FROM to be at most TO, but {from} is more than {to}"));
+        }
+        // Half a millionth of a step is for what binary fractions lose.
+        let points = ((to - from) / step + 0.5e-6) as usize + 1;
+        if points > MAX_POINTS {
+            return Err(format!("expected at most {MAX_POINTS} speeds, but these are {points}"));
+        }
+        Ok(Self((0..points).map(|point| rounded(from + step * point as f64)).collect()))
+    }
+}
+
+/// 0.1 + 2 x 0.1 is 0.3.
+fn rounded(speed: f64) -> f64 {
+    (speed * 1e6).round() / 1e6
+}
+
+fn within(text: &str, range: &RangeInclusive<f64>) -> Option<f64> {
+    text.parse().ok().filter(|value| range.contains(value))
+}
+
+pub(crate) fn speed(text: &str) -> Result<f64, String> {
+    let (least, most) = (SPEEDS.start(), SPEEDS.end());
+    within(text, &SPEEDS).ok_or_else(|| format!("expected a speed from {least} to {most}"))
+}
+
+/// A time that is not 0.
+pub(crate) fn positive_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = within(text, &(1e-6..=MAX_SECONDS)).map(Duration::from_secs_f64);
+    seconds.ok_or_else(|| format!("expected seconds, more than 0 and at most {MAX_SECONDS}"))
+}
+
+/// A time that may be 0.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = within(text, &(0.0..=MAX_SECONDS)).map(Duration::from_secs_f64);
+    seconds.ok_or_else(|| format!("expected seconds from 0 to {MAX_SECONDS}"))
+}
+
+/// A factor between two prefixes.
+pub(crate) fn threshold(text: &str) -> Result<f64, String> {
+    within(text, &(1.0..=1e6)).ok_or_else(|| "expected a factor of 1 or more".to_owned())
+}
+
+/// Nodes of both kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    /// Prefill nodes.
+    pub prefill: u32,
+    /// Decode nodes.
+    pub decode: u32,
+}
+
+impl FromStr for Split {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let node_count = |part: &str| part.parse().ok().filter(|nodes| (1..=1024).contains(nodes));
+        let parts =
+            text.split_once(':').and_then(|(prefill, decode)| Some((node_count(prefill)?, node_count(decode)?)));
+        let (prefill, decode) = parts.ok_or("expected PREFILL:DECODE, numbers of nodes such as 14:2")?;
+        Ok(Self { prefill, decode })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_have_both_ends() {
+        let speeds = |text: &str| text.parse::<Curve>().map(|curve| curve.0);
+        assert_eq!(speeds("0.5:2:0.5"), Ok(vec![0.5, 1.0, 1.5, 2.0]));
+        assert_eq!(speeds("0.1:0.3:0.1"), Ok(vec![0.1, 0.2, 0.3]));
+        assert_eq!(speeds("1:1:1"), Ok(vec![1.0]));
+        for text in ["", "1", "1:2", "1:2:3:4", "2:1:1", "1:2:0", "1:2:-1", "0:2:1", "1:inf:1", "1:NaN:1", "1:900:1"] {
+            assert!(speeds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_have_bounds() {
+        for text in ["0", "-1", "inf", "NaN", "fast", "1e300", ""] {
+            assert!(speed(text).is_err(), "{text}");
+            assert!(positive_seconds(text).is_err(), "{text}");
+        }
+        assert_eq!((speed("2.5"), positive_seconds("0.1")), (Ok(2.5), Ok(Duration::from_millis(100))));
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        assert!(seconds("-0.5").is_err() && threshold("0.9").is_err());
+    }
+
+    #[test]
+    fn a_split_has_nodes_of_both_kinds() {
+        assert_eq!("14:2".parse(), Ok(Split { prefill: 14, decode: 2 }));
+        for text in ["", "14", "14:0", "0:2", "14:2:1", "a:b", "1025:1"] {
+            assert!(text.parse::<Split>().is_err(), "{text}");
+        }
+    }
+}

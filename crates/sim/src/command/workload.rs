@@ -1,0 +1,108 @@
+//! What is played: a trace on a machine.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use super::SimulateError;
+use super::args::SimulateArgs;
+use crate::floor::floor_ttft_mean;
+use crate::profile::ModelProfile;
+use crate::random::Random;
+use crate::trace::Trace;
+
+/// A trace on a machine, ready to be played.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    /// The trace's file name.
+    pub name: String,
+    pub trace: Trace,
+    pub profile: ModelProfile,
+    pub jitter: Duration,
+    /// Mean time to first token of the counted requests with an infinite cache and no queue, seconds.
+    pub floor_ttft_mean_s: f64,
+}
+
+impl Workload {
+    pub(crate) fn load(args: &SimulateArgs) -> Result<Self, SimulateError> {
+        let profile = ModelProfile::load(&args.model_profile)?;
+        let mut trace = read(&args.trace)?;
+        if !args.jitter.is_zero() {
+            // Another stream than the simulator's own, which starts at the seed.
+            trace.jitter(args.jitter, &mut Random::new(!args.seed));
+        }
+        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.window.window());
+        let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
+        Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })
+    }
+
+    /// From the first arrival to the last one, at the recorded speed.
+    pub(crate) fn span(&self) -> Duration {
+        let times = || self.trace.requests.iter().map(|request| request.timestamp);
+        times().max().unwrap_or_default() - times().min().unwrap_or_default()
+    }
+
+    /// Why the figures would mislead, if they would.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let bucket = bucket(&self.trace).filter(|_| self.jitter.is_zero())?;
+        let (requests, seconds) = (self.trace.requests.len(), bucket.as_secs_f64());
+        Some(format!(
+            "{}: its {requests} requests arrive in batches about {seconds:.1} s apart, so that bursts are measured; --jitter {seconds:.0} spreads them",
+            self.name
+        ))
+    }
+}
+
+fn read(path: &Path) -> Result<Trace, SimulateError> {
+    let error = |problem: String| SimulateError::Trace { path: path.display().to_string(), problem };
+    let trace = Trace::open(path).map_err(|open| error(open.to_string()))?;
+    if trace.requests.is_empty() {
+        return Err(error("expected at least one request".to_owned()));
+    }
+    Ok(trace)
+}
+
+/// Gaps between timestamps that are shorter are not buckets: only a burst of many within one second would be.
+const MIN_BUCKET: Duration = Duration::from_millis(500);
+
+/// The usual gap between two timestamps, where they are far apart and two requests or more share each of them, as a mean.
+fn bucket(trace: &Trace) -> Option<Duration> {
+    let times: BTreeSet<_> = trace.requests.iter().map(|request| request.timestamp).collect();
+    let mut gaps: Vec<_> = times.iter().zip(times.iter().skip(1)).map(|(one, next)| *next - *one).collect();
+    gaps.sort_unstable();
+    let median = gaps.get(gaps.len() / 2).copied()?;
+    (median >= MIN_BUCKET && 2 * times.len() <= trace.requests.len()).then_some(median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::parse;
+    use super::super::fixture::trace_file;
+    use super::*;
+
+    fn load(path: &Path, rest: &str) -> Result<Workload, SimulateError> {
+        Workload::load(&parse(&format!("--trace {} {rest}", path.display())).unwrap())
+    }
+
+    #[test]
+    fn errors_name_the_option_and_the_file() {
+        let missing = load(Path::new("/nowhere/t"), "").unwrap_err().to_string();
+        assert!(missing.starts_with("--trace /nowhere/t: ") && missing.contains("No such file"), "{missing}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(load(file.path(), "").unwrap_err().to_string().contains("at least one request"));
+        std::fs::write(file.path(), "no trace").unwrap();
+        assert!(matches!(load(file.path(), ""), Err(SimulateError::Trace { .. })));
+        let profile = load(file.path(), "--model-profile best").unwrap_err().to_string();
+        assert!(profile.starts_with("--model-profile: 'best'"), "{profile}");
+    }
+
+    #[test]
+    fn coarse_timestamps_are_told_of() {
+        let coarse = trace_file(60, |n| n / 6 * 3000);
+        let warning = load(coarse.path(), "").unwrap().warning().unwrap();
+        assert!(warning.contains("60 requests") && warning.contains("--jitter 3"), "{warning}");
+        assert_eq!(load(coarse.path(), "--jitter 3").unwrap().warning(), None);
+        assert_eq!(load(trace_file(60, |n| n * 700).path(), "").unwrap().warning(), None);
+        assert_eq!(load(trace_file(60, |n| n / 6).path(), "").unwrap().warning(), None, "milliseconds are fine");
+    }
+}

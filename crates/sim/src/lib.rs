@@ -1,0 +1,35 @@
+//! Replays traces of requests on virtual time: against one cache, or against a whole cluster. Pure but for reading files: no clock, no tasks, and randomness from a seed only.
+//!
+//! - [`Trace`] is what clients asked, and when, in the format of Mooncake's traces.
+//! - [`simulate`] plays one against a cluster: `baton_scheduler`'s placement, admission, cost models and queue order and `baton_kv_cache`'s pools and index decide, as in production; nodes,
+//!   network and engines are models of a [`ModelProfile`]. [`Summary`] says what it amounts to.
+//! - [`eviction_table`] replays one against a single cache, by every eviction policy and by the best that there could be.
+//! - [`Random`] is the source of all that is drawn.
+//!
+//! **Invariant**: the same trace, options and seed give the same result, to the last bit.
+
+mod cache_replay;
+mod command;
+mod decode_node;
+mod event;
+mod floor;
+mod network;
+mod options;
+mod prefill_node;
+mod profile;
+mod random;
+mod record;
+mod summary;
+mod trace;
+mod world;
+
+pub use cache_replay::{CacheReplay, HitRate, Row, eviction_table};
+pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
+pub use floor::floor_ttft_mean;
+pub use options::{SimOptions, Window};
+pub use profile::{ModelProfile, ProfileError};
+pub use random::Random;
+pub use record::{RejectStage, RequestRecord, Sample};
+pub use summary::Summary;
+pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
+pub use world::{Outcome, simulate};

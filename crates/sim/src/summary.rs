@@ -1,0 +1,204 @@
+//! What a run amounts to.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::options::SimOptions;
+use crate::record::{RejectStage, RequestRecord};
+use crate::world::Outcome;
+
+/// What a run amounts to, over the requests of its window. Times in seconds, shares 0 to 1.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Requests that arrived.
+    pub requests: usize,
+    /// Of them, those that got all their tokens.
+    pub completed: usize,
+    /// Of them, those that were refused.
+    pub rejected: usize,
+    /// Refused at arrival.
+    pub rejected_at_arrival: usize,
+    /// Refused when the prompt was computed.
+    pub rejected_after_prefill: usize,
+    /// Completed within both objectives.
+    pub slo_met: usize,
+    /// Share of all requests that this is.
+    pub slo_met_share: f64,
+    /// The same, each request weighted by its tokens (prompt and answer).
+    pub slo_met_token_share: f64,
+    /// Completed within the objective of the time to first token.
+    pub ttft_met: usize,
+    /// Completed within the objective of the time between tokens.
+    pub tbt_met: usize,
+    /// Share of the longest tenth of prompts that met both.
+    pub slo_met_share_longest_tenth: f64,
+    /// Requests within both objectives per second of the trace's time.
+    pub goodput_per_s: f64,
+    /// Time to first token of what was completed.
+    pub ttft_mean_s: f64,
+    /// Half are below.
+    pub ttft_p50_s: f64,
+    /// 90 % are below.
+    pub ttft_p90_s: f64,
+    /// 99 % are below.
+    pub ttft_p99_s: f64,
+    /// Time between tokens of what was completed.
+    pub tbt_mean_s: f64,
+    /// Half are below.
+    pub tbt_p50_s: f64,
+    /// 90 % are below.
+    pub tbt_p90_s: f64,
+    /// 99 % are below.
+    pub tbt_p99_s: f64,
+    /// Tokens of prompts that need not be computed over all tokens of prompts that were.
+    pub cache_hit_ratio: f64,
+    /// Of it, from the prefill node's own cache.
+    pub cache_hit_ratio_local: f64,
+    /// Of it, from the prefill node's own SSD.
+    pub cache_hit_ratio_ssd: f64,
+    /// Of it, from other nodes.
+    pub cache_hit_ratio_fetched: f64,
+    /// Tokens computed for requests that were refused afterwards.
+    pub wasted_prefill_tokens: u64,
+    /// Median of |predicted - measured| / measured time to first token.
+    pub ttft_error_p50: f64,
+    /// 90 % are below.
+    pub ttft_error_p90: f64,
+    /// Mean of the decode load over the window's time.
+    pub decode_load_mean: f64,
+    /// Its standard deviation.
+    pub decode_load_swing: f64,
+    /// Mean of the prefill load.
+    pub prefill_load_mean: f64,
+    /// Its standard deviation.
+    pub prefill_load_swing: f64,
+    /// Tokens computed by the busiest prefill node over the mean.
+    pub prefill_imbalance: f64,
+}
+
+/// Mean and quantiles of some times.
+struct Spread {
+    sorted: Vec<f64>,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut sorted: Vec<_> = values.collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Self { sorted }
+    }
+
+    fn mean(&self) -> f64 {
+        if self.sorted.is_empty() { 0.0 } else { self.sorted.iter().sum::<f64>() / self.sorted.len() as f64 }
+    }
+
+    fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        let squares: f64 = self.sorted.iter().map(|value| (value - mean).powi(2)).sum();
+        (squares / self.sorted.len().max(1) as f64).sqrt()
+    }
+
+    /// The least value that the share `q` does not exceed.
+    fn quantile(&self, q: f64) -> f64 {
+        let rank = (self.sorted.len() as f64 * q).ceil() as usize;
+        self.sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// The requests of the window.
+fn windowed<'a>(outcome: &'a Outcome, options: &SimOptions) -> Vec<&'a RequestRecord> {
+    let last = outcome.records.iter().map(|record| record.arrived).max().unwrap_or_default();
+    let (from, to) = (last.mul_f64(options.window.from), last.mul_f64(options.window.to));
+    let within = |record: &&RequestRecord| record.arrived >= from && (record.arrived < to || options.window.to >= 1.0);
+    outcome.records.iter().filter(within).collect()
+}
+
+impl Summary {
+    /// Of a run with these options.
+    pub fn of(outcome: &Outcome, options: &SimOptions) -> Self {
+        let records = windowed(outcome, options);
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        let ttft_met = |record: &RequestRecord| {
+            record.finished.is_some() && record.ttft.is_some_and(|ttft| ttft <= options.ttft_slo)
+        };
+        let tbt_met =
+            |record: &RequestRecord| record.finished.is_some() && record.tbt.is_none_or(|tbt| tbt <= options.tbt_slo);
+        let met = |record: &RequestRecord| ttft_met(record) && tbt_met(record);
+        let tokens = |record: &RequestRecord| f64::from(record.prompt_tokens + record.output_tokens);
+        let count = |test: &dyn Fn(&RequestRecord) -> bool| records.iter().filter(|record| test(record)).count();
+        let completed: Vec<_> = records.iter().filter(|record| record.finished.is_some()).collect();
+        let ttft = Spread::of(completed.iter().filter_map(|record| seconds(record.ttft)));
+        let tbt = Spread::of(completed.iter().filter_map(|record| seconds(record.tbt)));
+        let prefilled: Vec<_> = records.iter().filter(|record| record.ttft.is_some()).collect();
+        let prompt: f64 = prefilled.iter().map(|record| f64::from(record.prompt_tokens)).sum();
+        let local: f64 = prefilled.iter().map(|record| f64::from(record.local_tokens)).sum();
+        let ssd: f64 = prefilled.iter().map(|record| f64::from(record.ssd_tokens)).sum();
+        let fetched: f64 = prefilled.iter().map(|record| f64::from(record.fetched_tokens)).sum();
+        let late = |stage| count(&|record| record.rejected == Some(stage));
+        let wasted = records.iter().filter(|record| record.rejected == Some(RejectStage::AfterPrefill));
+        let error = Spread::of(prefilled.iter().filter_map(|record| {
+            let (predicted, measured) = (seconds(record.predicted_ttft)?, seconds(record.ttft)?);
+            Some((predicted - measured).abs() / measured.max(1e-6))
+        }));
+        let (first, last) = (records.first().map(|r| r.arrived), records.last().map(|r| r.arrived));
+        let (first, last) = (first.unwrap_or_default().as_secs_f64(), last.unwrap_or_default().as_secs_f64());
+        let samples: Vec<_> = outcome.samples.iter().filter(|s| s.at_s >= first && s.at_s <= last).collect();
+        let decode_load = Spread::of(samples.iter().map(|sample| sample.decode_load));
+        let prefill_load = Spread::of(samples.iter().map(|sample| sample.prefill_load));
+        let mut by_length = records.clone();
+        by_length.sort_by_key(|record| std::cmp::Reverse(record.prompt_tokens));
+        by_length.truncate(records.len().div_ceil(10));
+        let longest_met = by_length.iter().filter(|record| met(record)).count();
+        let slo_met = count(&met);
+        let mut computed_by_node = vec![0.0; options.prefill];
+        for record in &prefilled {
+            if let Some(computed) = record.prefill.and_then(|node| computed_by_node.get_mut(node)) {
+                *computed += f64::from(record.computed_tokens);
+            }
+        }
+        let busiest = computed_by_node.iter().copied().fold(0.0, f64::max);
+        let mean_computed = computed_by_node.iter().sum::<f64>() / options.prefill.max(1) as f64;
+        Self {
+            requests: records.len(),
+            completed: completed.len(),
+            rejected: count(&|record| record.rejected.is_some()),
+            rejected_at_arrival: late(RejectStage::Arrival),
+            rejected_after_prefill: late(RejectStage::AfterPrefill),
+            slo_met,
+            slo_met_share: share(slo_met as f64, records.len() as f64),
+            slo_met_token_share: share(
+                records.iter().filter(|record| met(record)).map(|record| tokens(record)).sum(),
+                records.iter().map(|record| tokens(record)).sum(),
+            ),
+            ttft_met: count(&ttft_met),
+            tbt_met: count(&tbt_met),
+            slo_met_share_longest_tenth: share(longest_met as f64, by_length.len() as f64),
+            goodput_per_s: share(slo_met as f64, last - first),
+            ttft_mean_s: ttft.mean(),
+            ttft_p50_s: ttft.quantile(0.5),
+            ttft_p90_s: ttft.quantile(0.9),
+            ttft_p99_s: ttft.quantile(0.99),
+            tbt_mean_s: tbt.mean(),
+            tbt_p50_s: tbt.quantile(0.5),
+            tbt_p90_s: tbt.quantile(0.9),
+            tbt_p99_s: tbt.quantile(0.99),
+            cache_hit_ratio: share(local + ssd + fetched, prompt),
+            cache_hit_ratio_ssd: share(ssd, prompt),
+            cache_hit_ratio_local: share(local, prompt),
+            cache_hit_ratio_fetched: share(fetched, prompt),
+            wasted_prefill_tokens: wasted.map(|record| u64::from(record.computed_tokens)).sum(),
+            ttft_error_p50: error.quantile(0.5),
+            ttft_error_p90: error.quantile(0.9),
+            decode_load_mean: decode_load.mean(),
+            decode_load_swing: decode_load.deviation(),
+            prefill_load_mean: prefill_load.mean(),
+            prefill_load_swing: prefill_load.deviation(),
+            prefill_imbalance: share(busiest, mean_computed),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Runs over traces made here: what must hold whatever the figures are.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use baton_kv_cache::EvictionKind;
+use baton_scheduler::{AdmissionKind, PlacementKind};
+use baton_sim::{
+    BLOCK_TOKENS, ModelProfile, Outcome, Random, RejectStage, SimOptions, Summary, Trace, TraceRequest, Window,
+    simulate,
+};
+use proptest::prelude::*;
+
+fn profile() -> ModelProfile {
+    ModelProfile::load("llama3-70b-a800").expect("a built-in profile")
+}
+
+/// Conversations that come back, one of three with a shared beginning; `per_second` requests a second.
+fn conversations(requests: u64, per_second: f64, seed: u64) -> Trace {
+    let mut random = Random::new(seed);
+    let (mut at, mut turns) = (0.0, Vec::<Vec<u64>>::new());
+    let mut next_id = 1000;
+    let requests = (0..requests).map(|_| {
+        at += random.exponential(1.0 / per_second);
+        let mut ids = match random.below(3) {
+            0 if !turns.is_empty() => turns[random.below(turns.len() as u64) as usize].clone(),
+            1 => (0..7).collect(),
+            _ => Vec::new(),
+        };
+        let new = 1 + random.below(30);
+        ids.extend(next_id..next_id + new);
+        next_id += new;
+        turns.push(ids.clone());
+        request(at, ids, 1 + random.below(500) as u32)
+    });
+    let requests: Vec<_> = requests.collect();
+    Trace { name: "conversations".to_owned(), requests, block_tokens: BLOCK_TOKENS }
+}
+
+/// A prompt of whole blocks but for its last 100 tokens.
+fn request(at: f64, mut hash_ids: Vec<u64>, output_length: u32) -> TraceRequest {
+    let input_length = hash_ids.len() as u32 * BLOCK_TOKENS + 100;
+    hash_ids.push(u64::MAX - (at * 1e6) as u64);
+    TraceRequest { timestamp: Duration::from_secs_f64(at), input_length, output_length, hash_ids }
+}
+
+/// Every request ends once, in one way, and took some time.
+fn check_ends(outcome: &Outcome) {
+    for record in &outcome.records {
+        assert_ne!(record.finished.is_some(), record.rejected.is_some(), "{record:?}");
+        let served = record.finished.is_some();
+        assert!(!served || record.ttft.is_some_and(|ttft| !ttft.is_zero()), "{record:?}");
+        assert_eq!(served && record.output_tokens > 1, record.tbt.is_some(), "{record:?}");
+        let tokens = record.local_tokens + record.fetched_tokens + record.ssd_tokens + record.computed_tokens;
+        let computed = served || record.rejected == Some(RejectStage::AfterPrefill);
+        assert_eq!(tokens, if computed { record.prompt_tokens } else { 0 }, "{record:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let trace = conversations(300, 6.0, 1);
+    let run = |seed| simulate(&trace, &profile(), &SimOptions { seed, ..SimOptions::default() });
+    let (first, again, other) = (run(1), run(1), run(2));
+    assert_eq!((first.next_random, first.elapsed), (again.next_random, again.elapsed));
+    assert_eq!(first, again);
+    assert_ne!((first.next_random, first.elapsed), (other.next_random, other.elapsed));
+}
+
+#[test]
+fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
+    let mut random = Random::new(3);
+    let mut at = 0.0;
+    let requests = (0..1500_u64).map(|n| {
+        at += random.exponential(1.0 / 14.0);
+        // 4,000 tokens of the prefix in four of five prompts, and 2 to 11 blocks of their own.
+        let mut ids: Vec<_> = if random.below(5) < 4 { (0..7).collect() } else { Vec::new() };
+        ids.extend((0..2 + random.below(10)).map(|block| 1000 * (n + 1) + block));
+        request(at, ids, 50)
+    });
+    let requests: Vec<_> = requests.collect();
+    let trace = Trace { name: "hot".to_owned(), requests, block_tokens: BLOCK_TOKENS };
+    let options = SimOptions { window: Window::SECOND_HALF, ..SimOptions::default() };
+    let outcome = simulate(&trace, &profile(), &options);
+    let summary = Summary::of(&outcome, &options);
+    assert!(summary.prefill_load_mean > 0.005, "there is some load: {summary:?}");
+    assert!(summary.prefill_imbalance < 1.5, "{}", summary.prefill_imbalance);
+    let second_half = &outcome.records[outcome.records.len() / 2..];
+    let holders: BTreeSet<_> =
+        second_half.iter().filter(|record| record.local_tokens >= 7 * BLOCK_TOKENS).filter_map(|r| r.prefill).collect();
+    println!("imbalance {:.2}, the prefix is on {} of 8 nodes", summary.prefill_imbalance, holders.len());
+    assert!(holders.len() >= 4, "{holders:?}");
+}
+
+#[test]
+fn nothing_is_wasted_where_nothing_is_refused_late() {
+    let trace = conversations(600, 20.0, 5);
+    let with = |admission| {
+        let options = SimOptions { admission, prefill: 4, decode: 1, ..SimOptions::default() };
+        let outcome = simulate(&trace, &profile(), &options);
+        check_ends(&outcome);
+        Summary::of(&outcome, &options)
+    };
+    for kind in AdmissionKind::ALL {
+        let summary = with(kind);
+        assert_eq!(summary.rejected, summary.rejected_at_arrival + summary.rejected_after_prefill, "{kind:?}");
+        assert_eq!(summary.rejected_after_prefill == 0, summary.wasted_prefill_tokens == 0, "{kind:?}: {summary:?}");
+        assert_eq!(summary.rejected == 0, kind == AdmissionKind::None, "{kind:?}");
+    }
+}
+
+#[test]
+fn an_ssd_below_a_small_memory_serves_what_the_memory_lost() {
+    let trace = conversations(400, 3.0, 7);
+    let with = |ssd_blocks| {
+        let placement = PlacementKind::CacheAware;
+        let options = SimOptions {
+            ssd_blocks,
+            placement,
+            cache_blocks: Some(150),
+            decode_sources: false,
+            ..SimOptions::default()
+        };
+        let outcome = simulate(&trace, &profile(), &options);
+        check_ends(&outcome);
+        Summary::of(&outcome, &options)
+    };
+    let (without, small, large) = (with(0), with(300), with(5000));
+    assert_eq!(without.cache_hit_ratio_ssd, 0.0);
+    assert!(large.cache_hit_ratio_ssd > 0.05, "{}", large.cache_hit_ratio_ssd);
+    assert!(large.cache_hit_ratio > small.cache_hit_ratio && small.cache_hit_ratio > without.cache_hit_ratio);
+}
+
+#[test]
+fn splitting_brings_the_longest_prompts_within_their_objective() {
+    let long = (0..6_u64).map(|n| request(60.0 * n as f64, (n * 1000..n * 1000 + 230).collect(), 10)).collect();
+    let trace = Trace { name: "long".to_owned(), requests: long, block_tokens: BLOCK_TOKENS };
+    let with = |split_above| {
+        let options = SimOptions { split_above, ..SimOptions::default() };
+        let outcome = simulate(&trace, &profile(), &options);
+        check_ends(&outcome);
+        Summary::of(&outcome, &options)
+    };
+    let (whole, split) = (with(None), with(Some(Duration::from_secs(10))));
+    assert_eq!((whole.slo_met, split.slo_met), (0, 6));
+    assert!(split.ttft_mean_s < whole.ttft_mean_s / 3.0, "{} {}", split.ttft_mean_s, whole.ttft_mean_s);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Whatever the cluster is like, every request ends exactly once, and every pool's books balance (which `simulate` checks at its end).
+    #[test]
+    fn every_request_ends_once(
+        prefill in 1usize..5,
+        decode in 1usize..4,
+        placement in 0usize..6,
+        admission in 0usize..5,
+        eviction in 0usize..4,
+        cache_blocks in 40u32..600,
+        ssd_blocks in prop_oneof![Just(0), 10u32..2000],
+        per_second in 0.5f64..30.0,
+        split in prop::option::of(1u64..5),
+        seed: u64,
+    ) {
+        let trace = conversations(120, per_second, seed);
+        let options = SimOptions {
+            prefill,
+            decode,
+            placement: PlacementKind::ALL[placement],
+            admission: AdmissionKind::ALL[admission],
+            eviction: EvictionKind::ALL[eviction],
+            cache_blocks: Some(cache_blocks),
+            ssd_blocks,
+            split_above: split.map(Duration::from_secs),
+            seed,
+            ..SimOptions::default()
+        };
+        check_ends(&simulate(&trace, &profile(), &options));
+    }
+}
