@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,14 @@ bench-transfer: build ## The transfer engine beside a bare loop, memcpy, iperf3,
 
 bench-rdma: ## The transfer engine over RDMA beside perftest, in a virtual machine with Soft-RoCE (ROUNDS=5 SECONDS_EACH=2)
 	@scripts/bench-rdma.sh
+
+bench-placement: ## How long a placement takes among 1,000 nodes
+	$(CARGO) bench --locked --package baton-scheduler --bench placement
+
+sim: ## Play a trace through production's scheduling: the Mooncake paper's tables beside this trace's figures (TRACE=FILE, SIM="--jitter 3 ...")
+	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
+	$(CARGO) build --release --locked --package baton-cli --bins
+	@"$${CARGO_TARGET_DIR:-target}/release/baton" simulate --trace "$(TRACE)" --paper $(SIM)
 
 lint: ## Formatting, and clippy with warnings denied
 	$(CARGO) fmt --all --check

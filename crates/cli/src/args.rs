@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_bench::BenchCommand;
+use baton_sim::SimulateArgs;
 use clap::{Args, Parser, Subcommand};
 
 use crate::prompt::PromptArgs;
@@ -37,6 +38,8 @@ pub enum Command {
     /// Measure this machine: what the transfer engine moves
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
+    Simulate(Box<SimulateArgs>),
     /// Versions of this command and of the conductor
     Version,
 }

@@ -4,6 +4,7 @@ use std::io;
 
 use baton_bench::BenchError;
 use baton_proto::{RETRY_AFTER_METADATA, kind_of_status};
+use baton_sim::SimulateError;
 use baton_types::ErrorKind;
 use tonic::Status;
 
@@ -45,6 +46,9 @@ pub enum CliError {
     /// A bench failed.
     #[error(transparent)]
     Bench(BenchError),
+    /// A simulation could not be made.
+    #[error(transparent)]
+    Simulate(SimulateError),
     /// What was asked for cannot be written.
     #[error("output: {0}")]
     Output(#[from] io::Error),
@@ -68,6 +72,7 @@ impl CliError {
             Self::Refused { kind, .. } => *kind,
             Self::Interrupted(_) => ErrorKind::Cancelled,
             Self::Bench(error) => error.kind(),
+            Self::Simulate(error) => error.kind(),
             Self::Cluster(_) | Self::Output(_) => ErrorKind::Internal,
         }
     }
@@ -102,6 +107,15 @@ impl CliError {
 
     fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl From<SimulateError> for CliError {
+    fn from(error: SimulateError) -> Self {
+        match error {
+            SimulateError::Output(error) => Self::Output(error),
+            other => Self::Simulate(other),
+        }
     }
 }
 

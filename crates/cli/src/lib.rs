@@ -31,6 +31,9 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
         // It has a runtime of its own, as the nodes have.
         return Ok(baton_bench::run(command, cli.json)?);
     }
+    if let Command::Simulate(args) = &cli.command {
+        return Ok(baton_sim::run(args, cli.json)?);
+    }
     // One thread is enough for a client, and `up` needs it: a child's parent-death signal is bound to the thread that started the child.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -39,7 +42,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
             Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
-            Command::Bench(_) => Ok(()), // has run above
+            Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,
         }
     })
