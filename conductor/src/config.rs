@@ -29,7 +29,8 @@ pub struct Settings {
     pub max_attempts: u32,
     /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton.
     pub placement: String,
-    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective.
+    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective. The second look of the
+    /// last four at the decode node, when the prompt is computed, is the simulator's so far.
     pub admission: String,
     /// How long a drain may take, seconds.
     pub grace_s: f64,

@@ -27,6 +27,9 @@ const TOKENIZE_INLINE_BYTES: usize = 2048;
 /// Responses that may wait for a client to read; further events of the request wait in front of it, and they are bounded by its `max_tokens`.
 const QUEUED_RESPONSES: usize = 64;
 
+/// One of so many of the requests served at once may wait to be placed.
+const HELD_SHARE: usize = 8;
+
 /// What the front door sends to one client.
 pub type Responses = mpsc::Receiver<Result<v1::GenerateResponse, GenerateError>>;
 
@@ -65,6 +68,8 @@ pub struct FrontDoor {
     pub shutdown: Shutdown,
     cluster: Mutex<Cluster>,
     tokenizing: Arc<Semaphore>,
+    /// Places for requests that wait to be placed.
+    holding: Semaphore,
 }
 
 impl FrontDoor {
@@ -97,6 +102,7 @@ impl FrontDoor {
             shutdown,
             cluster,
             tokenizing,
+            holding: Semaphore::new((limits.max_requests / HELD_SHARE).max(1)),
         }
     }
 
@@ -144,21 +150,31 @@ impl FrontDoor {
 
     /// Places a request for the first time. While its objective leaves time for the cluster to get room, it waits here; its client's leaving ends that.
     async fn place_first(&self, job: &Job, entry: &Entry, arrived: Instant) -> Result<Placement, GenerateError> {
-        let (mut exclude, mut held) = (Vec::new(), false);
+        let (mut exclude, mut place_to_wait) = (Vec::new(), None);
         loop {
-            match self.place(job, Attempt(0), &exclude, entry, arrived) {
+            let refused = match self.place(job, Attempt(0), &exclude, entry, arrived, place_to_wait.is_some()) {
                 // Its session ended in this moment: the choice among the others is as good as new.
-                Err(GenerateError::Node { node, .. }) if exclude.is_empty() => exclude.push(node),
-                Err(GenerateError::Refused { hold: Some(hold), .. }) if self.shutdown.phase() < Phase::Draining => {
-                    if !std::mem::replace(&mut held, true) {
-                        self.metrics.on_held();
-                    }
-                    tokio::select! {
-                        () = tokio::time::sleep(hold) => {}
-                        () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
-                    }
+                Err(GenerateError::Node { node, .. }) if exclude.is_empty() => {
+                    exclude.push(node);
+                    continue;
                 }
+                Err(refused @ GenerateError::Refused { hold: Some(_), .. }) => refused,
                 placed => return placed,
+            };
+            let GenerateError::Refused { hold: Some(hold), .. } = refused else { return Err(refused) };
+            let waited = self.clock.now().saturating_duration_since(arrived);
+            if self.shutdown.phase() >= Phase::Draining || waited > self.limits.stall_timeout {
+                return Err(refused);
+            }
+            if place_to_wait.is_none() {
+                // Who waits is bounded: beyond it, requests are refused at once.
+                let Ok(permit) = self.holding.try_acquire() else { return Err(refused) };
+                place_to_wait = Some(permit);
+                self.metrics.on_held();
+            }
+            tokio::select! {
+                () = tokio::time::sleep(hold) => exclude.clear(),
+                () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
             }
         }
     }
@@ -218,13 +234,15 @@ impl FrontDoor {
         exclude: &[NodeId],
         entry: &Entry,
         arrived: Instant,
+        held: bool,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
         let (placement, target, starts) = {
             let mut cluster = self.cluster();
             let now = self.clock.now();
             let waited = now.saturating_duration_since(arrived);
-            let placed = cluster.place(now, &job.placement_request(key, exclude, waited), &mut random_u64);
+            let wanted = PlacementRequest { held, ..job.placement_request(key, exclude, waited) };
+            let placed = cluster.place(now, &wanted, &mut random_u64);
             let placement = placed.map_err(|refusal| GenerateError::Refused {
                 kind: refusal.kind,
                 message: refusal.message,
@@ -246,6 +264,8 @@ impl FrontDoor {
             v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target, placement.terms)).into());
         if !self.nodes.send(&placement.prefill, command) {
             self.cluster().on_ended(self.clock.now(), key);
+            // It may be held before it is placed again: the loss of this node is none of its own then.
+            entry.placed(attempt, Vec::new());
             let message = "its session ended in this moment".to_owned();
             let refused = baton_types::Refused { kind: ErrorKind::Unavailable, message };
             return Err(GenerateError::Node { node: placement.prefill, refused });
@@ -331,6 +351,7 @@ impl Job {
             slo,
             priority: self.priority,
             bypass_cache: self.sampling.prompt_logprobs.is_some(),
+            held: false,
             exclude,
         }
     }

@@ -97,7 +97,8 @@ impl Relay {
         let outcome = self.relay(door).await.map(|()| self.finish.unwrap_or(FinishReason::Length));
         // A stop string ends the output while the decode node goes on.
         let nodes_are_done = outcome.is_ok() && self.ended_by_node;
-        if outcome.is_ok() {
+        // Where one token was asked for, its number says nothing of answers.
+        if outcome.is_ok() && self.placement.decode.is_some() {
             door.finished(self.key(), self.usage().completion_tokens);
         }
         door.end(self.key(), &self.placement, !nodes_are_done);
@@ -156,6 +157,7 @@ impl Relay {
             LiveEvent::NodeLost(node) if self.transfer_settled && self.placement.decode.as_ref() != Some(&node) => {
                 Ok(self.progress())
             }
+            LiveEvent::NodeLost(node) if !self.placement.nodes().contains(&node) => Ok(self.progress()),
             LiveEvent::NodeLost(node) => {
                 let refused = Refused { kind: ErrorKind::Unavailable, message: "the node was lost".to_owned() };
                 Err(GenerateError::Node { node, refused })
@@ -179,9 +181,8 @@ impl Relay {
                     self.prompt_logprobs_sent = true;
                 }
                 self.transfer_settled |= finish.is_some();
-                if finish.is_none() {
-                    // A step at most, so that the gap to the next token is not longer than the others.
-                    tokio::time::sleep(self.placement.pace).await;
+                if finish.is_none() && !self.placement.pace.is_zero() {
+                    self.pace(door).await?;
                 }
                 self.on_token(door, 0, OutputToken { token, logprobs, finish }).await
             }
@@ -191,6 +192,16 @@ impl Relay {
             }
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
             PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
+        }
+    }
+
+    /// Keeps the first token back, a step at most, so that the gap to the next one is not longer than the others.
+    async fn pace(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
+        tokio::select! {
+            () = tokio::time::sleep(self.placement.pace) => Ok(()),
+            () = self.out.closed() => Err(GenerateError::Aborted),
+            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
+            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
         }
     }
 
@@ -280,8 +291,8 @@ impl Relay {
     async fn place_elsewhere(&self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
         let deadline = door.clock.now() + RECOVERY_PATIENCE;
         loop {
-            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived);
-            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived)) {
+            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived, false);
+            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived, false)) {
                 Ok(placement) => return Some(placement),
                 Err(error) if error.kind() == ErrorKind::Invalid || door.clock.now() >= deadline => return None,
                 Err(_) => {}

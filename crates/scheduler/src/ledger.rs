@@ -43,6 +43,13 @@ pub(crate) struct DecodeCharge {
     pub begun: bool,
 }
 
+impl DecodeCharge {
+    /// When it began, or begins: what should have begun and has not will do so now at the earliest.
+    fn begins(&self, now: Instant) -> Instant {
+        if self.begun { self.begins } else { self.begins.max(now) }
+    }
+}
+
 /// Sequences of a decode node at some time, as far as can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct DecodeForecast {
@@ -124,9 +131,9 @@ impl NodeCharges {
     }
 
     /// Those that decode at `then` if every answer takes `answer`: prompts computed by then come in, answers that old are over (Mooncake, section 7.4).
-    pub(crate) fn decoding_at(&self, then: Instant, answer: Duration) -> DecodeForecast {
+    pub(crate) fn decoding_at(&self, now: Instant, then: Instant, answer: Duration) -> DecodeForecast {
         let mut forecast = DecodeForecast::default();
-        let alive = |charge: &&DecodeCharge| charge.begins <= then && then < charge.begins + answer;
+        let alive = |charge: &&DecodeCharge| charge.begins(now) <= then && then < charge.begins(now) + answer;
         self.decoding.values().filter(alive).for_each(|charge| forecast.add(charge, 1.0));
         forecast
     }
@@ -142,9 +149,9 @@ impl NodeCharges {
     ) -> DecodeForecast {
         let mut forecast = DecodeForecast::default();
         let tokens = |time: Duration| (time.as_secs_f64() / tbt.as_secs_f64().max(1e-6)) as u32;
-        for charge in self.decoding.values().filter(|charge| charge.begins <= then) {
+        for charge in self.decoding.values().filter(|charge| charge.begins(now) <= then) {
             let done = if charge.begun { tokens(now.saturating_duration_since(charge.begins)) } else { 0 };
-            let by_then = tokens(then.saturating_duration_since(charge.begins));
+            let by_then = tokens(then.saturating_duration_since(charge.begins(now)));
             forecast.add(charge, lengths.survival(done, by_then));
         }
         forecast
@@ -189,7 +196,7 @@ mod tests {
         }
         charges.begin_decode(start, key(0));
         assert_eq!(charges.decoding_now().sequences, 1.0);
-        let at = |seconds: u32| charges.decoding_at(start + seconds * SECOND, 15 * SECOND).sequences;
+        let at = |seconds: u32| charges.decoding_at(start, start + seconds * SECOND, 15 * SECOND).sequences;
         assert_eq!((at(5), at(12), at(16), at(22), at(99)), (1.0, 2.0, 1.0, 2.0, 0.0));
         assert_eq!(charges.next_end(start + SECOND, 15 * SECOND), Some(14 * SECOND));
         (0..3).for_each(|n| charges.end_decode(key(n)));

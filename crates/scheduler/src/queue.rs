@@ -45,7 +45,7 @@ impl QueueItem {
 
     /// Whether it has waited for as long as it may be put off.
     fn is_overdue(&self, now: Instant) -> bool {
-        now >= self.arrived + self.terms.max_wait
+        !self.terms.max_wait.is_zero() && now >= self.arrived + self.terms.max_wait
     }
 }
 
@@ -53,6 +53,8 @@ impl QueueItem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueRank {
     put_off: bool,
+    /// Who has waited for as long as it may goes before any priority.
+    within_bound: bool,
     priority: Reverse<i32>,
     due: Instant,
     turn: u64,
@@ -70,12 +72,16 @@ enum Order {
 
 impl Order {
     fn rank(self, now: Instant, item: &QueueItem, put_off: bool) -> QueueRank {
+        let overdue = item.is_overdue(now);
+        let priority = Reverse(if overdue { i32::MAX } else { item.terms.priority });
         let due = match (self, item.deadline()) {
-            _ if item.is_overdue(now) => item.arrived,
+            _ if overdue => item.arrived,
             (Self::Deadline, Some(deadline)) => deadline,
-            _ => item.due(),
+            // Where some are late, whoever has no deadline goes after those who have.
+            (Self::Deadline, None) => item.arrived + item.terms.max_wait,
+            (Self::Due, _) => item.due(),
         };
-        QueueRank { put_off, priority: Reverse(item.terms.priority), due, turn: item.turn }
+        QueueRank { put_off, within_bound: !overdue, priority, due, turn: item.turn }
     }
 }
 
@@ -119,18 +125,29 @@ fn left_until(now: Instant, deadline: Instant) -> f64 {
     deadline.saturating_duration_since(now).as_secs_f64()
 }
 
-/// Whom to put off so that all others are in time: by deadline, and when somebody would be late, the one so far that takes most time for its value.
+/// Whom to put off so that all others are in time: by deadline, and when somebody would be late, the one so far with the least priority that takes most time for its value. Whoever
+/// could not be in time with nobody put off before it goes itself.
 fn too_late(now: Instant, items: &[QueueItem], ranks: &[QueueRank]) -> Vec<usize> {
-    let mut seconds = 0.0;
+    // Seconds in all, and of those who are never put off.
+    let (mut seconds, mut fixed) = (0.0, 0.0);
     let mut taken = BinaryHeap::new();
     let mut late = Vec::new();
     for index in sorted(ranks) {
         let item = &items[index];
+        let Some(deadline) = item.deadline().filter(|_| !item.is_overdue(now)) else {
+            fixed += item.seconds();
+            seconds += item.seconds();
+            continue;
+        };
+        if fixed + item.seconds() > left_until(now, deadline) {
+            late.push(index);
+            continue;
+        }
         seconds += item.seconds();
-        let Some(deadline) = item.deadline().filter(|_| !item.is_overdue(now)) else { continue };
-        taken.push((Density(item.seconds() / item.terms.value.max(1e-9)), index));
+        let density = Density(item.seconds() / item.terms.value.max(1e-9));
+        taken.push((Reverse(item.terms.priority), density, index));
         while seconds > left_until(now, deadline)
-            && let Some((_, worst)) = taken.pop()
+            && let Some((.., worst)) = taken.pop()
         {
             seconds -= items[worst].seconds();
             late.push(worst);
@@ -447,6 +464,18 @@ mod tests {
     }
 
     #[test]
+    fn who_cannot_be_saved_costs_nobody_else_its_place() {
+        let now = Instant::now();
+        let later = now + 20 * SECOND;
+        let hopeless = item(now, 0, 20, 5.0);
+        let items = [hopeless, item(now, 1, 40, 9.0), item(now, 2, 40, 9.0)];
+        assert_eq!(queue_order(later, &items), [1, 2, 0]);
+        let mut first = [item(now, 0, 30, 20.0), item(now, 1, 30, 9.0), item(now, 2, 30, 9.0)];
+        first[0].terms.priority = 1;
+        assert_eq!(queue_order(now, &first), [0, 1, 2], "the least of the others goes, and not the one with priority");
+    }
+
+    #[test]
     fn where_all_are_in_time_by_deadline_nobody_is_put_off() {
         let now = Instant::now();
         let items = [item(now, 0, 40, 20.0), item(now, 1, 15, 14.0)];
@@ -458,15 +487,17 @@ mod tests {
         #[test]
         fn nobody_waits_beyond_its_bound(
             prompts in prop::collection::vec((0u64..20, 0u64..60, 0.1f64..30.0, 0u8..101, 0u64..40, 0.0f64..5.0), 1..30),
+            priorities in prop::collection::vec(-1i32..2, 30),
             wait in 0u64..200,
         ) {
             let start = Instant::now();
             let mut at = start;
-            let items: Vec<_> = prompts.iter().zip(0..).map(|((gap, patience, seconds, left, deadline, value), turn)| {
+            let numbered = prompts.iter().zip(&priorities).zip(0..);
+            let items: Vec<_> = numbered.map(|(((gap, patience, seconds, left, deadline, value), priority), turn)| {
                 at += Duration::from_secs(*gap);
                 let deadline = (*deadline > 0).then(|| Duration::from_secs(*deadline));
                 let max_wait = 60 * SECOND;
-                let terms = QueueTerms { deadline, value: *value, max_wait, ..terms(*patience, *seconds) };
+                let terms = QueueTerms { priority: *priority, deadline, value: *value, max_wait, ..terms(*patience, *seconds) };
                 QueueItem { terms, arrived: at, turn, left: f64::from(*left) / 100.0 }
             }).collect();
             let now = at + Duration::from_secs(wait);

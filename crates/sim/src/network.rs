@@ -23,6 +23,11 @@ impl Network {
         (self.sends_until[from], self.receives_until[to]) = (end, end);
         end + self.latency
     }
+
+    /// Whether a transfer that was asked for at `asked` and arrives at `done` did not wait for others.
+    pub(crate) fn had_the_way(&self, asked: Instant, done: Instant, bytes: u64) -> bool {
+        done <= asked + self.latency + Duration::from_secs_f64(bytes as f64 / self.bandwidth)
+    }
 }
 
 #[cfg(test)]

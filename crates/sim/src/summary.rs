@@ -90,7 +90,7 @@ impl Spread {
     }
 
     fn mean(&self) -> f64 {
-        if self.sorted.is_empty() { 0.0 } else { self.sorted.iter().sum::<f64>() / self.sorted.len() as f64 }
+        if self.sorted.is_empty() { 0.0 } else { self.sorted.iter().sum::<f64>() / self.sorted.len() as f64 + 0.0 }
     }
 
     fn deviation(&self) -> f64 {
@@ -107,7 +107,8 @@ impl Spread {
 }
 
 fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+    // An empty sum is -0.
+    if whole > 0.0 { part / whole + 0.0 } else { 0.0 }
 }
 
 /// The requests of the window.

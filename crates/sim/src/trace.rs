@@ -14,6 +14,8 @@ use crate::random::Random;
 pub const BLOCK_TOKENS: u32 = 512;
 /// Most lines taken.
 const MAX_LINES: usize = 10_000_000;
+/// Longest time from the first request to the last.
+const MAX_SPAN: Duration = Duration::from_secs(30 * 86_400);
 /// Longest line taken, bytes.
 const MAX_LINE_BYTES: u64 = 1_000_000;
 
@@ -57,6 +59,12 @@ pub enum TraceError {
     /// There are too many lines.
     #[error("more than {MAX_LINES} lines")]
     TooLong,
+    /// It covers too much time.
+    #[error("timestamps span {} days, and {} are taken", span.as_secs() / 86_400, MAX_SPAN.as_secs() / 86_400)]
+    TooSlow {
+        /// From the first request to the last.
+        span: Duration,
+    },
     /// The operating system refused.
     #[error("operating system: {0}")]
     Io(#[from] io::Error),
@@ -66,7 +74,7 @@ impl TraceError {
     /// What to do about it.
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } | Self::TooLong => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::TooLong | Self::TooSlow { .. } => ErrorKind::Invalid,
             Self::Io(_) => ErrorKind::Internal,
         }
     }
@@ -97,7 +105,18 @@ impl Trace {
         }
         let mut trace = Self { name: name.to_owned(), requests, block_tokens: BLOCK_TOKENS };
         trace.sort();
+        trace.rebase()?;
         Ok(trace)
+    }
+
+    /// Time begins with the first request.
+    fn rebase(&mut self) -> Result<(), TraceError> {
+        let first = self.requests.first().map_or(Duration::ZERO, |first| first.timestamp);
+        for request in &mut self.requests {
+            request.timestamp -= first;
+        }
+        let span = self.requests.last().map_or(Duration::ZERO, |last| last.timestamp);
+        if span > MAX_SPAN { Err(TraceError::TooSlow { span }) } else { Ok(()) }
     }
 
     /// Moves each request later by up to `within`, and sorts again: where timestamps are rounded, requests come in bursts that nobody sent.
@@ -217,7 +236,7 @@ mod tests {
     #[test]
     fn lines_are_sorted_by_time_which_may_be_broken() {
         let trace = read(&format!("{}\n\n{LINE}\n", LINE.replace("\"timestamp\": 3", "\"timestamp\": 4.5"))).unwrap();
-        assert_eq!(seconds(&trace), [0.003, 0.0045]);
+        assert_eq!(seconds(&trace), [0.0, 0.0015]);
         let first = &trace.requests[0];
         assert_eq!((first.input_length, first.output_length, &first.hash_ids[..]), (513, 9, &[4, 5][..]));
         assert_eq!(trace.blocks(), 4);

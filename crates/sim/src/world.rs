@@ -281,6 +281,7 @@ impl<'a> World<'a> {
             slo,
             priority: 0,
             bypass_cache: false,
+            held: self.queue.elapsed() > self.records[request].arrived,
             exclude: &[],
         };
         let ties = &mut self.ties;
@@ -298,7 +299,8 @@ impl<'a> World<'a> {
         let record = &mut self.records[request];
         record.prefill = Some(to);
         record.decode = placement.decode.as_ref().map(|node| self.index[node] - self.options.prefill);
-        record.predicted_ttft = Some(placement.estimated_ttft.0);
+        let waited = self.queue.elapsed().saturating_sub(record.arrived);
+        record.predicted_ttft = Some(waited + placement.estimated_ttft.0 + placement.pace);
         record.predicted_tbt = placement.estimated_tbt.map(|Tbt(tbt)| tbt);
         let parts = 1 + placement.helpers.len();
         let job = Job {
@@ -335,12 +337,17 @@ impl<'a> World<'a> {
         let available = self.pool_of(from).match_prefix(&hashes[..blocks.min(hashes.len())]);
         let Some(missing) = self.prefill[to].begin_fetch(request, available.len()) else {
             self.cluster.on_fetch_done(key(request));
-            return;
+            return self.begin_load(request, to);
         };
         // A lease: the source keeps the blocks until they are copied.
         self.pool_of(from).acquire(&available);
         let bytes = missing as u64 * self.profile.block_bytes();
-        let done = self.network.send(self.queue.now(), from, to, bytes);
+        let now = self.queue.now();
+        let done = self.network.send(now, from, to, bytes);
+        if self.network.had_the_way(now, done, bytes) {
+            // Nothing was before it: what it takes is what the pair can do.
+            self.cluster.on_transfer(&self.names[from], &self.names[to], bytes, (done - now).as_secs_f64());
+        }
         self.queue.at(done, Event::FetchDone { request, from, to, blocks: available });
     }
 

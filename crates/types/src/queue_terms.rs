@@ -13,7 +13,7 @@ pub struct QueueTerms {
     pub deadline: Option<Duration>,
     /// What serving it in time is worth, in any unit.
     pub value: f64,
-    /// After this long nobody who arrives later goes before it, whatever it is worth.
+    /// After this long nobody who arrives later goes before it, whatever it is worth and whatever its priority. Zero: only priority passes it, and without bound.
     pub max_wait: Duration,
     /// To compute what is not cached, as predicted.
     pub compute: Duration,

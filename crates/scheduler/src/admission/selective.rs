@@ -11,6 +11,8 @@ use super::{AdmissionPolicy, Assessment, Excess};
 const HOLD: Duration = Duration::from_millis(250);
 /// Arrivals that the demand is measured by.
 const WINDOW: usize = 512;
+/// And for how long: an hour without requests must not make the next burst look small.
+const MEMORY: Duration = Duration::from_secs(120);
 /// Fewer say nothing of the demand.
 const ENOUGH: usize = 64;
 /// Part of the threshold at which the prefill nodes would just be busy: what holds requests back for the decode nodes, too, needs less (chosen on the first half of the conversation
@@ -20,7 +22,7 @@ const SELECTIVITY: f64 = 0.2;
 const BUSY: f64 = 0.5;
 
 /// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
-/// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
+/// give least for a second of compute: so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
 #[derive(Debug, Default)]
 pub struct Selective {
     arrivals: VecDeque<Arrival>,
@@ -42,11 +44,15 @@ impl Selective {
     }
 
     fn observe(&mut self, request: &Assessment) -> f64 {
+        let seconds = request.compute.as_secs_f64().max(1e-6);
+        if !request.is_new {
+            return self.value(request) / seconds;
+        }
         let tokens = f64::from(request.prompt_tokens);
         self.mean_tokens += (tokens - self.mean_tokens) / (self.arrivals.len() + 1).min(WINDOW) as f64;
-        let seconds = request.compute.as_secs_f64().max(1e-6);
         let density = self.value(request) / seconds;
-        if self.arrivals.len() == WINDOW {
+        let old = |first: &Arrival| request.now.saturating_duration_since(first.at) > MEMORY;
+        while self.arrivals.len() == WINDOW || self.arrivals.front().is_some_and(old) {
             self.arrivals.pop_front();
         }
         self.arrivals.push_back(Arrival { at: request.now, seconds, density });
@@ -86,7 +92,7 @@ impl AdmissionPolicy for Selective {
             return Duration::ZERO;
         };
         let slack = ttft.saturating_sub(request.ttft_high);
-        if load.tbt * 2 <= tbt { Duration::ZERO } else { load.tbt.min(slack / 10) }
+        if load.tbt * 2 <= tbt { Duration::ZERO } else { load.tbt.min(tbt).min(slack / 10) }
     }
 
     fn moves_decode(&self) -> bool {

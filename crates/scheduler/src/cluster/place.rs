@@ -57,7 +57,7 @@ impl Cluster {
         let asked = self.asked(request);
         let prefill = self.prefill_candidates(now, request, &matches)?;
         let decode = match request.wants_decode {
-            true => self.decode_candidates(now, asked, &matches)?,
+            true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
             false => Vec::new(),
         };
         let choice = self.placement.choose(&prefill, &decode, rng);
@@ -89,6 +89,13 @@ impl Cluster {
             estimated_tbt: chosen.decode.map(|decode| Tbt(decode.tbt)),
             matched_tokens: chosen.plan.matched_tokens,
         })
+    }
+
+    /// A refusal for want of room, as one that may pass where the admission policy waits for such.
+    fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
+        let full = Excess::DecodeRoom { share: 1.0 };
+        let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
+        Refusal { hold, ..refusal }
     }
 
     /// The request's prompt is computed: whether its decode node, as it runs now, can still take it; another one that can, where that is not so. Some admission policies do not look. What is
@@ -149,6 +156,7 @@ impl Cluster {
         };
         Assessment {
             now,
+            is_new: !request.held,
             slo: request.slo,
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,
@@ -158,9 +166,9 @@ impl Cluster {
             ttft_high: ttft + self.ttft_residuals.quantile(self.config.admission_quantile),
             broken: chosen.plan.broken,
             decode_now: with(|_, _, _, node| node.charges.decoding_now()),
-            decode_then: with(|cluster, _, then, node| {
+            decode_then: with(|cluster, now, then, node| {
                 let answer = cluster.answer_time(node).mul_f64(cluster.config.answer_factor);
-                node.charges.decoding_at(then, answer)
+                node.charges.decoding_at(now, then, answer)
             }),
             decode_expected: with(Self::expected_at),
         }

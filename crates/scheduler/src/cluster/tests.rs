@@ -70,6 +70,7 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         slo: Slo::default(),
         priority: 0,
         bypass_cache: false,
+        held: false,
         exclude: &[],
     }
 }
@@ -241,8 +242,12 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     assert_eq!(cluster.transfers.in_flight(), bytes);
     cluster.on_fetch_done(key(1));
     assert_eq!(cluster.transfers.in_flight(), 0);
-    let off = Cluster::new(ClusterConfig { fetches: false, ..config });
-    assert!(!off.config.fetches, "where nodes cannot, none is asked to");
+    cluster.config.fetches = false;
+    assert_eq!(
+        place(&mut cluster, now, &request(2, &hashes)).unwrap().fetch,
+        None,
+        "where nodes cannot, none is asked to"
+    );
 }
 
 #[test]

@@ -92,7 +92,9 @@ fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
     if !usable {
         return LinearFit::new(defaults, defaults.map(|weight| 2.0 * weight));
     }
-    LinearFit::new(profile, std::array::from_fn(|i| (0.5 * profile[i]).max(0.01 * defaults[i])))
+    // What was not measured may be anything.
+    let spread = |i: usize| if profile[i] > 0.0 { 0.5 * profile[i] } else { 2.0 * defaults[i] };
+    LinearFit::new(profile, std::array::from_fn(spread))
 }
 
 /// Time of prefill, for one class of nodes.
@@ -193,7 +195,8 @@ impl ClassCost {
 /// Seconds as a time: 0 where they are negative or no number, 11 days at most. `Duration::from_secs_f64` rounds more exactly and takes several times as long, which a placement over a
 /// thousand nodes notices.
 pub(crate) fn duration(seconds: f64) -> Duration {
-    Duration::from_nanos((seconds.min(1e6) * 1e9) as u64)
+    // The larger of 0 and what is no number is 0.
+    Duration::from_nanos((seconds.max(0.0).min(1e6) * 1e9) as u64)
 }
 
 fn is_time(seconds: f64) -> bool {

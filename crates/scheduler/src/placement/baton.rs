@@ -77,7 +77,7 @@ impl Baton {
         let compute = plan.compute.as_secs_f64();
         let exposed = decode.map_or(Duration::ZERO, |decode| decode.exposed(plan.compute));
         let own = (plan.finish() + exposed).as_secs_f64();
-        let limit = plan.terms.deadline.map_or(f64::INFINITY, |limit| limit.as_secs_f64());
+        let limit = plan.terms.deadline.map_or(f64::INFINITY, |limit| limit.as_secs_f64().max(1e-3));
         let own = own * (1.0 + self.config.tail_weight * own / limit);
         own + self.config.broken_weight * plan.broken as f64
             + compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)

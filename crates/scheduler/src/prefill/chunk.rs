@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_types::{ErrorKind, GrantRequest, PrefillEvent, Refused, RequestKey, TokenId, TokenLogprobs};
+use baton_types::{ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
@@ -202,7 +202,7 @@ impl PrefillCore {
         }
         let queued = self.queued.get(&key)?;
         let tokens = queued.job.tokens.len();
-        let reusable = reusable_blocks(queued, self.config.model.block_tokens());
+        let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
         let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
         let missing = self.config.model.layout.blocks_for(tokens) - matched.len();
         self.pool.check_fits(&matched, missing).ok()?;
@@ -215,7 +215,7 @@ impl PrefillCore {
     }
 
     fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
-        let Queued { job, hashes, submitted, turn } = queued;
+        let Queued { job, hashes, submitted, turn, .. } = queued;
         let (key, conductor) = (job.key, job.conductor);
         let cached_tokens = num_cached * self.config.model.block_tokens();
         self.prefix_hits += cached_tokens as u64;
@@ -265,11 +265,11 @@ impl PrefillCore {
 }
 
 /// Full blocks of the prompt that may come from the cache: the last token is always computed, and all are where the log-probabilities of the prompt are wanted.
-fn reusable_blocks(queued: &Queued, block_tokens: usize) -> usize {
-    if queued.job.sampling.prompt_logprobs.is_some() {
+pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
+    if job.sampling.prompt_logprobs.is_some() {
         return 0;
     }
-    (queued.job.tokens.len() - 1) / block_tokens
+    (job.tokens.len() - 1) / block_tokens
 }
 
 fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSequence {

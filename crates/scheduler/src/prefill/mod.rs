@@ -15,10 +15,11 @@ mod request;
 mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_kv_cache::{BlockHasher, BlockPool, KvEventBatch};
-use baton_types::{ConductorId, ErrorKind, Load, PrefillEvent, PrefillJob, Refused, RequestKey};
+use baton_types::{BlockHash, ConductorId, ErrorKind, Load, PrefillEvent, PrefillJob, Refused, RequestKey};
 
 use crate::config::{InvalidConfig, PrefillConfig};
 use crate::deadlines::Deadlines;
@@ -26,7 +27,7 @@ use crate::load::pool_load;
 
 pub use effect::{PrefillEffect, PushId, PushReport, PushSpan};
 
-use chunk::RunningStep;
+use chunk::{RunningStep, reusable_blocks};
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
@@ -99,7 +100,8 @@ impl PrefillCore {
     /// What the node is doing now.
     pub fn load(&self) -> Load {
         let live = self.active.values().filter(|request| !request.ended);
-        let waiting_tokens: usize = self.queued.values().map(|request| request.job.tokens.len()).sum();
+        let waiting_tokens: usize =
+            self.queued.values().map(|request| request.job.tokens.len() - request.cached_tokens).sum();
         let running_tokens: usize = live.clone().map(Active::remaining_tokens).sum();
         Load {
             running: live.count() as u32,
@@ -138,7 +140,7 @@ impl PrefillCore {
     }
 
     /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
-    pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
+    pub fn on_submit(&mut self, now: Instant, mut job: PrefillJob) {
         if self.queued.contains_key(&job.key) || self.active.contains_key(&job.key) {
             return;
         }
@@ -147,10 +149,13 @@ impl PrefillCore {
             return;
         }
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
-        let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
+        let hashes: Arc<[_]> = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
+        // Whoever waits for others must still be served before the queue's own deadline.
+        job.terms.max_wait = job.terms.max_wait.min(self.config.queue_timeout / 2);
+        let cached_tokens = self.cached_tokens(&job, &hashes);
         let (key, turn) = (job.key, self.submitted);
         self.submitted += 1;
-        self.queued.insert(key, Queued { job, hashes, submitted: now, turn });
+        self.queued.insert(key, Queued { job, hashes, submitted: now, turn, cached_tokens });
         self.deadlines.set(key, now + self.config.queue_timeout);
         self.plan_step(now);
     }
@@ -184,6 +189,12 @@ impl PrefillCore {
             self.end(key, Some(event));
         }
         self.plan_step(now);
+    }
+
+    /// Tokens of a prompt that are cached here now, of those that may be.
+    fn cached_tokens(&self, job: &PrefillJob, hashes: &[BlockHash]) -> usize {
+        let block_tokens = self.config.model.block_tokens();
+        self.pool.match_prefix(&hashes[..reusable_blocks(job, block_tokens)]).len() * block_tokens
     }
 
     fn check_job(&self, job: &PrefillJob) -> Result<(), Refused> {

@@ -21,6 +21,8 @@ pub(super) struct Queued {
     pub submitted: Instant,
     /// Its number among those submitted.
     pub turn: u64,
+    /// Tokens that were cached when it came: what is reported as waiting leaves them out.
+    pub cached_tokens: usize,
 }
 
 impl Queued {

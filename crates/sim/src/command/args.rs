@@ -56,16 +56,19 @@ pub struct SimulateArgs {
     /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
     #[arg(long)]
     pub first_come: bool,
+    /// Placement baton: longest that a prompt is put off for others [default: 600; live nodes take half of their queue's timeout, 30]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
+    pub max_wait: Option<Duration>,
     /// Blocks of 512 tokens that a prefill node caches [default: the profile's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
     /// Blocks that a prefill node keeps on its SSD below that
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub ssd_blocks: u32,
     /// Requests that are counted, by their place in the trace's time; all are played
     #[arg(long, value_enum, value_name = "PART", default_value_t = WindowName::All)]
     pub window: WindowName,
-    /// Split prompt parts that take longer than this over nodes [default: never]
+    /// Compute prompts that take longer than this on up to 4 nodes, a part of the layers each [default: never]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub split_above: Option<Duration>,
     /// Run every policy of a kind, everything else as given
@@ -139,6 +142,16 @@ impl SimulateArgs {
             let problem = format!("only placement mooncake has one, and this is {placement}");
             return Err(SimulateError::invalid("--balancing-threshold", problem));
         }
+        let uses_baton = self.paper || compares || matches!(self.placement, PlacementKind::Baton);
+        for (option, given) in [("--first-come", self.first_come), ("--max-wait", self.max_wait.is_some())] {
+            if given && !uses_baton {
+                let placement = self.placement.as_str();
+                return Err(SimulateError::invalid(
+                    option,
+                    format!("only placement baton has it, and this is {placement}"),
+                ));
+            }
+        }
         Ok(())
     }
 
@@ -168,8 +181,10 @@ impl SimulateArgs {
             (PlacementKind::Mooncake { .. }, Some(balancing_threshold)) => {
                 PlacementKind::Mooncake { balancing_threshold }
             }
-            (PlacementKind::Baton, None) if self.first_come => {
-                PlacementKind::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
+            (PlacementKind::Baton, _) if self.first_come || self.max_wait.is_some() => {
+                let config = BatonConfig::default();
+                let max_wait = self.max_wait.unwrap_or(config.max_wait);
+                PlacementKind::BatonWith(BatonConfig { reorders: !self.first_come, max_wait, ..config })
             }
             _ => placement,
         }

@@ -36,6 +36,9 @@ struct OptionsJson<'a> {
     jitter_s: f64,
     window: &'static str,
     cache_blocks: Option<u32>,
+    ssd_blocks: u32,
+    first_come: bool,
+    max_wait_s: Option<f64>,
     split_above_s: Option<f64>,
 }
 
@@ -75,6 +78,9 @@ fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> Option
         jitter_s: workload.jitter.as_secs_f64(),
         window: args.window.as_str(),
         cache_blocks: options.cache_blocks,
+        ssd_blocks: options.ssd_blocks,
+        first_come: args.first_come,
+        max_wait_s: args.max_wait.map(|wait| wait.as_secs_f64()),
         split_above_s: options.split_above.map(|split| split.as_secs_f64()),
     }
 }

@@ -106,7 +106,8 @@ fn slo_met(s: &Summary) -> String {
 
 fn cache_hits(s: &Summary) -> String {
     let (all, local) = (percent(s.cache_hit_ratio), percent(s.cache_hit_ratio_local));
-    format!("{all} of prompt tokens: {local} the node's own, {} from other nodes", percent(s.cache_hit_ratio_fetched))
+    let (ssd, fetched) = (percent(s.cache_hit_ratio_ssd), percent(s.cache_hit_ratio_fetched));
+    format!("{all} of prompt tokens: {local} the node's own, {ssd} its SSD's, {fetched} from other nodes")
 }
 
 fn load(mean: f64, swing: f64) -> String {
