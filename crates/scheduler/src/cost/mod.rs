@@ -195,8 +195,8 @@ impl ClassCost {
 /// Seconds as a time: 0 where they are negative or no number, 11 days at most. `Duration::from_secs_f64` rounds more exactly and takes several times as long, which a placement over a
 /// thousand nodes notices.
 pub(crate) fn duration(seconds: f64) -> Duration {
-    // The larger of 0 and what is no number is 0.
-    Duration::from_nanos((seconds.max(0.0).min(1e6) * 1e9) as u64)
+    // What is no number becomes 0 as an integer.
+    Duration::from_nanos((seconds.clamp(0.0, 1e6) * 1e9) as u64)
 }
 
 fn is_time(seconds: f64) -> bool {
