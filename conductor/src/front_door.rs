@@ -152,7 +152,7 @@ impl FrontDoor {
     async fn place_first(&self, job: &Job, entry: &Entry, arrived: Instant) -> Result<Placement, GenerateError> {
         let (mut exclude, mut place_to_wait) = (Vec::new(), None);
         loop {
-            let refused = match self.place(job, Attempt(0), &exclude, entry, arrived, place_to_wait.is_some()) {
+            let refused = match self.place(job, Attempt(0), &exclude, entry, arrived) {
                 // Its session ended in this moment: the choice among the others is as good as new.
                 Err(GenerateError::Node { node, .. }) if exclude.is_empty() => {
                     exclude.push(node);
@@ -234,15 +234,13 @@ impl FrontDoor {
         exclude: &[NodeId],
         entry: &Entry,
         arrived: Instant,
-        held: bool,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
         let (placement, target, starts) = {
             let mut cluster = self.cluster();
             let now = self.clock.now();
             let waited = now.saturating_duration_since(arrived);
-            let wanted = PlacementRequest { held, ..job.placement_request(key, exclude, waited) };
-            let placed = cluster.place(now, &wanted, &mut random_u64);
+            let placed = cluster.place(now, &job.placement_request(key, exclude, waited), &mut random_u64);
             let placement = placed.map_err(|refusal| GenerateError::Refused {
                 kind: refusal.kind,
                 message: refusal.message,
@@ -351,7 +349,6 @@ impl Job {
             slo,
             priority: self.priority,
             bypass_cache: self.sampling.prompt_logprobs.is_some(),
-            held: false,
             exclude,
         }
     }

@@ -291,8 +291,8 @@ impl Relay {
     async fn place_elsewhere(&self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
         let deadline = door.clock.now() + RECOVERY_PATIENCE;
         loop {
-            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived, false);
-            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived, false)) {
+            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived);
+            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived)) {
                 Ok(placement) => return Some(placement),
                 Err(error) if error.kind() == ErrorKind::Invalid || door.clock.now() >= deadline => return None,
                 Err(_) => {}

@@ -94,7 +94,6 @@ fn measure(kind: PlacementKind) -> bool {
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
             priority: 0,
             bypass_cache: false,
-            held: false,
             exclude: &[],
         };
         let begin = Instant::now();

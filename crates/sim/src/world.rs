@@ -281,7 +281,6 @@ impl<'a> World<'a> {
             slo,
             priority: 0,
             bypass_cache: false,
-            held: self.queue.elapsed() > self.records[request].arrived,
             exclude: &[],
         };
         let ties = &mut self.ties;

@@ -47,8 +47,6 @@ impl DecodeLoad {
 pub struct Assessment {
     /// When it is placed.
     pub now: Instant,
-    /// Whether it is looked at for the first time.
-    pub is_new: bool,
     /// Its objectives.
     pub slo: Slo,
     /// Larger is worth more; 0 is ordinary.
@@ -258,7 +256,6 @@ mod tests {
         let ok = DecodeLoad { tbt: SECOND / 20, kv_share: 0.5 };
         Assessment {
             now: Instant::now(),
-            is_new: true,
             slo: Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND / 10)) },
             priority: 0,
             prompt_tokens: 1000,

@@ -22,7 +22,7 @@ const SELECTIVITY: f64 = 0.2;
 const BUSY: f64 = 0.5;
 
 /// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
-/// give least for a second of compute: so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
+/// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too, also for the decode nodes): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
 #[derive(Debug, Default)]
 pub struct Selective {
     arrivals: VecDeque<Arrival>,
@@ -45,9 +45,6 @@ impl Selective {
 
     fn observe(&mut self, request: &Assessment) -> f64 {
         let seconds = request.compute.as_secs_f64().max(1e-6);
-        if !request.is_new {
-            return self.value(request) / seconds;
-        }
         let tokens = f64::from(request.prompt_tokens);
         self.mean_tokens += (tokens - self.mean_tokens) / (self.arrivals.len() + 1).min(WINDOW) as f64;
         let density = self.value(request) / seconds;

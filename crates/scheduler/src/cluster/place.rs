@@ -156,7 +156,6 @@ impl Cluster {
         };
         Assessment {
             now,
-            is_new: !request.held,
             slo: request.slo,
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,

@@ -70,7 +70,6 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         slo: Slo::default(),
         priority: 0,
         bypass_cache: false,
-        held: false,
         exclude: &[],
     }
 }

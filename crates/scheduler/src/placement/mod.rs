@@ -43,8 +43,6 @@ pub struct PlacementRequest<'a> {
     pub priority: i32,
     /// Whether the prompt is computed whole, whatever is cached.
     pub bypass_cache: bool,
-    /// Whether it was held before, and is looked at again.
-    pub held: bool,
     /// Nodes that are not to be taken.
     pub exclude: &'a [NodeId],
 }
