@@ -151,6 +151,7 @@ fn total(all: &[Usage]) -> Usage {
 fn report((transport, peers): (TransportChoice, u64), who: &str, (bytes, files): (u64, f64)) {
     println!("{peers} peers over {transport}: {who}: {bytes} bytes and {files:.2} file descriptors per idle peer");
     assert!(bytes <= limit((transport, peers), files) && files <= PEER_FILES as f64);
-    // On a busy machine one or the other may just be connecting again.
-    assert!(files >= 0.95, "the peers are not connected");
+    // Each process's first peer is in what this is compared with, and on a slow machine it may have been idle for long enough to be let go since.
+    let let_go = PROCESSES as f64 / peers as f64;
+    assert!(files >= 1.0 - let_go, "the peers are not connected");
 }
