@@ -3,9 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use baton_sim::{Row, Trace, TraceError, eviction_table};
-
-const SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
+use baton_sim::{EVICTION_SIZES, Row, Trace, TraceError, eviction_table};
 
 fn main() -> ExitCode {
     for path in std::env::args().skip(1) {
@@ -24,7 +22,7 @@ fn print(path: &Path) -> Result<(), TraceError> {
         "{:>8} {:>7} {:>7} {:>12} {:>11} {:>7} {:>8} {:>10}",
         "blocks", "lru", "lfu", "length-aware", "hit-density", "belady", "infinite", "gap closed"
     );
-    for row in eviction_table(&trace, &SIZES) {
+    for row in eviction_table(&trace, &EVICTION_SIZES) {
         print_row(&row);
     }
     Ok(())

@@ -1,18 +1,10 @@
 //! What no placement can be better than.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use crate::options::Window;
 use crate::profile::ModelProfile;
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
-
-impl Window {
-    /// Whether a request that comes at `at` is counted, where the last one comes at `last`.
-    pub(crate) fn contains(&self, at: Duration, last: Duration) -> bool {
-        at >= last.mul_f64(self.from) && (at < last.mul_f64(self.to) || self.to >= 1.0)
-    }
-}
 
 /// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
 /// queue, no fetch. The speed of the replay does not matter.
@@ -42,6 +34,8 @@ fn cached_tokens(request: &TraceRequest, seen: &HashSet<u64>) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn request(second: u64, input_length: u32, hash_ids: &[u64]) -> TraceRequest {

@@ -23,7 +23,7 @@ mod summary;
 mod trace;
 mod world;
 
-pub use cache_replay::{CacheReplay, HitRate, Row, eviction_table};
+pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table};
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
 pub use floor::floor_ttft_mean;
 pub use options::{SimOptions, Window};

@@ -23,6 +23,13 @@ impl Window {
     pub const SECOND_HALF: Self = Self { from: 0.5, to: 1.0 };
 }
 
+impl Window {
+    /// Whether a request that comes at `at` is counted, where the last one comes at `last`.
+    pub(crate) fn contains(&self, at: Duration, last: Duration) -> bool {
+        at >= last.mul_f64(self.from) && (at < last.mul_f64(self.to) || self.to >= 1.0)
+    }
+}
+
 /// What is simulated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SimOptions {

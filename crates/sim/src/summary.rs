@@ -111,18 +111,10 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole + 0.0 } else { 0.0 }
 }
 
-/// The requests of the window.
-fn windowed<'a>(outcome: &'a Outcome, options: &SimOptions) -> Vec<&'a RequestRecord> {
-    let last = outcome.records.iter().map(|record| record.arrived).max().unwrap_or_default();
-    let (from, to) = (last.mul_f64(options.window.from), last.mul_f64(options.window.to));
-    let within = |record: &&RequestRecord| record.arrived >= from && (record.arrived < to || options.window.to >= 1.0);
-    outcome.records.iter().filter(within).collect()
-}
-
 impl Summary {
     /// Of a run with these options.
     pub fn of(outcome: &Outcome, options: &SimOptions) -> Self {
-        let records = windowed(outcome, options);
+        let records = outcome.counted(options.window);
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         let ttft_met = |record: &RequestRecord| {
             record.finished.is_some() && record.ttft.is_some_and(|ttft| ttft <= options.ttft_slo)

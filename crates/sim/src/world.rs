@@ -14,12 +14,12 @@ use baton_types::{
 use crate::decode_node::{Arrived, DecodeNode};
 use crate::event::EventQueue;
 use crate::network::Network;
-use crate::options::SimOptions;
+use crate::options::{SimOptions, Window};
 use crate::prefill_node::{Computed, Job, PrefillNode, Share};
 use crate::profile::{ModelProfile, attended};
 use crate::random::Random;
 use crate::record::{RejectStage, RequestRecord, Sample};
-use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
+use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest, block_hash};
 
 /// Most tokens that a request asks for: the scheduler knows this, and not how long the answer will be.
 const MAX_TOKENS: u32 = 2048;
@@ -72,8 +72,6 @@ pub struct Outcome {
     pub records: Vec<RequestRecord>,
     /// The load over time.
     pub samples: Vec<Sample>,
-    /// Tokens computed by each prefill node.
-    pub computed_by_node: Vec<u64>,
     /// The final clock.
     pub elapsed: Duration,
     /// The next number of the generator: two runs are the same if this and the clock are.
@@ -113,7 +111,6 @@ struct World<'a> {
     open: usize,
     ticks: u64,
     samples: Vec<Sample>,
-    computed_by_node: Vec<u64>,
 }
 
 /// A request's KV on its way to the decode node.
@@ -129,17 +126,19 @@ pub fn simulate(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> 
     World::new(trace, profile, options).run()
 }
 
-fn block_hash(id: u64) -> BlockHash {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&id.to_le_bytes());
-    BlockHash(bytes)
-}
-
 fn key(request: usize) -> RequestKey {
     RequestKey { request: RequestId(request as u128), attempt: Attempt(0) }
 }
 
 const GENERATION: Generation = Generation(1);
+
+impl Outcome {
+    /// The requests that arrived in this part of the time.
+    pub(crate) fn counted(&self, window: Window) -> Vec<&RequestRecord> {
+        let last = self.records.iter().map(|record| record.arrived).max().unwrap_or_default();
+        self.records.iter().filter(|record| window.contains(record.arrived, last)).collect()
+    }
+}
 
 impl<'a> World<'a> {
     fn new(trace: &'a Trace, profile: &'a ModelProfile, options: &'a SimOptions) -> Self {
@@ -197,7 +196,6 @@ impl<'a> World<'a> {
             open: requests.len(),
             ticks: 0,
             samples: Vec::new(),
-            computed_by_node: vec![0; options.prefill],
             queue,
         };
         for request in 0..requests.len() {
@@ -219,7 +217,6 @@ impl<'a> World<'a> {
         Outcome {
             records: self.records,
             samples: self.samples,
-            computed_by_node: self.computed_by_node,
             elapsed: self.queue.elapsed(),
             next_random: self.noise.next_u64() ^ self.ties.next_u64(),
             events: self.queue.turns(),
@@ -391,7 +388,6 @@ impl<'a> World<'a> {
         let pairs = |share: &Share| attended(share.from, share.to) as f64 * share.of_work;
         let rows = shares.iter().map(rows).sum::<f64>().round() as u32;
         let attended = shares.iter().map(pairs).sum::<f64>() as u64;
-        self.computed_by_node[node] += u64::from(rows);
         let computed = self.queue.now() + Duration::from_secs_f64(seconds);
         for share in &shares {
             self.push(node, share, computed);

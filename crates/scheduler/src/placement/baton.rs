@@ -25,8 +25,6 @@ pub struct BatonConfig {
     pub slack_share: f64,
     /// How much more a second counts the closer the prompt is to its objective: the tail, and not the mean alone.
     pub tail_weight: f64,
-    /// Seconds that an admitted prompt's missed objective weighs.
-    pub broken_weight: f64,
     /// Weight of the delay of the prompts that the newcomer passes.
     pub delay_weight: f64,
     /// Seconds that a second of compute is worth to those who come later.
@@ -42,7 +40,6 @@ impl Default for BatonConfig {
             max_wait: Duration::from_secs(600),
             slack_share: 0.2,
             tail_weight: 2.0,
-            broken_weight: 0.0,
             delay_weight: 0.5,
             work_weight: 0.5,
         }
@@ -79,8 +76,7 @@ impl Baton {
         let own = (plan.finish() + exposed).as_secs_f64();
         let limit = plan.terms.deadline.map_or(f64::INFINITY, |limit| limit.as_secs_f64().max(1e-3));
         let own = own * (1.0 + self.config.tail_weight * own / limit);
-        own + self.config.broken_weight * plan.broken as f64
-            + compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
+        own + compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
     /// The cheaper plan of a node, and whether it is the fetch.

@@ -7,10 +7,9 @@ mod belady;
 use std::collections::HashSet;
 
 use baton_kv_cache::{EvictionKind, TierCache};
-use baton_types::BlockHash;
 use serde::Serialize;
 
-use crate::trace::Trace;
+use crate::trace::{Trace, block_hash};
 
 /// Hits, of so many blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -47,7 +46,7 @@ impl CacheReplay {
     pub fn with_policy(trace: &Trace, num_blocks: u32, eviction: EvictionKind) -> Self {
         let mut cache = TierCache::new(num_blocks, eviction);
         Self::count(trace, |ids| {
-            let hashes: Vec<_> = ids.iter().map(|id| hash(*id)).collect();
+            let hashes: Vec<_> = ids.iter().map(|id| block_hash(*id)).collect();
             let hits = cache.match_prefix(&hashes);
             cache.insert_prompt(&hashes);
             hits
@@ -129,15 +128,13 @@ impl Row {
     }
 }
 
+/// Sizes that tell the policies apart on the published traces, blocks.
+pub const EVICTION_SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
+
 /// Every policy at each of these sizes.
 pub fn eviction_table(trace: &Trace, sizes: &[u32]) -> Vec<Row> {
     let infinite = CacheReplay::without_bound(trace);
     sizes.iter().map(|num_blocks| Row::new(trace, *num_blocks, infinite)).collect()
-}
-
-/// The ids of a trace are hashes already, of 64 bits.
-fn hash(id: u64) -> BlockHash {
-    BlockHash(u128::from(id).to_be_bytes())
 }
 
 #[cfg(test)]

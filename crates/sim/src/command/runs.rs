@@ -10,7 +10,7 @@ use super::progress::Progress;
 use super::workload::Workload;
 use crate::record::{RequestRecord, Sample};
 use crate::summary::Summary;
-use crate::world::{Outcome, simulate};
+use crate::world::simulate;
 
 /// However many processors there are: a comparison leaves the machine usable, and each run holds the records of all requests.
 const THREADS: usize = 2;
@@ -58,14 +58,9 @@ fn take<'a>(next: &AtomicUsize, settings: &'a [Setting]) -> Option<(usize, &'a S
 fn run(workload: &Workload, setting: Setting) -> Run {
     let outcome = simulate(&workload.trace, &workload.profile, &setting.options);
     let summary = Summary::of(&outcome, &setting.options);
-    let counted = counted(&outcome, &setting);
+    let counted = outcome.counted(setting.options.window);
     let (ttft, tbt) = (distribution(&counted, |record| record.ttft), distribution(&counted, |record| record.tbt));
     Run { setting, summary, samples: outcome.samples, ttft, tbt }
-}
-
-fn counted<'a>(outcome: &'a Outcome, setting: &Setting) -> Vec<&'a RequestRecord> {
-    let last = outcome.records.iter().map(|record| record.arrived).max().unwrap_or_default();
-    outcome.records.iter().filter(|record| setting.options.window.contains(record.arrived, last)).collect()
 }
 
 /// Seconds against the share of all these requests that were completed and took no longer, ascending.

@@ -3,17 +3,14 @@
 use super::super::args::SimulateArgs;
 use super::super::workload::Workload;
 use super::PaperTable;
-use crate::cache_replay::{Row, eviction_table};
-
-/// Blocks of the cache.
-const SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
+use crate::cache_replay::{EVICTION_SIZES, Row, eviction_table};
 
 pub(super) fn table(_: &SimulateArgs, workload: &Workload, _: bool) -> PaperTable {
     PaperTable {
         title: "Block hits of one cache by eviction policy, % of the blocks of the second half of the time",
         ours: "warmed by the first half; the papers give none for the published traces".to_owned(),
         header: vec!["BLOCKS", "LRU", "LFU", "LENGTH-AWARE", "HIT-DENSITY", "BELADY", "INFINITE", "GAP CLOSED"],
-        rows: eviction_table(&workload.trace, &SIZES).iter().map(row).collect(),
+        rows: eviction_table(&workload.trace, &EVICTION_SIZES).iter().map(row).collect(),
         runs: Vec::new(),
     }
 }
