@@ -38,6 +38,8 @@ pub(crate) struct DecodeCharge {
     pub max_tokens: u32,
     /// Tokens attended to, on average over the answer.
     pub kv_tokens: u64,
+    /// Its objective of the time between tokens.
+    pub tbt: Option<Duration>,
     /// When its prompt is computed: predicted until it is so.
     pub begins: Instant,
     pub begun: bool,
@@ -163,6 +165,12 @@ impl NodeCharges {
         begun.map(|charge| (charge.begins + answer).saturating_duration_since(now)).min()
     }
 
+    /// Sequences whose objective steps of `without` meet and steps of `with` do not.
+    pub(crate) fn broken_sequences(&self, without: Duration, with: Duration) -> usize {
+        let limits = self.decoding.values().filter_map(|charge| charge.tbt);
+        limits.filter(|limit| without <= *limit && *limit < with).count()
+    }
+
     /// Whether nothing is charged.
     #[cfg(test)]
     pub(crate) fn is_zero(&self) -> bool {
@@ -184,7 +192,8 @@ mod tests {
     }
 
     fn charge(begins: Instant) -> DecodeCharge {
-        DecodeCharge { blocks: 2, prompt_tokens: 20, max_tokens: 10, kv_tokens: 25, begins, begun: false }
+        let tbt = Some(SECOND / 10);
+        DecodeCharge { blocks: 2, prompt_tokens: 20, max_tokens: 10, kv_tokens: 25, tbt, begins, begun: false }
     }
 
     #[test]
@@ -199,6 +208,8 @@ mod tests {
         let at = |seconds: u32| charges.decoding_at(start, start + seconds * SECOND, 15 * SECOND).sequences;
         assert_eq!((at(5), at(12), at(16), at(22), at(99)), (1.0, 2.0, 1.0, 2.0, 0.0));
         assert_eq!(charges.next_end(start + SECOND, 15 * SECOND), Some(14 * SECOND));
+        let broken = |without: u32, with: u32| charges.broken_sequences(SECOND / without, SECOND / with);
+        assert_eq!((broken(20, 11), broken(20, 9), broken(9, 8)), (0, 3, 0), "who is late anyway loses nothing");
         (0..3).for_each(|n| charges.end_decode(key(n)));
         charges.end_decode(key(0));
         assert!(charges.is_zero());

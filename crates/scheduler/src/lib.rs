@@ -23,8 +23,8 @@ mod step;
 mod tests;
 
 pub use admission::{
-    AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Selective, TakeAll,
-    UnknownAdmission,
+    AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Relief, Selective,
+    TakeAll, UnknownAdmission,
 };
 pub use cluster::{Cluster, ClusterConfig, ClusterNode, NodeState};
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};

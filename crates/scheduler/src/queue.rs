@@ -200,37 +200,30 @@ pub(crate) struct QueuedPrompt {
     pub deadline: Option<Instant>,
 }
 
+/// A prompt, and its number among those of the node.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     prompt: QueuedPrompt,
-    rank: QueueRank,
     turn: u64,
-    /// Seconds of it still to compute.
-    left: f64,
 }
 
-impl Entry {
-    fn seconds(&self) -> f64 {
-        self.prompt.terms.compute.as_secs_f64()
-    }
-
-    fn left_share(&self) -> f64 {
-        if self.seconds() > 0.0 { self.left / self.seconds() } else { 0.0 }
-    }
-
-    fn left_tokens(&self) -> f64 {
-        f64::from(self.prompt.tokens) * self.left_share()
-    }
-
-    fn item(&self) -> QueueItem {
-        QueueItem { terms: self.prompt.terms, arrived: self.prompt.arrived, turn: self.turn, left: self.left_share() }
-    }
+/// Where a prompt stands. Apart from the rest of it and small: each placement reads those of every node.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    rank: QueueRank,
+    /// Seconds of it still to compute.
+    left: f64,
+    deadline: Option<Instant>,
+    /// Index of its entry.
+    entry: usize,
 }
 
 /// What a node still has to compute, as far as it can be told from outside: in the node's own order, the first of them shrinking as time passes.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     /// By rank.
+    places: Vec<Place>,
+    /// In no order.
     entries: Vec<Entry>,
     order: Order,
     settled: Option<Instant>,
@@ -261,28 +254,38 @@ impl Backlog {
         let left = prompt.terms.compute.as_secs_f64();
         let item = QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn: self.turns, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
-        self.entries.push(Entry { prompt, rank, turn: self.turns, left });
+        self.places.push(Place { rank, left, deadline: prompt.deadline, entry: self.entries.len() });
+        self.entries.push(Entry { prompt, turn: self.turns });
         self.sort(now);
     }
 
     /// The prompt is computed, or will not be.
     pub(crate) fn remove(&mut self, now: Instant, key: RequestKey) {
         self.settle(now);
-        self.entries.retain(|entry| entry.prompt.key != key);
+        let Some(index) = self.entries.iter().position(|entry| entry.prompt.key == key) else { return };
+        self.entries.swap_remove(index);
+        self.places.retain(|place| place.entry != index);
+        let moved = self.entries.len();
+        if let Some(place) = self.places.iter_mut().find(|place| place.entry == moved) {
+            place.entry = index;
+        }
         self.sort(now);
     }
 
     /// The node says how many tokens it has still to compute. Prompts given to it after `known_until` it may not know yet.
     pub(crate) fn correct(&mut self, now: Instant, queued_tokens: u64, known_until: Instant) {
         self.settle(now);
-        let known = |entry: &&mut Entry| entry.prompt.arrived <= known_until;
-        let expected: f64 = self.entries.iter_mut().filter(known).map(|entry| entry.left_tokens()).sum();
+        let entries = &self.entries;
+        let prompt = |place: &Place| &entries[place.entry].prompt;
+        let left_tokens = |place: &Place| f64::from(prompt(place).tokens) * left_share(place.left, prompt(place));
+        let known = |place: &&mut Place| prompt(place).arrived <= known_until;
+        let expected: f64 = self.places.iter_mut().filter(known).map(|place| left_tokens(place)).sum();
         let mut surplus = expected - queued_tokens as f64;
-        for entry in self.entries.iter_mut().filter(known) {
+        for place in self.places.iter_mut().filter(known) {
             // What was counted as done too early comes back to the prompts that it was taken from.
-            let (left, all) = (entry.left_tokens(), f64::from(entry.prompt.tokens));
+            let (left, all) = (left_tokens(place), f64::from(prompt(place).tokens));
             let change = surplus.clamp(left - all, left);
-            entry.left -= change * entry.seconds() / all;
+            place.left -= change * prompt(place).terms.compute.as_secs_f64() / all;
             surplus -= change;
         }
         self.sort(now);
@@ -293,27 +296,70 @@ impl Backlog {
         self.total - self.spent(now).min(self.total)
     }
 
-    /// What a prompt on these terms would find and do. Where the node computes, it waits at least for `chunk` seconds: a chunk is not interrupted.
+    /// What a prompt on these terms would find and do if the others kept their order. Where the node computes, it waits at least for `chunk` seconds: a chunk is not interrupted.
     pub(crate) fn impact(&self, now: Instant, terms: QueueTerms, chunk: f64) -> QueueImpact {
         let item = QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
         let mut impact = QueueImpact::default();
-        let (mut elapsed, mut unspent) = (0.0, self.spent(now));
-        for entry in &self.entries {
-            let left = (entry.left - unspent).max(0.0);
-            unspent = (unspent - entry.left).max(0.0);
+        let mut elapsed = 0.0;
+        for (place, left) in self.places.iter().zip(self.left_at(now)) {
             elapsed += left;
-            if entry.rank < rank {
+            if place.rank < rank {
                 impact.ahead = elapsed;
                 continue;
             }
             impact.passed += 1;
-            let slack = entry.prompt.deadline.map(|deadline| left_until(now, deadline));
+            let slack = place.deadline.map(|deadline| left_until(now, deadline));
             let breaks = |slack: f64| elapsed <= slack && elapsed + item.seconds() > slack;
             impact.broken += usize::from(slack.is_some_and(breaks));
         }
         impact.ahead = impact.ahead.max(chunk.min(elapsed));
         impact
+    }
+
+    /// The same where the order becomes another one with it, in which it or others are put off. Takes longer to find out.
+    pub(crate) fn impact_reordered(&self, now: Instant, terms: QueueTerms, chunk: f64) -> QueueImpact {
+        let left: Vec<_> = self.left_at(now).collect();
+        let mut items: Vec<_> = self.places.iter().zip(&left).map(|(place, left)| self.item(place, *left)).collect();
+        items.push(QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 });
+        let newcomer = self.places.len();
+        let (ranks, _) = rank_all(now, &items);
+        let mut ends = Vec::with_capacity(newcomer);
+        let mut elapsed = 0.0;
+        for left in &left {
+            elapsed += left;
+            ends.push(elapsed);
+        }
+        let mut impact = QueueImpact::default();
+        let (all, mut elapsed, mut after) = (elapsed, 0.0, false);
+        for index in sorted(&ranks) {
+            if index == newcomer {
+                (impact.ahead, after) = (elapsed, true);
+            } else {
+                impact.passed += usize::from(after);
+            }
+            elapsed += items[index].seconds();
+            let deadline = self.places.get(index).and_then(|place| place.deadline);
+            let slack = deadline.map(|deadline| left_until(now, deadline));
+            impact.broken += usize::from(slack.is_some_and(|slack| ends[index] <= slack && elapsed > slack));
+        }
+        impact.ahead = impact.ahead.max(chunk.min(all));
+        impact
+    }
+
+    /// Seconds that are left of each by now, by rank.
+    fn left_at(&self, now: Instant) -> impl Iterator<Item = f64> {
+        let mut unspent = self.spent(now);
+        self.places.iter().map(move |place| {
+            let left = (place.left - unspent).max(0.0);
+            unspent = (unspent - place.left).max(0.0);
+            left
+        })
+    }
+
+    fn item(&self, place: &Place, left: f64) -> QueueItem {
+        let Entry { prompt, turn } = self.entries[place.entry];
+        QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn, left: left_share(left, &prompt) }
     }
 
     /// Seconds that passed since the books were brought up to date.
@@ -325,9 +371,9 @@ impl Backlog {
     fn settle(&mut self, now: Instant) {
         let mut spent = self.spent(now);
         self.settled = Some(now);
-        for entry in &mut self.entries {
-            let done = spent.min(entry.left);
-            entry.left -= done;
+        for place in &mut self.places {
+            let done = spent.min(place.left);
+            place.left -= done;
             spent -= done;
             if spent <= 0.0 {
                 break;
@@ -336,15 +382,21 @@ impl Backlog {
     }
 
     fn sort(&mut self, now: Instant) {
-        let items: Vec<_> = self.entries.iter().map(Entry::item).collect();
+        let items: Vec<_> = self.places.iter().map(|place| self.item(place, place.left)).collect();
         let (ranks, order) = rank_all(now, &items);
-        for (entry, rank) in self.entries.iter_mut().zip(ranks) {
-            entry.rank = rank;
+        for (place, rank) in self.places.iter_mut().zip(ranks) {
+            place.rank = rank;
         }
         self.order = order;
-        self.entries.sort_unstable_by_key(|entry| entry.rank);
-        self.total = self.entries.iter().map(|entry| entry.left).sum();
+        self.places.sort_unstable_by_key(|place| place.rank);
+        self.total = self.places.iter().map(|place| place.left).sum();
     }
+}
+
+/// Part of a prompt's work that so many seconds are.
+fn left_share(left: f64, prompt: &QueuedPrompt) -> f64 {
+    let seconds = prompt.terms.compute.as_secs_f64();
+    if seconds > 0.0 { left / seconds } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -427,6 +479,28 @@ mod tests {
         assert_eq!(backlog.impact(start, terms(0, 2.0), 0.0).broken, 1);
         backlog.add(start, prompt(2, start, 0, 5.0));
         assert_eq!(backlog.impact(start, terms(1, 2.0), 0.0).broken, 0, "it is late anyway");
+    }
+
+    #[test]
+    fn a_newcomer_may_change_the_order_for_itself_and_for_others() {
+        let start = Instant::now();
+        let due = |seconds| QueueTerms { deadline: Some(30 * SECOND), ..terms(0, seconds) };
+        let waiting = |seconds: &[f64]| {
+            let mut backlog = Backlog::default();
+            for (n, seconds) in (1..).zip(seconds) {
+                let deadline = Some(start + 30 * SECOND);
+                backlog.add(start, QueuedPrompt { terms: due(*seconds), deadline, ..prompt(n, start, 0, 1.0) });
+            }
+            backlog
+        };
+        let short_ones = waiting(&[9.0, 9.0, 9.0]);
+        let put_off = short_ones.impact_reordered(start, due(29.0), 0.0);
+        assert_eq!(put_off, QueueImpact { ahead: 27.0, passed: 0, broken: 0 });
+        let long_one = waiting(&[29.0]);
+        let served = long_one.impact_reordered(start, due(9.0), 0.0);
+        assert_eq!(served, QueueImpact { ahead: 0.0, passed: 1, broken: 1 }, "the long one would have been in time");
+        assert_eq!(long_one.impact(start, due(9.0), 0.0).ahead, 29.0, "in the present order");
+        assert_eq!(long_one.impact_reordered(start + SECOND, due(9.0), 0.5).ahead, 0.5, "the chunk under way");
     }
 
     #[test]

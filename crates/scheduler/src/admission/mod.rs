@@ -23,20 +23,25 @@ pub use selective::Selective;
 pub struct DecodeLoad {
     /// Predicted time between tokens.
     pub tbt: Duration,
+    /// The same as a high quantile of the steps: the tail, which is what an objective is about.
+    pub tbt_high: Duration,
     /// Share of its blocks that would be in use: above 1 the newcomer waits for room.
     pub kv_share: f64,
 }
 
 impl DecodeLoad {
-    /// The larger of time between tokens over its objective and use of the blocks; none without an objective.
-    pub fn load(&self, slo: Slo) -> f64 {
-        slo.tbt.map_or(0.0, |Tbt(limit)| ratio(self.tbt, limit).max(self.kv_share))
+    fn check(&self, slo: Slo) -> Result<(), Excess> {
+        self.check_tbt(slo, self.tbt)
     }
 
-    fn check(&self, slo: Slo) -> Result<(), Excess> {
+    fn check_high(&self, slo: Slo) -> Result<(), Excess> {
+        self.check_tbt(slo, self.tbt_high)
+    }
+
+    fn check_tbt(&self, slo: Slo, estimate: Duration) -> Result<(), Excess> {
         let Some(Tbt(limit)) = slo.tbt else { return Ok(()) };
-        if self.tbt > limit {
-            return Err(Excess::Tbt { estimate: self.tbt, limit });
+        if estimate > limit {
+            return Err(Excess::Tbt { estimate, limit });
         }
         if self.kv_share > 1.0 { Err(Excess::DecodeRoom { share: self.kv_share }) } else { Ok(()) }
     }
@@ -63,6 +68,10 @@ pub struct Assessment {
     pub ttft_high: Duration,
     /// Prompts admitted before that would miss their objective because of it.
     pub broken: usize,
+    /// Sequences of the decode node whose time between tokens would exceed their objective because of it, by the high quantile.
+    pub broken_sequences: usize,
+    /// When it may look better.
+    pub relief: Relief,
     /// The decode node as it runs now; `None` where none is needed.
     pub decode_now: Option<DecodeLoad>,
     /// When the prompt would be computed, every answer taking as long as the mean.
@@ -85,10 +94,28 @@ impl Assessment {
     fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
         load.map_or(Ok(()), |load| load.check(self.slo))
     }
+
+    /// Nobody who was taken in misses an objective because of this one.
+    fn check_admitted(&self) -> Result<(), Excess> {
+        match (self.broken, self.broken_sequences) {
+            (0, 0) => Ok(()),
+            (0, requests) => Err(Excess::Admitted { requests, what: BETWEEN_TOKENS }),
+            (requests, _) => Err(Excess::Admitted { requests, what: TO_FIRST_TOKEN }),
+        }
+    }
 }
 
 fn ratio(estimate: Duration, limit: Duration) -> f64 {
     if estimate.is_zero() { 0.0 } else { estimate.as_secs_f64() / limit.as_secs_f64() }
+}
+
+/// When the nodes that a request would go to have worked off something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Relief {
+    /// Until the prefill node has done what waits there now.
+    pub prefill: Duration,
+    /// Until the first sequence that the decode node has now should be over.
+    pub decode: Duration,
 }
 
 /// Which estimate exceeds which objective.
@@ -117,10 +144,12 @@ pub enum Excess {
         share: f64,
     },
     /// Others' objectives.
-    #[error("{requests} admitted requests would miss the objective of their time to first token")]
+    #[error("admitted requests would miss the objective of their time {what}: {requests}")]
     Admitted {
         /// How many.
         requests: usize,
+        /// `to first token` or `between tokens`.
+        what: &'static str,
     },
     /// More is asked for than the cluster can do, and this is not the part of it that gives most for its time.
     #[error(
@@ -135,15 +164,20 @@ pub enum Excess {
 }
 
 impl Excess {
-    /// When a retry may find a better estimate.
-    pub fn retry_after(&self) -> Duration {
+    /// When a retry may find a better estimate: when what stands in the way has been worked off.
+    pub fn retry_after(&self, relief: Relief) -> Duration {
         match self {
             Self::Ttft { estimate, limit } => estimate.saturating_sub(*limit),
-            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::Admitted { .. } => Duration::from_secs(1),
-            Self::Work { compute, affordable } => compute.saturating_sub(*affordable),
+            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::Admitted { what: BETWEEN_TOKENS, .. } => relief.decode,
+            Self::Admitted { .. } | Self::Work { .. } => relief.prefill,
         }
     }
 }
+
+/// What [`Excess::Admitted`] names.
+const TO_FIRST_TOKEN: &str = "to first token";
+/// The other.
+const BETWEEN_TOKENS: &str = "between tokens";
 
 /// Whether a request is taken in.
 pub trait AdmissionPolicy: fmt::Debug + Send {
@@ -253,7 +287,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     pub(super) fn assessment() -> Assessment {
-        let ok = DecodeLoad { tbt: SECOND / 20, kv_share: 0.5 };
+        let ok = DecodeLoad { tbt: SECOND / 20, tbt_high: SECOND / 18, kv_share: 0.5 };
         Assessment {
             now: Instant::now(),
             slo: Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND / 10)) },
@@ -264,6 +298,8 @@ mod tests {
             ttft: 3 * SECOND,
             ttft_high: 4 * SECOND,
             broken: 0,
+            broken_sequences: 0,
+            relief: Relief { prefill: 5 * SECOND, decode: 2 * SECOND },
             decode_now: Some(ok),
             decode_then: Some(ok),
             decode_expected: Some(ok),
@@ -276,7 +312,7 @@ mod tests {
 
     #[test]
     fn each_policy_looks_at_its_own_estimates() {
-        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, kv_share: 0.5 });
+        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5 });
         let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
         assert_eq!(verdicts(&fine), [true; 5]);
         assert_eq!(
@@ -285,7 +321,11 @@ mod tests {
         );
         assert_eq!(verdicts(&Assessment { decode_now: Some(slow), ..fine }), [true, true, false, true, true]);
         assert_eq!(verdicts(&Assessment { decode_then: full, ..fine }), [true, true, true, false, true]);
+        let tail = Some(DecodeLoad { tbt_high: SECOND, ..fine.decode_now.unwrap() });
+        let by_tail = Assessment { decode_now: tail, decode_then: tail, decode_expected: tail, ..fine };
+        assert_eq!(verdicts(&by_tail), [true, true, true, true, false]);
         assert_eq!(verdicts(&Assessment { broken: 1, ..fine }), [true, true, true, true, false]);
+        assert_eq!(verdicts(&Assessment { broken_sequences: 1, ..fine }), [true, true, true, true, false]);
         let without =
             Assessment { slo: Slo::default(), ttft: 99 * SECOND, decode_now: full, decode_then: full, ..fine };
         assert_eq!(verdicts(&without), [true; 5], "nothing is promised");
@@ -294,8 +334,8 @@ mod tests {
     #[test]
     fn loads_are_latencies_over_their_objectives() {
         let fine = assessment();
-        assert_eq!((fine.prefill_load(), fine.decode_now.unwrap().load(fine.slo)), (0.1, 0.5));
-        assert_eq!(DecodeLoad { tbt: SECOND, kv_share: 2.0 }.load(Slo::default()), 0.0);
+        assert_eq!(fine.prefill_load(), 0.1);
+        assert_eq!(Assessment { slo: Slo::default(), ..fine }.prefill_load(), 0.0);
     }
 
     #[test]
@@ -303,9 +343,10 @@ mod tests {
         let late = Assessment { ttft: 31 * SECOND, ..assessment() };
         let excess = Early.admit(&late).unwrap_err();
         assert_eq!(excess.to_string(), "the time to first token would be 31.000s, the objective is 30.000s");
-        assert_eq!(excess.retry_after(), SECOND);
-        let full = DecodeLoad { tbt: SECOND / 20, kv_share: 1.25 };
+        assert_eq!(excess.retry_after(late.relief), SECOND);
+        let full = DecodeLoad { kv_share: 1.25, ..late.decode_now.unwrap() };
         let excess = Baseline.admit_decode(&full, late.slo).unwrap_err();
+        assert_eq!(excess.retry_after(late.relief), late.relief.decode, "when a sequence is over");
         assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
     }
 

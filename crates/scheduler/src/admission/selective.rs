@@ -99,10 +99,8 @@ impl AdmissionPolicy for Selective {
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
         let density = self.observe(request);
         request.check_ttft(request.ttft_high)?;
-        if request.broken > 0 {
-            return Err(Excess::Admitted { requests: request.broken });
-        }
-        request.check_decode(request.decode_expected)?;
+        request.check_admitted()?;
+        request.decode_expected.map_or(Ok(()), |load| load.check_high(request.slo))?;
         let waiting = request.prefill_load();
         let threshold = SELECTIVITY * self.threshold(request) * (waiting / BUSY).min(1.0);
         if self.arrivals.len() < ENOUGH || density >= threshold {
@@ -152,7 +150,7 @@ mod tests {
     fn the_first_token_is_kept_back_only_where_the_gap_after_it_would_be_too_long() {
         let policy = Selective::default();
         let with = |tbt: Duration| {
-            let load = Some(DecodeLoad { tbt, kv_share: 0.5 });
+            let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5 });
             policy.pace(&Assessment { decode_expected: load, ..assessment() })
         };
         assert_eq!((with(SECOND / 25), with(SECOND / 12)), (Duration::ZERO, SECOND / 12));

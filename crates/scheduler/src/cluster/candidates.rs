@@ -1,25 +1,33 @@
 //! The nodes that can take a request, and what they are predicted to do with it.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
-use baton_types::{ErrorKind, NodeId, NodeRole, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, NodeState};
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
+use crate::queue::QueueImpact;
 
 /// Blocks of the prefix that each node holds, and who holds most.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
-    blocks: HashMap<NodeId, u32>,
+    /// By name.
+    blocks: Vec<(NodeId, u32)>,
     longest: Option<(NodeId, u32)>,
 }
 
 impl Matches {
-    fn of(&self, node: &NodeId) -> u32 {
-        if self.blocks.is_empty() { 0 } else { self.blocks.get(node).copied().unwrap_or(0) }
+    /// Beside each of these nodes, which are ascending by name, the blocks that it holds.
+    fn beside<'a>(&self, nodes: Vec<&'a ClusterNode>) -> impl Iterator<Item = (&'a ClusterNode, u32)> {
+        let mut holders = self.blocks.iter().peekable();
+        nodes.into_iter().map(move |node| {
+            let name = &node.info().node;
+            while holders.next_if(|(holder, _)| holder < name).is_some() {}
+            let held = holders.next_if(|(holder, _)| holder == name);
+            (node, held.map_or(0, |(_, blocks)| *blocks))
+        })
     }
 
     /// The holder of the longest prefix, where it is longer than `own` blocks.
@@ -63,20 +71,21 @@ impl Cluster {
         if request.bypass_cache {
             return Matches::default();
         }
-        let found = self.index.longest_prefix(request.block_hashes);
+        let mut blocks = self.index.longest_prefix(request.block_hashes);
+        blocks.sort_unstable();
         // Of those that hold most, the one that sends least now: a hot prefix has many holders.
         let idle = |node: &NodeId| std::cmp::Reverse(self.transfers.sending(node));
         let can_send = |node: &NodeId| self.nodes.get(node).is_some_and(ClusterNode::is_ready);
-        let longest = found.iter().filter(|(node, _)| can_send(node));
+        let longest = blocks.iter().filter(|(node, _)| can_send(node));
         let longest = longest.max_by_key(|(node, blocks)| (*blocks, idle(node))).cloned();
-        Matches { blocks: found.into_iter().collect(), longest }
+        Matches { blocks, longest }
     }
 
-    /// Nodes of a role that may be taken: those that are ready, or, where there are none, those that missed reports.
+    /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none, those that missed reports.
     fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
-        let in_state = |state| {
+        let in_state = |state| -> Vec<_> {
             let nodes = self.nodes.values().filter(move |node| node.info().role == role && node.state() == state);
-            nodes.filter(|node| !exclude.contains(&node.info().node)).collect::<Vec<_>>()
+            nodes.filter(|node| !exclude.contains(&node.info().node)).collect()
         };
         let ready = in_state(NodeState::Ready);
         let usable = if ready.is_empty() { in_state(NodeState::Suspect) } else { ready };
@@ -92,40 +101,37 @@ impl Cluster {
         request: &PlacementRequest<'_>,
         matches: &Matches,
     ) -> Result<Vec<PrefillCandidate>, Refusal> {
-        let mut nodes = self.usable(NodeRole::Prefill, request.exclude)?;
+        let usable = self.usable(NodeRole::Prefill, request.exclude)?;
         let tokens = request.prompt_tokens;
         let fits = |node: &&ClusterNode| {
             let info = node.info();
             let blocks = info.layout.blocks_for(tokens as usize);
             tokens > 0 && tokens < info.context_length && blocks <= info.layout.num_blocks as usize
         };
-        nodes.retain(fits);
-        if nodes.is_empty() {
-            let message = format!("a prompt of {tokens} tokens does not fit any prefill node");
-            return refuse(ErrorKind::Invalid, message, None);
-        }
         let has_place = |node: &&ClusterNode| {
             let limit = node.info().profile.max_waiting as usize;
             limit == 0 || node.charges.pending() < limit
         };
-        let all = nodes.clone();
-        nodes.retain(has_place);
+        let mut nodes: Vec<_> = usable.iter().copied().filter(|node| fits(node) && has_place(node)).collect();
         if nodes.is_empty() {
-            let queue = |node: &&ClusterNode| node.charges.backlog.total(now) / node.charges.pending().max(1) as f64;
-            let (soonest, full) = (all.iter().map(queue).fold(f64::INFINITY, f64::min), all.len());
-            let message = format!("the queues of all {full} prefill nodes are full");
-            return refuse(ErrorKind::Overloaded, message, Some(duration(soonest)));
+            let full: Vec<_> = usable.into_iter().filter(fits).collect();
+            return no_prefill_node(now, tokens, &full);
         }
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
-        Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
+        let held = matches.beside(nodes);
+        Ok(held.map(|(node, held)| self.prefill_candidate(now, request, node, held, matches)).collect())
     }
 
     /// Leaves out nodes that joined lately and have their share: an empty cache and an empty queue would attract everything at once.
     fn warm(&self, now: Instant, nodes: &mut Vec<&ClusterNode>, load: impl Fn(&ClusterNode) -> usize) {
+        let slow_start = self.config.slow_start;
+        if self.joined.is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
+            return;
+        }
         let busiest = nodes.iter().map(|node| load(node)).max().unwrap_or(0);
         let within = |node: &&ClusterNode| {
-            let warmth = node.warmth(now, self.config.slow_start);
+            let warmth = node.warmth(now, slow_start);
             warmth >= 1.0 || load(node) as f64 <= warmth * busiest as f64
         };
         if nodes.iter().any(within) {
@@ -148,12 +154,13 @@ impl Cluster {
         now: Instant,
         request: &PlacementRequest<'_>,
         node: &ClusterNode,
+        held: u32,
         matches: &Matches,
     ) -> PrefillCandidate {
         let info = node.info();
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
-        let held = matches.of(&info.node).min(reusable);
+        let held = held.min(reusable);
         let longer = matches.longer_than(held).filter(|_| self.config.fetches && self.placement.fetches());
         let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
         let fetch = match fetch {
@@ -181,18 +188,20 @@ impl Cluster {
         let matched_tokens = blocks * node.info().layout.block_tokens;
         let compute = node.speed.time(cost.prompt(request.prompt_tokens, matched_tokens));
         let terms = self.placement.terms(request, compute);
-        // Half of a chunk is still to come, on average, where the node computes one.
-        let chunk = node.speed.time(cost.chunk() / 2.0).as_secs_f64();
-        let impact = node.charges.backlog.impact(now, terms, chunk);
-        PrefillPlan {
-            matched_tokens,
-            transfer: duration(transfer),
-            compute,
-            terms,
-            ahead: duration(impact.ahead),
-            passed: impact.passed,
-            broken: impact.broken,
-        }
+        let impact = node.charges.backlog.impact(now, terms, self.chunk_left(node));
+        let plan = PrefillPlan { matched_tokens, transfer: duration(transfer), compute, ..PrefillPlan::default() };
+        with_impact(plan, impact)
+    }
+
+    /// The plan of the node that was chosen, with what the newcomer does to the order of its queue.
+    pub(super) fn reordered(&self, now: Instant, terms: QueueTerms, node: &NodeId, plan: &PrefillPlan) -> PrefillPlan {
+        let Some(node) = self.nodes.get(node) else { return *plan };
+        with_impact(*plan, node.charges.backlog.impact_reordered(now, terms, self.chunk_left(node)))
+    }
+
+    /// Seconds until the node has done the chunk that it computes: half of one on average.
+    fn chunk_left(&self, node: &ClusterNode) -> f64 {
+        node.speed.time(self.costs[node.class].1.prefill.chunk() / 2.0).as_secs_f64()
     }
 
     pub(super) fn decode_candidates(
@@ -217,7 +226,7 @@ impl Cluster {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
-        Ok(nodes.into_iter().map(|node| self.decode_candidate(asked, node, matches)).collect())
+        Ok(matches.beside(nodes).map(|(node, held)| self.decode_candidate(asked, node, held)).collect())
     }
 
     /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
@@ -238,22 +247,39 @@ impl Cluster {
         refuse(ErrorKind::Overloaded, message, Some(soonest.unwrap_or(RETRY_UNAVAILABLE)))
     }
 
-    fn decode_candidate(&self, asked: Asked<'_>, node: &ClusterNode, matches: &Matches) -> DecodeCandidate {
+    fn decode_candidate(&self, asked: Asked<'_>, node: &ClusterNode, held: u32) -> DecodeCandidate {
         let info = node.info();
         let sequences = node.charges.sequences() + 1;
         let kv_tokens = node.charges.kv_tokens + asked.needs(node).kv_tokens;
         let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
-        let held = matches.of(&info.node) as usize;
-        let bytes = prompt_blocks.saturating_sub(held) as f64 * info.layout.block_bytes_all_layers() as f64;
+        let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
         let push = duration(bytes / self.config.bandwidth.max(1.0));
+        let tbt = self.high_step_time(node, sequences as f64, kv_tokens as f64);
         DecodeCandidate {
             node: info.node.clone(),
-            tbt: self.step_time(node, sequences as f64, kv_tokens as f64),
+            tbt,
+            stream: duration(tbt.as_secs_f64() * asked.output_tokens),
             push,
             push_last_layer: push / info.layout.num_layers.max(1),
             sequences: node.charges.sequences(),
         }
     }
+}
+
+fn with_impact(plan: PrefillPlan, impact: QueueImpact) -> PrefillPlan {
+    PrefillPlan { ahead: duration(impact.ahead), passed: impact.passed, broken: impact.broken, ..plan }
+}
+
+/// No node takes the prompt: of those that it fits, all have full queues.
+fn no_prefill_node<T>(now: Instant, tokens: u32, full: &[&ClusterNode]) -> Result<T, Refusal> {
+    if full.is_empty() {
+        let message = format!("a prompt of {tokens} tokens does not fit any prefill node");
+        return refuse(ErrorKind::Invalid, message, None);
+    }
+    let queue = |node: &&ClusterNode| node.charges.backlog.total(now) / node.charges.pending().max(1) as f64;
+    let (soonest, full) = (full.iter().map(queue).fold(f64::INFINITY, f64::min), full.len());
+    let message = format!("the queues of all {full} prefill nodes are full");
+    refuse(ErrorKind::Overloaded, message, Some(duration(soonest)))
 }
 
 /// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here is there even if nothing is shared.

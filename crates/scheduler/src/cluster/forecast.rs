@@ -25,6 +25,12 @@ impl Cluster {
         step.mul_f64(self.output_lengths.mean(u32::MAX))
     }
 
+    /// The same in the tail of the steps.
+    pub(super) fn high_step_time(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> Duration {
+        let spread = self.costs[node.class].1.decode_spread(self.config.admission_quantile);
+        self.step_time(node, sequences, kv_tokens).mul_f64(1.0 + spread)
+    }
+
     /// The node with these sequences and the newcomer.
     pub(super) fn decode_load(
         &self,
@@ -35,7 +41,11 @@ impl Cluster {
         let (sequences, kv_tokens) = (others.sequences + newcomer.sequences, others.kv_tokens + newcomer.kv_tokens);
         let total = f64::from(node.info().layout.num_blocks).max(1.0);
         let kv_share = (others.blocks + newcomer.blocks) / total;
-        DecodeLoad { tbt: self.step_time(node, sequences, kv_tokens), kv_share }
+        DecodeLoad {
+            tbt: self.step_time(node, sequences, kv_tokens),
+            tbt_high: self.high_step_time(node, sequences, kv_tokens),
+            kv_share,
+        }
     }
 
     /// Expected sequences of a node at a later time, each answer going on with the probability that the lengths so far give it.

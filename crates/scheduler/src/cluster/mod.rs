@@ -87,6 +87,8 @@ pub struct Cluster {
     /// Cost models by class; a node knows the index of its own.
     costs: Vec<(CostClass, ClassCost)>,
     ticked: Option<Instant>,
+    /// When the last node joined.
+    joined: Option<Instant>,
     transfers: TransferCost,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
@@ -117,6 +119,7 @@ impl Cluster {
             index: PrefixIndex::new(config.max_index_entries_per_node),
             costs: Vec::new(),
             ticked: None,
+            joined: None,
             transfers: TransferCost::new(config.bandwidth),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
@@ -165,6 +168,7 @@ impl Cluster {
             NodeRole::Decode => (own.decode.step(8, 4096), cost.decode.step(8, 4096)),
         };
         let speed = SpeedFactor::from_profiles(own, usual);
+        self.joined = self.joined.max(Some(now));
         self.nodes.insert(info.node.clone(), ClusterNode::new(now, info, class, speed));
     }
 

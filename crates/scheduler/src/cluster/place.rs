@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, NodeId, NodeRole, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
 use super::candidates::{Asked, Matches, Needs};
 use super::{Cluster, ClusterNode};
-use crate::admission::{Assessment, DecodeLoad, Excess};
+use crate::admission::{Assessment, DecodeLoad, Excess, Relief};
+use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, estimated_ttft,
@@ -23,15 +24,16 @@ pub(super) fn refuse<T>(kind: ErrorKind, message: String, retry_after: Option<Du
     Err(Refusal { kind, message, retry_after, hold: None })
 }
 
-fn refusal_of(excess: &Excess) -> Refusal {
-    let retry_after = Some(excess.retry_after().clamp(RETRY_RANGE.0, RETRY_RANGE.1));
+fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
+    let retry_after = Some(excess.retry_after(relief).clamp(RETRY_RANGE.0, RETRY_RANGE.1));
     Refusal { kind: ErrorKind::Overloaded, message: excess.to_string(), retry_after, hold: None }
 }
 
 /// A choice, with what it was made from.
 struct Chosen<'a> {
     prefill: &'a PrefillCandidate,
-    plan: &'a PrefillPlan,
+    plan: PrefillPlan,
+    terms: QueueTerms,
     helpers: Vec<NodeId>,
     fetches: bool,
     decode: Option<&'a DecodeCandidate>,
@@ -39,7 +41,7 @@ struct Chosen<'a> {
 
 impl Chosen<'_> {
     fn ttft(&self) -> Duration {
-        estimated_ttft(self.plan, self.decode)
+        estimated_ttft(&self.plan, self.decode)
     }
 }
 
@@ -60,19 +62,20 @@ impl Cluster {
             true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
             false => Vec::new(),
         };
-        let choice = self.placement.choose(&prefill, &decode, rng);
+        let choice = self.placement.choose(request, &prefill, &decode, rng);
         let candidate = &prefill[choice.prefill];
         let split = self.split(now, request, candidate, candidate.plan(choice.fetch), &prefill);
         let chosen = Chosen {
             prefill: candidate,
-            plan: &split.plan,
+            plan: split.plan,
+            terms: split.terms,
             helpers: split.helpers,
             fetches: choice.fetch && candidate.fetch.is_some(),
             decode: choice.decode.map(|index| &decode[index]),
         };
         let assessment = self.assess(now, asked, &chosen, prefill.len());
         if let Err(excess) = self.admission.admit(&assessment) {
-            let mut refusal = refusal_of(&excess);
+            let mut refusal = refusal_of(&excess, assessment.relief);
             refusal.hold = self.admission.hold(request.slo, assessment.ttft_high, &excess);
             return Err(refusal);
         }
@@ -83,7 +86,7 @@ impl Cluster {
             helpers: chosen.helpers.clone(),
             fetch,
             decode: chosen.decode.map(|decode| decode.node.clone()),
-            terms: chosen.plan.terms,
+            terms: chosen.terms,
             pace: self.admission.pace(&assessment),
             estimated_ttft: Ttft(chosen.ttft()),
             estimated_tbt: chosen.decode.map(|decode| Tbt(decode.tbt)),
@@ -110,7 +113,8 @@ impl Cluster {
             self.move_decode(now, key, &other);
             return Ok(Some(other));
         }
-        let mut refusal = refusal_of(&excess);
+        let relief = Relief { prefill: Duration::ZERO, decode: self.decode_relief(now, self.nodes.get(&start.0)) };
+        let mut refusal = refusal_of(&excess, relief);
         refusal.hold = self.admission.hold(slo, Duration::ZERO, &excess);
         Err(refusal)
     }
@@ -128,6 +132,12 @@ impl Cluster {
         let mut nodes: Vec<_> = ready.map(|node| (node.charges.sequences(), node.info().node.clone())).collect();
         nodes.sort();
         nodes.into_iter().map(|(_, node)| node).find(|node| self.admit_on(node, charge, slo).is_ok())
+    }
+
+    /// Until the first sequence that a decode node has now should be over.
+    fn decode_relief(&self, now: Instant, node: Option<&ClusterNode>) -> Duration {
+        let next_end = node.and_then(|node| node.charges.next_end(now, self.answer_time(node)));
+        next_end.unwrap_or(RETRY_UNAVAILABLE)
     }
 
     fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
@@ -154,6 +164,11 @@ impl Cluster {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
         };
+        let prefill = self.nodes.get(&chosen.prefill.node);
+        let relief = Relief {
+            prefill: prefill.map_or(RETRY_UNAVAILABLE, |node| duration(node.charges.backlog.total(now))),
+            decode: self.decode_relief(now, node),
+        };
         Assessment {
             now,
             slo: request.slo,
@@ -162,8 +177,10 @@ impl Cluster {
             compute: chosen.plan.compute,
             prefill_nodes,
             ttft,
-            ttft_high: ttft + self.ttft_residuals.quantile(self.config.admission_quantile),
+            ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),
             broken: chosen.plan.broken,
+            broken_sequences: self.broken_sequences(now, now + ttft, node, newcomer),
+            relief,
             decode_now: with(|_, _, _, node| node.charges.decoding_now()),
             decode_then: with(|cluster, now, then, node| {
                 let answer = cluster.answer_time(node).mul_f64(cluster.config.answer_factor);
@@ -171,6 +188,21 @@ impl Cluster {
             }),
             decode_expected: with(Self::expected_at),
         }
+    }
+
+    /// Sequences that would miss their time between tokens for the newcomer's sake, once its prompt is computed.
+    fn broken_sequences(
+        &self,
+        now: Instant,
+        then: Instant,
+        node: Option<&ClusterNode>,
+        newcomer: Option<DecodeForecast>,
+    ) -> usize {
+        let (Some(node), Some(newcomer)) = (node, newcomer) else { return 0 };
+        let others = self.expected_at(now, then, node);
+        let without = self.decode_load(node, others, DecodeForecast::default());
+        let with = self.decode_load(node, others, newcomer);
+        node.charges.broken_sequences(without.tbt_high, with.tbt_high)
     }
 
     /// What has to be brought to the prefill node, if the choice says so.
@@ -211,7 +243,7 @@ impl Cluster {
             self.transfers.begin(&fetch.from, fetch.bytes);
             charge.fetch = Some(((fetch.from.clone(), from.info().generation), fetch.bytes));
         }
-        let prompt = queued_prompt(now, request, chosen.plan);
+        let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill.node, prompt);
         charge.helpers = chosen.helpers.iter().filter_map(|helper| self.charge_prefill(now, helper, prompt)).collect();
         self.charges.insert(key, charge);
@@ -229,15 +261,16 @@ impl Cluster {
 fn decode_charge(begins: Instant, asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = asked.needs(node);
     let (prompt_tokens, max_tokens) = (asked.request.prompt_tokens, asked.request.max_tokens);
-    DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, begins, begun: false }
+    let tbt = asked.request.slo.tbt.map(|Tbt(limit)| limit);
+    DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false }
 }
 
-fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, plan: &PrefillPlan) -> QueuedPrompt {
+fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen<'_>) -> QueuedPrompt {
     QueuedPrompt {
         key: request.key,
         arrived: now,
-        terms: plan.terms,
-        tokens: request.prompt_tokens.saturating_sub(plan.matched_tokens).max(1),
+        terms: chosen.terms,
+        tokens: request.prompt_tokens.saturating_sub(chosen.plan.matched_tokens).max(1),
         deadline: request.slo.ttft.and_then(|Ttft(limit)| now.checked_add(limit)),
     }
 }

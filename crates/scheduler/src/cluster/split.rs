@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use baton_types::NodeId;
+use baton_types::{NodeId, QueueTerms};
 
 use super::Cluster;
-use crate::cost::duration;
 use crate::placement::{PlacementRequest, PrefillCandidate, PrefillPlan};
 
 /// Most nodes of one prompt.
 const MAX_PARTS: usize = 4;
 
-/// Who computes a prompt, and what becomes of its plan.
+/// Who computes a prompt, on which terms, and what becomes of it.
 pub(super) struct Split {
     pub plan: PrefillPlan,
+    pub terms: QueueTerms,
     pub helpers: Vec<NodeId>,
 }
 
@@ -27,7 +27,9 @@ impl Cluster {
         plan: &PrefillPlan,
         candidates: &[PrefillCandidate],
     ) -> Split {
-        let whole = Split { plan: *plan, helpers: Vec::new() };
+        let terms = self.placement.terms(request, plan.compute);
+        let plan = self.reordered(now, terms, &chosen.node, plan);
+        let whole = Split { plan, terms, helpers: Vec::new() };
         let Some(limit) = self.config.split_above.filter(|limit| plan.compute > *limit) else { return whole };
         let parts = (plan.compute.as_secs_f64() / limit.as_secs_f64().max(1e-3)).ceil() as usize;
         let parts = parts.min(MAX_PARTS).min(candidates.len());
@@ -36,15 +38,20 @@ impl Cluster {
         others.truncate(parts.saturating_sub(1));
         let compute = plan.compute / parts.max(1) as u32;
         let terms = self.placement.terms(request, compute);
-        let wait = |node: &NodeId| {
-            let backlog = self.nodes.get(node).map(|node| node.charges.backlog.impact(now, terms, 0.0).ahead);
-            duration(backlog.unwrap_or(0.0))
-        };
-        let ahead = others.iter().map(|other| wait(&other.node)).chain([wait(&chosen.node)]).max();
-        let split = PrefillPlan { compute, terms, ahead: ahead.unwrap_or_default(), ..*plan };
+        let part = PrefillPlan { compute, ..plan };
+        let own = self.reordered(now, terms, &chosen.node, &part);
+        // The last of the parts decides when it is done, and each may make others late.
+        let split = others.iter().map(|other| self.reordered(now, terms, &other.node, &part)).fold(own, |all, part| {
+            PrefillPlan {
+                ahead: all.ahead.max(part.ahead),
+                passed: all.passed + part.passed,
+                broken: all.broken + part.broken,
+                ..all
+            }
+        });
         if split.finish() >= plan.finish() {
             return whole;
         }
-        Split { plan: split, helpers: others.into_iter().map(|other| other.node.clone()).collect() }
+        Split { plan: split, terms, helpers: others.into_iter().map(|other| other.node.clone()).collect() }
     }
 }

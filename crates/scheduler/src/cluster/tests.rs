@@ -107,6 +107,47 @@ fn a_burst_is_spread_because_charges_count_at_once() {
     }
 }
 
+#[test]
+fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
+    let now = Instant::now();
+    let mut cluster = Cluster::new(ClusterConfig::default());
+    cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
+    cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
+    let with = |n, tbt_us| {
+        let tbt = Some(Tbt(Duration::from_micros(tbt_us)));
+        PlacementRequest { slo: Slo { ttft: None, tbt }, ..request(n, &[]) }
+    };
+    // A step takes 10 ms, and 1 ms more for each sequence.
+    place(&mut cluster, now, &with(1, 11_500)).unwrap();
+    cluster.on_first_token(now, key(1));
+    let refused = place(&mut cluster, now, &with(2, 50_000)).unwrap_err();
+    assert_eq!(refused.message, "admitted requests would miss the objective of their time between tokens: 1");
+    let soon = refused.retry_after.unwrap();
+    assert!(soon > SECOND && soon < 10 * SECOND, "{soon:?}: 256 tokens of 11 ms each");
+    cluster.on_ended(now, key(1));
+    place(&mut cluster, now, &with(2, 50_000)).unwrap();
+}
+
+#[test]
+fn each_node_is_matched_with_what_it_holds() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    let hashes: Vec<_> = (0..9).map(|n| BlockHash([n; 16])).collect();
+    let stored = |blocks: usize| -> Vec<_> {
+        hashes[..blocks].iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect()
+    };
+    for (node, blocks) in [("p1", 3), ("d0", 5)] {
+        cluster.on_kv_events(&id(node), Generation(1), 0, false, &stored(blocks));
+    }
+    let asked = request(1, &hashes);
+    let matches = cluster.matches(&asked);
+    let prefill = cluster.prefill_candidates(now, &asked, &matches).unwrap();
+    let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
+    assert_eq!(held, [0, 48], "p0 and p1");
+    let decode = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+    assert!(decode[0].push < decode[1].push, "d0 holds 5 of the 10 blocks");
+}
+
 /// What may happen to a cluster in any order.
 #[derive(Debug, Clone, Copy)]
 enum Happening {

@@ -165,12 +165,23 @@ pub struct ClassCost {
     pub prefill: PrefillCost,
     /// Of its decode nodes.
     pub decode: DecodeCost,
+    /// Measured decode steps over predicted ones, less 1.
+    decode_spread: Residuals,
 }
 
 impl ClassCost {
     /// Seeded with the profile of the first node of the class.
     pub fn new(profile: &NodeProfile) -> Self {
-        Self { prefill: PrefillCost::new(profile), decode: DecodeCost::new(profile) }
+        Self {
+            prefill: PrefillCost::new(profile),
+            decode: DecodeCost::new(profile),
+            decode_spread: Residuals::default(),
+        }
+    }
+
+    /// By how much of itself a decode step exceeds its prediction at the quantile `q` (0 to 1): the tail of the time between tokens. 0 until enough were seen.
+    pub fn decode_spread(&self, q: f64) -> f64 {
+        self.decode_spread.quantile(q)
     }
 
     /// A prefill node took `seconds` for a step; `factor` is its speed against the class.
@@ -186,6 +197,7 @@ impl ClassCost {
     pub fn on_decode_step(&mut self, factor: &mut SpeedFactor, sequences: u32, kv_tokens: u64, seconds: f64) {
         if is_time(seconds) {
             let expected = self.decode.step(sequences, kv_tokens);
+            self.decode_spread.observe(1.0, seconds / (expected * factor.0));
             self.decode.observe(sequences, kv_tokens, seconds / factor.0);
             factor.follow(seconds / expected);
         }

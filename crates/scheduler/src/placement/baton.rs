@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use baton_types::{Slo, Ttft};
+use baton_types::{QueueTerms, Slo, Tbt, Ttft};
 
 use super::{
-    Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_decode,
+    Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_by,
 };
 use crate::cost::duration;
-use baton_types::QueueTerms;
 
 /// The parts of [`Baton`], for measuring what each is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +28,8 @@ pub struct BatonConfig {
     pub delay_weight: f64,
     /// Seconds that a second of compute is worth to those who come later.
     pub work_weight: f64,
+    /// Weight of the time that the answer takes to come after its first token.
+    pub stream_weight: f64,
 }
 
 impl Default for BatonConfig {
@@ -42,11 +43,13 @@ impl Default for BatonConfig {
             tail_weight: 2.0,
             delay_weight: 0.5,
             work_weight: 0.5,
+            stream_weight: 0.1,
         }
     }
 }
 
-/// Per node, the better of computing and fetching, the fetch overlapping the queue; of the nodes, the one where the newcomer and those whom it passes wait least in sum.
+/// Per node, the better of computing and fetching, the fetch overlapping the queue; of the pairs of prefill and decode nodes, the one where the newcomer and those whom it passes wait
+/// least in sum, the pace of the answer counted.
 #[derive(Debug, Default)]
 pub struct Baton {
     config: BatonConfig,
@@ -69,36 +72,97 @@ impl Baton {
         }
     }
 
-    /// Seconds that the plan costs everybody.
-    fn cost(&self, plan: &PrefillPlan, decode: Option<&DecodeCandidate>) -> f64 {
+    /// Seconds that the plan costs everybody, the decode node's part apart.
+    fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, slo: Slo) -> f64 {
         let compute = plan.compute.as_secs_f64();
-        let exposed = decode.map_or(Duration::ZERO, |decode| decode.exposed(plan.compute));
-        let own = (plan.finish() + exposed).as_secs_f64();
-        let limit = plan.terms.deadline.map_or(f64::INFINITY, |limit| limit.as_secs_f64().max(1e-3));
-        let own = own * (1.0 + self.config.tail_weight * own / limit);
+        let own = (plan.finish() + target.exposed(plan.compute)).as_secs_f64();
+        let own = own * (1.0 + self.config.tail_weight * slo.ttft.map_or(0.0, |Ttft(limit)| share(own, limit)));
         own + compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
-    /// The cheaper plan of a node, and whether it is the fetch.
-    fn best(&self, candidate: &PrefillCandidate, decode: Option<&DecodeCandidate>) -> (f64, bool) {
-        let local = self.cost(&candidate.local, decode);
-        let fetch = candidate.fetch.as_ref().map_or(f64::INFINITY, |plan| self.cost(plan, decode));
-        if fetch < local { (fetch, true) } else { (local, false) }
+    /// Seconds that the answer's pace at a decode node is worth.
+    fn decode_cost(&self, decode: &DecodeCandidate, slo: Slo) -> f64 {
+        let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt.as_secs_f64(), limit));
+        self.config.stream_weight * decode.stream.as_secs_f64() * (1.0 + self.config.tail_weight * load)
     }
+
+    /// The decode nodes that are worth a look: the lightest, and those that hold more of the prompt than all that are lighter.
+    fn targets<'a>(&self, decode: &'a [DecodeCandidate], slo: Slo, rng: &mut dyn FnMut() -> u64) -> Vec<Target<'a>> {
+        let lightest = lightest_by(decode, |candidate| candidate.tbt.as_secs_f64(), rng);
+        let Some(lightest) = lightest else { return vec![Target::NONE] };
+        let target = |index: usize| Target {
+            decode: Some((index, &decode[index])),
+            cost: self.decode_cost(&decode[index], slo),
+        };
+        let holds_more = |index: &usize| decode[*index].push < decode[lightest].push;
+        let mut others: Vec<_> = (0..decode.len()).filter(holds_more).collect();
+        others.sort_by_key(|index| (decode[*index].tbt, decode[*index].sequences));
+        let mut targets = vec![target(lightest)];
+        let mut least_push = decode[lightest].push;
+        for index in others {
+            if decode[index].push < least_push && targets.len() < MAX_TARGETS {
+                least_push = decode[index].push;
+                targets.push(target(index));
+            }
+        }
+        targets
+    }
+}
+
+/// Most decode nodes that each prefill node is looked at with.
+const MAX_TARGETS: usize = 4;
+
+/// A decode node beside which prefill nodes are looked at: its index and what its pace costs.
+#[derive(Debug, Clone, Copy)]
+struct Target<'a> {
+    decode: Option<(usize, &'a DecodeCandidate)>,
+    cost: f64,
+}
+
+impl Target<'_> {
+    const NONE: Self = Self { decode: None, cost: 0.0 };
+
+    fn exposed(&self, compute: Duration) -> Duration {
+        self.decode.map_or(Duration::ZERO, |(_, decode)| decode.exposed(compute))
+    }
+}
+
+fn share(seconds: f64, limit: Duration) -> f64 {
+    seconds / limit.as_secs_f64().max(1e-3)
+}
+
+/// What a prefill node comes to with the best of its plans and decode nodes.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    cost: f64,
+    fetch: bool,
+    decode: Option<usize>,
 }
 
 impl PlacementPolicy for Baton {
     fn choose(
         &mut self,
+        request: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let chosen_decode = lightest_decode(decode, rng);
-        let target = chosen_decode.map(|index| &decode[index]);
-        let costs: Vec<_> = prefill.iter().map(|candidate| self.best(candidate, target)).collect();
-        let chosen = least(costs.iter().map(|(cost, _)| *cost), 0.0, rng).unwrap_or(0);
-        Choice { prefill: chosen, fetch: costs[chosen].1, decode: chosen_decode }
+        let targets = self.targets(decode, request.slo, rng);
+        let best_pair = |candidate: &PrefillCandidate| {
+            let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: None };
+            for target in &targets {
+                for (plan, fetch) in candidate.plans() {
+                    let cost = self.prefill_cost(plan, target, request.slo) + target.cost;
+                    if cost < best.cost {
+                        best = Pair { cost, fetch, decode: target.decode.map(|(index, _)| index) };
+                    }
+                }
+            }
+            best
+        };
+        let pairs: Vec<_> = prefill.iter().map(best_pair).collect();
+        let chosen = least(pairs.iter().map(|pair| pair.cost), 0.0, rng).unwrap_or(0);
+        Choice { prefill: chosen, fetch: pairs[chosen].fetch, decode: pairs[chosen].decode }
     }
 
     fn terms(&self, request: &PlacementRequest<'_>, compute: Duration) -> QueueTerms {
@@ -128,11 +192,11 @@ impl PlacementPolicy for Baton {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{prefill, with_fetch};
+    use super::super::candidate::tests::{decode, prefill, request, with_fetch};
     use super::*;
 
     fn choose(candidates: &[PrefillCandidate]) -> (usize, bool) {
-        let choice = Baton::default().choose(candidates, &[], &mut || 0);
+        let choice = Baton::default().choose(&request(), candidates, &[], &mut || 0);
         (choice.prefill, choice.fetch)
     }
 
@@ -148,6 +212,17 @@ mod tests {
         let mut passing = prefill(0, 1000, 0);
         passing.local.passed = 50;
         assert_eq!(choose(&[passing, prefill(3000, 1000, 0)]), (1, false));
+    }
+
+    #[test]
+    fn a_decode_node_that_holds_the_prompt_is_taken_where_that_is_worth_its_slower_steps() {
+        let choose = |holder_tbt, push| {
+            let decodes = [decode(30, push, 1), decode(holder_tbt, 0, 1), decode(holder_tbt, 0, 0)];
+            Baton::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0).decode.unwrap()
+        };
+        assert_eq!(choose(33, 3000), 2, "2.9 s of push that compute does not hide for 0.3 s of stream");
+        assert_eq!(choose(33, 90), 0, "compute hides most of it");
+        assert_eq!(choose(500, 3000), 0, "five times the objective");
     }
 
     #[test]

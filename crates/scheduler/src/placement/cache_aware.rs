@@ -1,6 +1,8 @@
 //! The node's own cache against its queue.
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, TIE, least, lightest_decode};
+use super::{
+    Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, TIE, least, lightest_decode,
+};
 
 /// The least predicted time to first token with what each node has cached itself; of ties the longest prefix: it costs nothing and keeps conversations together.
 #[derive(Debug)]
@@ -9,6 +11,7 @@ pub struct CacheAware;
 impl PlacementPolicy for CacheAware {
     fn choose(
         &mut self,
+        _: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,
@@ -26,11 +29,11 @@ impl PlacementPolicy for CacheAware {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{decode, prefill};
+    use super::super::candidate::tests::{decode, prefill, request};
     use super::*;
 
     fn choose(prefill: &[PrefillCandidate], decode: &[DecodeCandidate]) -> (usize, Option<usize>) {
-        let choice = CacheAware.choose(prefill, decode, &mut || 0);
+        let choice = CacheAware.choose(&request(), prefill, decode, &mut || 0);
         (choice.prefill, choice.decode)
     }
 

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use baton_types::NodeId;
 
-use baton_types::QueueTerms;
-
 /// One way to compute a prompt on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PrefillPlan {
@@ -15,8 +13,6 @@ pub struct PrefillPlan {
     pub transfer: Duration,
     /// To compute the others.
     pub compute: Duration,
-    /// The terms on which it would wait there.
-    pub terms: QueueTerms,
     /// Work of the node that goes before it.
     pub ahead: Duration,
     /// Prompts that wait there and that it goes before.
@@ -35,11 +31,6 @@ impl PrefillPlan {
     pub fn finish_in_turn(&self) -> Duration {
         self.ahead + self.transfer + self.compute
     }
-
-    /// What everybody waits in sum because of it: the prompt itself, and those that it passes.
-    pub fn marginal_delay(&self) -> Duration {
-        self.finish() + self.compute.saturating_mul(u32::try_from(self.passed).unwrap_or(u32::MAX))
-    }
 }
 
 /// A prefill node that can take the request.
@@ -56,6 +47,11 @@ pub struct PrefillCandidate {
 }
 
 impl PrefillCandidate {
+    /// Each plan, and whether it is the fetch.
+    pub fn plans(&self) -> impl Iterator<Item = (&PrefillPlan, bool)> {
+        std::iter::once((&self.local, false)).chain(self.fetch.iter().map(|plan| (plan, true)))
+    }
+
     /// The plan that a choice means.
     pub fn plan(&self, fetch: bool) -> &PrefillPlan {
         self.fetch.as_ref().filter(|_| fetch).unwrap_or(&self.local)
@@ -67,8 +63,10 @@ impl PrefillCandidate {
 pub struct DecodeCandidate {
     /// The node.
     pub node: NodeId,
-    /// A step of the batch of everybody placed there, the newcomer included.
+    /// A step of the batch of everybody placed there, the newcomer included, as a high quantile: the tail of the time between tokens.
     pub tbt: Duration,
+    /// The expected tokens of the answer, at that time each.
+    pub stream: Duration,
     /// To push what it does not hold.
     pub push: Duration,
     /// The least part of it that no compute can hide: the last layer's.
@@ -106,7 +104,24 @@ pub struct Choice {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use baton_types::{Attempt, RequestId, RequestKey, Slo, Tbt, Ttft};
+
+    use super::super::PlacementRequest;
     use super::*;
+
+    pub fn request() -> PlacementRequest<'static> {
+        PlacementRequest {
+            key: RequestKey { request: RequestId(1), attempt: Attempt(0) },
+            prompt_tokens: 1000,
+            block_hashes: &[],
+            max_tokens: 200,
+            wants_decode: true,
+            slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
+            priority: 0,
+            bypass_cache: false,
+            exclude: &[],
+        }
+    }
 
     pub fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate {
         let ms = Duration::from_millis;
@@ -124,7 +139,8 @@ pub(super) mod tests {
     pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate {
         let ms = Duration::from_millis;
         let node = NodeId::new("d").unwrap();
-        DecodeCandidate { node, tbt: ms(tbt_ms), push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
+        let (tbt, stream) = (ms(tbt_ms), ms(100 * tbt_ms));
+        DecodeCandidate { node, tbt, stream, push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
     }
 
     #[test]
@@ -140,7 +156,5 @@ pub(super) mod tests {
     fn a_transfer_overlaps_the_queue() {
         let plan = with_fetch(prefill(300, 1000, 0), 200, 100, 900).fetch.unwrap();
         assert_eq!((plan.finish(), plan.finish_in_turn()), (Duration::from_millis(400), Duration::from_millis(600)));
-        let passing = PrefillPlan { passed: 3, ..plan };
-        assert_eq!(passing.marginal_delay(), Duration::from_millis(700));
     }
 }

@@ -1,6 +1,6 @@
 //! The nodes with the least to do.
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, least};
+use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, least};
 
 /// The nodes with the fewest requests.
 #[derive(Debug)]
@@ -9,6 +9,7 @@ pub struct LoadBalance;
 impl PlacementPolicy for LoadBalance {
     fn choose(
         &mut self,
+        _: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,
@@ -21,13 +22,13 @@ impl PlacementPolicy for LoadBalance {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{decode, prefill};
+    use super::super::candidate::tests::{decode, prefill, request};
     use super::*;
 
     #[test]
     fn takes_the_least() {
         let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
-        let choice = LoadBalance.choose(&p, &d, &mut || 0);
+        let choice = LoadBalance.choose(&request(), &p, &d, &mut || 0);
         assert_eq!((choice.prefill, choice.decode), (1, Some(1)));
     }
 }

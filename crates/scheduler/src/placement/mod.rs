@@ -107,6 +107,7 @@ pub trait PlacementPolicy: fmt::Debug + Send {
     /// Chooses a pair. `prefill` is not empty; `decode` is where none is needed. `rng` decides ties.
     fn choose(
         &mut self,
+        request: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,
@@ -203,10 +204,18 @@ impl FromStr for PlacementKind {
 /// Predictions are not better than this part of themselves: what is so close to the best is a tie.
 const TIE: f64 = 0.05;
 
-/// The decode node with the shortest step; of ties the one with the fewest sequences, and of those any.
+/// The decode node with the shortest step, and last layer's push; of ties the one with the fewest sequences, and of those any.
 fn lightest_decode(decode: &[DecodeCandidate], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
-    let seconds = |candidate: &DecodeCandidate| (candidate.tbt + candidate.push_last_layer).as_secs_f64();
-    let limit = decode.iter().map(seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
+    lightest_by(decode, |candidate| (candidate.tbt + candidate.push_last_layer).as_secs_f64(), rng)
+}
+
+/// The decode node with the least of some time; of ties the one with the fewest sequences, and of those any.
+fn lightest_by(
+    decode: &[DecodeCandidate],
+    seconds: impl Fn(&DecodeCandidate) -> f64,
+    rng: &mut dyn FnMut() -> u64,
+) -> Option<usize> {
+    let limit = decode.iter().map(&seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
     let sequences = |candidate: &DecodeCandidate| {
         if seconds(candidate) <= limit { candidate.sequences as f64 } else { f64::INFINITY }
     };
@@ -227,7 +236,7 @@ fn least(values: impl Iterator<Item = f64> + Clone, tolerance: f64, rng: &mut dy
 
 #[cfg(test)]
 mod tests {
-    use super::candidate::tests::{decode, prefill};
+    use super::candidate::tests::{decode, prefill, request};
     use super::*;
 
     #[test]
@@ -237,7 +246,7 @@ mod tests {
         for kind in PlacementKind::ALL {
             let (mut prefills, mut decode_hits, mut policy) = ([0; 3], [0; 3], kind.policy());
             for draw in 0..300 {
-                let choice = policy.choose(&candidates, &decodes, &mut || draw);
+                let choice = policy.choose(&request(), &candidates, &decodes, &mut || draw);
                 prefills[choice.prefill] += 1;
                 decode_hits[choice.decode.unwrap()] += 1;
             }
@@ -257,7 +266,7 @@ mod tests {
     #[test]
     fn no_decode_node_is_chosen_where_there_is_none() {
         for kind in PlacementKind::ALL {
-            let choice = kind.policy().choose(&[prefill(0, 1, 0)], &[], &mut || 7);
+            let choice = kind.policy().choose(&request(), &[prefill(0, 1, 0)], &[], &mut || 7);
             assert_eq!(choice, Choice { prefill: 0, fetch: false, decode: None }, "{kind:?}");
         }
     }

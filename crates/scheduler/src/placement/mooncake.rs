@@ -1,6 +1,8 @@
 //! Algorithm 1 of the Mooncake paper (arXiv 2407.00079, section 6.1).
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate, PrefillPlan, least, lightest_decode};
+use super::{
+    Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_decode,
+};
 
 /// `kvcache_balancing_threshold` where none is set.
 pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
@@ -29,6 +31,7 @@ impl Mooncake {
 impl PlacementPolicy for Mooncake {
     fn choose(
         &mut self,
+        _: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,
@@ -45,11 +48,11 @@ impl PlacementPolicy for Mooncake {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{prefill, with_fetch};
+    use super::super::candidate::tests::{prefill, request, with_fetch};
     use super::*;
 
     fn choose(threshold: f64, candidates: &[PrefillCandidate]) -> (usize, bool) {
-        let choice = Mooncake { balancing_threshold: threshold }.choose(candidates, &[], &mut || 0);
+        let choice = Mooncake { balancing_threshold: threshold }.choose(&request(), candidates, &[], &mut || 0);
         (choice.prefill, choice.fetch)
     }
 

@@ -1,6 +1,6 @@
 //! Any node.
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate};
+use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// Any nodes, each as likely.
 #[derive(Debug)]
@@ -9,6 +9,7 @@ pub struct Random;
 impl PlacementPolicy for Random {
     fn choose(
         &mut self,
+        _: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         rng: &mut dyn FnMut() -> u64,

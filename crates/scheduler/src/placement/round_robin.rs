@@ -1,6 +1,6 @@
 //! One node after the other.
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PrefillCandidate};
+use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// One node after the other.
 #[derive(Debug, Default)]
@@ -11,6 +11,7 @@ pub struct RoundRobin {
 impl PlacementPolicy for RoundRobin {
     fn choose(
         &mut self,
+        _: &PlacementRequest<'_>,
         prefill: &[PrefillCandidate],
         decode: &[DecodeCandidate],
         _: &mut dyn FnMut() -> u64,
@@ -23,14 +24,15 @@ impl PlacementPolicy for RoundRobin {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{decode, prefill};
+    use super::super::candidate::tests::{decode, prefill, request};
     use super::*;
 
     #[test]
     fn takes_turns() {
         let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
         let mut policy = RoundRobin::default();
-        let turns: Vec<_> = (0..4).map(|_| policy.choose(&p, &d, &mut || 0)).map(|c| (c.prefill, c.decode)).collect();
+        let turns: Vec<_> =
+            (0..4).map(|_| policy.choose(&request(), &p, &d, &mut || 0)).map(|c| (c.prefill, c.decode)).collect();
         assert_eq!(turns, [(0, Some(0)), (1, Some(1)), (0, Some(2)), (1, Some(0))]);
     }
 }
