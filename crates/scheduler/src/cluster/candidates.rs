@@ -84,7 +84,7 @@ impl Cluster {
     /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none, those that missed reports.
     fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
         let in_state = |state| -> Vec<_> {
-            let nodes = self.nodes.values().filter(move |node| node.info().role == role && node.state() == state);
+            let nodes = self.nodes.of_role(role).filter(|node| node.state() == state);
             nodes.filter(|node| !exclude.contains(&node.info().node)).collect()
         };
         let ready = in_state(NodeState::Ready);
@@ -100,7 +100,7 @@ impl Cluster {
         now: Instant,
         request: &PlacementRequest<'_>,
         matches: &Matches,
-    ) -> Result<Vec<PrefillCandidate>, Refusal> {
+    ) -> Result<Vec<PrefillCandidate<'_>>, Refusal> {
         let usable = self.usable(NodeRole::Prefill, request.exclude)?;
         let tokens = request.prompt_tokens;
         let fits = |node: &&ClusterNode| {
@@ -149,14 +149,14 @@ impl Cluster {
         }
     }
 
-    fn prefill_candidate(
+    fn prefill_candidate<'a>(
         &self,
         now: Instant,
         request: &PlacementRequest<'_>,
-        node: &ClusterNode,
+        node: &'a ClusterNode,
         held: u32,
         matches: &Matches,
-    ) -> PrefillCandidate {
+    ) -> PrefillCandidate<'a> {
         let info = node.info();
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
@@ -172,7 +172,7 @@ impl Cluster {
             None => None,
         };
         let local = self.plan(now, request, node, held, 0.0);
-        PrefillCandidate { node: info.node.clone(), pending: node.charges.pending(), local, fetch }
+        PrefillCandidate { node: &info.node, pending: node.charges.pending(), local, fetch }
     }
 
     /// What becomes of the prompt on a node that then has the first `blocks` blocks of it.
@@ -209,7 +209,7 @@ impl Cluster {
         now: Instant,
         asked: Asked<'_>,
         matches: &Matches,
-    ) -> Result<Vec<DecodeCandidate>, Refusal> {
+    ) -> Result<Vec<DecodeCandidate<'_>>, Refusal> {
         let request = asked.request;
         let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
         let (prompt, output) = (request.prompt_tokens, request.max_tokens);
@@ -247,7 +247,7 @@ impl Cluster {
         refuse(ErrorKind::Overloaded, message, Some(soonest.unwrap_or(RETRY_UNAVAILABLE)))
     }
 
-    fn decode_candidate(&self, asked: Asked<'_>, node: &ClusterNode, held: u32) -> DecodeCandidate {
+    fn decode_candidate<'a>(&self, asked: Asked<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
         let info = node.info();
         let sequences = node.charges.sequences() + 1;
         let kv_tokens = node.charges.kv_tokens + asked.needs(node).kv_tokens;
@@ -256,7 +256,7 @@ impl Cluster {
         let push = duration(bytes / self.config.bandwidth.max(1.0));
         let tbt = self.high_step_time(node, sequences as f64, kv_tokens as f64);
         DecodeCandidate {
-            node: info.node.clone(),
+            node: &info.node,
             tbt,
             stream: duration(tbt.as_secs_f64() * asked.output_tokens),
             push,

@@ -7,6 +7,7 @@ mod forecast;
 mod node;
 mod place;
 mod split;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,8 @@ use crate::admission::{AdmissionKind, AdmissionPolicy};
 use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
 use crate::ledger::{Charge, NodeStart};
 use crate::placement::{PlacementKind, PlacementPolicy};
+
+use table::NodeTable;
 
 pub use node::{ClusterNode, NodeState};
 
@@ -82,7 +85,7 @@ pub struct Cluster {
     config: ClusterConfig,
     placement: Box<dyn PlacementPolicy>,
     admission: Box<dyn AdmissionPolicy>,
-    nodes: BTreeMap<NodeId, ClusterNode>,
+    nodes: NodeTable,
     index: PrefixIndex,
     /// Cost models by class; a node knows the index of its own.
     costs: Vec<(CostClass, ClassCost)>,
@@ -115,7 +118,7 @@ impl Cluster {
             config,
             placement: config.placement.policy(),
             admission: config.admission.policy(),
-            nodes: BTreeMap::new(),
+            nodes: NodeTable::default(),
             index: PrefixIndex::new(config.max_index_entries_per_node),
             costs: Vec::new(),
             ticked: None,
@@ -127,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// Every node, those that left lately included, by name.
+    /// Every node, those that left lately included: prefill nodes before decode nodes, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &ClusterNode> {
         self.nodes.values()
     }
@@ -169,7 +172,7 @@ impl Cluster {
         };
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
-        self.nodes.insert(info.node.clone(), ClusterNode::new(now, info, class, speed));
+        self.nodes.insert(ClusterNode::new(now, info, class, speed));
     }
 
     /// Index of the node's class, which is seeded with its profile where it is the first of it.
@@ -342,10 +345,7 @@ impl Cluster {
 }
 
 /// The node that was charged, if it has not left or restarted since.
-fn charged<'a>(
-    nodes: &'a mut BTreeMap<NodeId, ClusterNode>,
-    (node, generation): &NodeStart,
-) -> Option<&'a mut ClusterNode> {
+fn charged<'a>(nodes: &'a mut NodeTable, (node, generation): &NodeStart) -> Option<&'a mut ClusterNode> {
     let alive = |node: &&mut ClusterNode| node.info().generation == *generation && node.state() != NodeState::Lost;
     nodes.get_mut(node).filter(alive)
 }

@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
 use super::candidates::{Asked, Matches, Needs};
+use super::split::Split;
 use super::{Cluster, ClusterNode};
 use crate::admission::{Assessment, DecodeLoad, Excess, Relief};
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
-use crate::placement::{
-    DecodeCandidate, Placement, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, estimated_ttft,
-};
+use crate::placement::{Placement, PlacementRequest, PrefillPlan, PrefixFetch, Refusal, estimated_ttft};
 use crate::queue::QueuedPrompt;
 
 /// What a client is told to wait where nothing better is known: nodes register and report about this often.
@@ -29,20 +28,24 @@ fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
     Refusal { kind: ErrorKind::Overloaded, message: excess.to_string(), retry_after, hold: None }
 }
 
-/// A choice, with what it was made from.
-struct Chosen<'a> {
-    prefill: &'a PrefillCandidate,
+/// A choice, and what is predicted for it.
+struct Chosen {
+    prefill: NodeId,
+    /// Tokens of the prompt that the prefill node holds.
+    held_tokens: u32,
     plan: PrefillPlan,
     terms: QueueTerms,
     helpers: Vec<NodeId>,
     fetches: bool,
-    decode: Option<&'a DecodeCandidate>,
+    decode: Option<ChosenDecode>,
+    ttft: Duration,
+    /// Prefill nodes that it was made from.
+    candidates: usize,
 }
 
-impl Chosen<'_> {
-    fn ttft(&self) -> Duration {
-        estimated_ttft(&self.plan, self.decode)
-    }
+struct ChosenDecode {
+    node: NodeId,
+    tbt: Duration,
 }
 
 impl Cluster {
@@ -57,23 +60,8 @@ impl Cluster {
         self.on_tick(now);
         let matches = self.matches(request);
         let asked = self.asked(request);
-        let prefill = self.prefill_candidates(now, request, &matches)?;
-        let decode = match request.wants_decode {
-            true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
-            false => Vec::new(),
-        };
-        let choice = self.placement.choose(request, &prefill, &decode, rng);
-        let candidate = &prefill[choice.prefill];
-        let split = self.split(now, request, candidate, candidate.plan(choice.fetch), &prefill);
-        let chosen = Chosen {
-            prefill: candidate,
-            plan: split.plan,
-            terms: split.terms,
-            helpers: split.helpers,
-            fetches: choice.fetch && candidate.fetch.is_some(),
-            decode: choice.decode.map(|index| &decode[index]),
-        };
-        let assessment = self.assess(now, asked, &chosen, prefill.len());
+        let chosen = self.choose(now, asked, &matches, rng)?;
+        let assessment = self.assess(now, asked, &chosen);
         if let Err(excess) = self.admission.admit(&assessment) {
             let mut refusal = refusal_of(&excess, assessment.relief);
             refusal.hold = self.admission.hold(request.slo, assessment.ttft_high, &excess);
@@ -82,15 +70,46 @@ impl Cluster {
         let fetch = self.fetch_of(&chosen, &matches);
         self.charge(now, asked, &chosen, fetch.as_ref());
         Ok(Placement {
-            prefill: candidate.node.clone(),
-            helpers: chosen.helpers.clone(),
-            fetch,
-            decode: chosen.decode.map(|decode| decode.node.clone()),
-            terms: chosen.terms,
             pace: self.admission.pace(&assessment),
-            estimated_ttft: Ttft(chosen.ttft()),
-            estimated_tbt: chosen.decode.map(|decode| Tbt(decode.tbt)),
+            estimated_ttft: Ttft(chosen.ttft),
+            estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
             matched_tokens: chosen.plan.matched_tokens,
+            terms: chosen.terms,
+            prefill: chosen.prefill,
+            helpers: chosen.helpers,
+            decode: chosen.decode.map(|decode| decode.node),
+            fetch,
+        })
+    }
+
+    fn choose(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Result<Chosen, Refusal> {
+        let request = asked.request;
+        let prefill = self.prefill_candidates(now, request, matches)?;
+        let decode = match request.wants_decode {
+            true => self.decode_candidates(now, asked, matches).map_err(|refusal| self.held(refusal, request.slo))?,
+            false => Vec::new(),
+        };
+        let choice = self.placement.choose(request, &prefill, &decode, rng);
+        let candidate = &prefill[choice.prefill];
+        let Split { plan, terms, helpers } =
+            self.split(now, request, candidate, candidate.plan(choice.fetch), &prefill);
+        let decode = choice.decode.map(|index| &decode[index]);
+        Ok(Chosen {
+            prefill: candidate.node.clone(),
+            held_tokens: candidate.local.matched_tokens,
+            plan,
+            terms,
+            helpers,
+            fetches: choice.fetch && candidate.fetch.is_some(),
+            decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: decode.tbt }),
+            ttft: estimated_ttft(&plan, decode),
+            candidates: prefill.len(),
         })
     }
 
@@ -128,7 +147,7 @@ impl Cluster {
 
     /// The decode node with the fewest sequences that takes one now.
     fn decode_node_for(&mut self, charge: &DecodeCharge, slo: Slo) -> Option<NodeId> {
-        let ready = self.nodes.values().filter(|node| node.info().role == NodeRole::Decode && node.is_ready());
+        let ready = self.nodes.of_role(NodeRole::Decode).filter(|node| node.is_ready());
         let mut nodes: Vec<_> = ready.map(|node| (node.charges.sequences(), node.info().node.clone())).collect();
         nodes.sort();
         nodes.into_iter().map(|(_, node)| node).find(|node| self.admit_on(node, charge, slo).is_ok())
@@ -155,16 +174,16 @@ impl Cluster {
         }
     }
 
-    fn assess(&self, now: Instant, asked: Asked<'_>, chosen: &Chosen<'_>, prefill_nodes: usize) -> Assessment {
+    fn assess(&self, now: Instant, asked: Asked<'_>, chosen: &Chosen) -> Assessment {
         let request = asked.request;
-        let ttft = chosen.ttft();
-        let node = chosen.decode.and_then(|decode| self.nodes.get(&decode.node));
+        let ttft = chosen.ttft;
+        let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
         let newcomer = node.map(|node| DecodeForecast::of(&decode_charge(now, asked, node)));
         let with = |forecast: fn(&Self, Instant, Instant, &ClusterNode) -> DecodeForecast| -> Option<DecodeLoad> {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
         };
-        let prefill = self.nodes.get(&chosen.prefill.node);
+        let prefill = self.nodes.get(&chosen.prefill);
         let relief = Relief {
             prefill: prefill.map_or(RETRY_UNAVAILABLE, |node| duration(node.charges.backlog.total(now))),
             decode: self.decode_relief(now, node),
@@ -175,7 +194,7 @@ impl Cluster {
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,
             compute: chosen.plan.compute,
-            prefill_nodes,
+            prefill_nodes: chosen.candidates,
             ttft,
             ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),
             broken: chosen.plan.broken,
@@ -206,18 +225,18 @@ impl Cluster {
     }
 
     /// What has to be brought to the prefill node, if the choice says so.
-    fn fetch_of(&self, chosen: &Chosen<'_>, matches: &Matches) -> Option<PrefixFetch> {
-        let layout = &self.nodes.get(&chosen.prefill.node)?.info().layout;
-        let held = chosen.prefill.local.matched_tokens;
+    fn fetch_of(&self, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
+        let layout = &self.nodes.get(&chosen.prefill)?.info().layout;
+        let held = chosen.held_tokens;
         let (from, _) = matches.longer_than(held / layout.block_tokens).filter(|_| chosen.fetches)?;
         let tokens = chosen.plan.matched_tokens;
         let blocks = u64::from((tokens - held) / layout.block_tokens);
         Some(PrefixFetch { from: from.clone(), tokens, bytes: blocks * layout.block_bytes_all_layers() as u64 })
     }
 
-    fn charge(&mut self, now: Instant, asked: Asked<'_>, chosen: &Chosen<'_>, fetch: Option<&PrefixFetch>) {
+    fn charge(&mut self, now: Instant, asked: Asked<'_>, chosen: &Chosen, fetch: Option<&PrefixFetch>) {
         let request = asked.request;
-        let ttft = chosen.ttft();
+        let ttft = chosen.ttft;
         let key = request.key;
         let mut charge = Charge {
             prefill: None,
@@ -228,7 +247,7 @@ impl Cluster {
             ttft,
             prefilled: false,
         };
-        if let Some(node) = chosen.decode.and_then(|decode| self.nodes.get(&decode.node)) {
+        if let Some(node) = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node)) {
             let start = (node.info().node.clone(), node.info().generation);
             charge.decode = Some((start, decode_charge(now + ttft, asked, node)));
         }
@@ -244,7 +263,7 @@ impl Cluster {
             charge.fetch = Some(((fetch.from.clone(), from.info().generation), fetch.bytes));
         }
         let prompt = queued_prompt(now, request, chosen);
-        charge.prefill = self.charge_prefill(now, &chosen.prefill.node, prompt);
+        charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
         charge.helpers = chosen.helpers.iter().filter_map(|helper| self.charge_prefill(now, helper, prompt)).collect();
         self.charges.insert(key, charge);
     }
@@ -265,7 +284,7 @@ fn decode_charge(begins: Instant, asked: Asked<'_>, node: &ClusterNode) -> Decod
     DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false }
 }
 
-fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen<'_>) -> QueuedPrompt {
+fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) -> QueuedPrompt {
     QueuedPrompt {
         key: request.key,
         arrived: now,

@@ -23,12 +23,12 @@ impl Cluster {
         &self,
         now: Instant,
         request: &PlacementRequest<'_>,
-        chosen: &PrefillCandidate,
+        chosen: &PrefillCandidate<'_>,
         plan: &PrefillPlan,
-        candidates: &[PrefillCandidate],
+        candidates: &[PrefillCandidate<'_>],
     ) -> Split {
         let terms = self.placement.terms(request, plan.compute);
-        let plan = self.reordered(now, terms, &chosen.node, plan);
+        let plan = self.reordered(now, terms, chosen.node, plan);
         let whole = Split { plan, terms, helpers: Vec::new() };
         let Some(limit) = self.config.split_above.filter(|limit| plan.compute > *limit) else { return whole };
         let parts = (plan.compute.as_secs_f64() / limit.as_secs_f64().max(1e-3)).ceil() as usize;
@@ -39,9 +39,9 @@ impl Cluster {
         let compute = plan.compute / parts.max(1) as u32;
         let terms = self.placement.terms(request, compute);
         let part = PrefillPlan { compute, ..plan };
-        let own = self.reordered(now, terms, &chosen.node, &part);
+        let own = self.reordered(now, terms, chosen.node, &part);
         // The last of the parts decides when it is done, and each may make others late.
-        let split = others.iter().map(|other| self.reordered(now, terms, &other.node, &part)).fold(own, |all, part| {
+        let split = others.iter().map(|other| self.reordered(now, terms, other.node, &part)).fold(own, |all, part| {
             PrefillPlan {
                 ahead: all.ahead.max(part.ahead),
                 passed: all.passed + part.passed,

@@ -81,13 +81,18 @@ impl Baton {
     }
 
     /// Seconds that the answer's pace at a decode node is worth.
-    fn decode_cost(&self, decode: &DecodeCandidate, slo: Slo) -> f64 {
+    fn decode_cost(&self, decode: &DecodeCandidate<'_>, slo: Slo) -> f64 {
         let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt.as_secs_f64(), limit));
         self.config.stream_weight * decode.stream.as_secs_f64() * (1.0 + self.config.tail_weight * load)
     }
 
     /// The decode nodes that are worth a look: the lightest, and those that hold more of the prompt than all that are lighter.
-    fn targets<'a>(&self, decode: &'a [DecodeCandidate], slo: Slo, rng: &mut dyn FnMut() -> u64) -> Vec<Target<'a>> {
+    fn targets<'a>(
+        &self,
+        decode: &'a [DecodeCandidate<'a>],
+        slo: Slo,
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Vec<Target<'a>> {
         let lightest = lightest_by(decode, |candidate| candidate.tbt.as_secs_f64(), rng);
         let Some(lightest) = lightest else { return vec![Target::NONE] };
         let target = |index: usize| Target {
@@ -115,7 +120,7 @@ const MAX_TARGETS: usize = 4;
 /// A decode node beside which prefill nodes are looked at: its index and what its pace costs.
 #[derive(Debug, Clone, Copy)]
 struct Target<'a> {
-    decode: Option<(usize, &'a DecodeCandidate)>,
+    decode: Option<(usize, &'a DecodeCandidate<'a>)>,
     cost: f64,
 }
 
@@ -141,14 +146,14 @@ struct Pair {
 
 impl PlacementPolicy for Baton {
     fn choose(
-        &mut self,
+        &self,
         request: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
         let targets = self.targets(decode, request.slo, rng);
-        let best_pair = |candidate: &PrefillCandidate| {
+        let best_pair = |candidate: &PrefillCandidate<'_>| {
             let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: None };
             for target in &targets {
                 for (plan, fetch) in candidate.plans() {
@@ -195,7 +200,7 @@ mod tests {
     use super::super::candidate::tests::{decode, prefill, request, with_fetch};
     use super::*;
 
-    fn choose(candidates: &[PrefillCandidate]) -> (usize, bool) {
+    fn choose(candidates: &[PrefillCandidate<'_>]) -> (usize, bool) {
         let choice = Baton::default().choose(&request(), candidates, &[], &mut || 0);
         (choice.prefill, choice.fetch)
     }

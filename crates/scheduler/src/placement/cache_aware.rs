@@ -10,15 +10,15 @@ pub struct CacheAware;
 
 impl PlacementPolicy for CacheAware {
     fn choose(
-        &mut self,
+        &self,
         _: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let seconds = |candidate: &PrefillCandidate| candidate.local.finish().as_secs_f64();
+        let seconds = |candidate: &PrefillCandidate<'_>| candidate.local.finish().as_secs_f64();
         let limit = prefill.iter().map(seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
-        let unmatched = |candidate: &PrefillCandidate| {
+        let unmatched = |candidate: &PrefillCandidate<'_>| {
             let tied = seconds(candidate) <= limit;
             if tied { f64::from(u32::MAX - candidate.local.matched_tokens) } else { f64::INFINITY }
         };
@@ -32,7 +32,7 @@ mod tests {
     use super::super::candidate::tests::{decode, prefill, request};
     use super::*;
 
-    fn choose(prefill: &[PrefillCandidate], decode: &[DecodeCandidate]) -> (usize, Option<usize>) {
+    fn choose(prefill: &[PrefillCandidate<'_>], decode: &[DecodeCandidate<'_>]) -> (usize, Option<usize>) {
         let choice = CacheAware.choose(&request(), prefill, decode, &mut || 0);
         (choice.prefill, choice.decode)
     }

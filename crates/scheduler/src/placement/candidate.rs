@@ -35,9 +35,9 @@ impl PrefillPlan {
 
 /// A prefill node that can take the request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PrefillCandidate {
+pub struct PrefillCandidate<'a> {
     /// The node.
-    pub node: NodeId,
+    pub node: &'a NodeId,
     /// Prompts placed there whose first token has not come.
     pub pending: usize,
     /// With what it holds.
@@ -46,7 +46,7 @@ pub struct PrefillCandidate {
     pub fetch: Option<PrefillPlan>,
 }
 
-impl PrefillCandidate {
+impl PrefillCandidate<'_> {
     /// Each plan, and whether it is the fetch.
     pub fn plans(&self) -> impl Iterator<Item = (&PrefillPlan, bool)> {
         std::iter::once((&self.local, false)).chain(self.fetch.iter().map(|plan| (plan, true)))
@@ -60,9 +60,9 @@ impl PrefillCandidate {
 
 /// A decode node that has room for the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DecodeCandidate {
+pub struct DecodeCandidate<'a> {
     /// The node.
-    pub node: NodeId,
+    pub node: &'a NodeId,
     /// A step of the batch of everybody placed there, the newcomer included, as a high quantile: the tail of the time between tokens.
     pub tbt: Duration,
     /// The expected tokens of the answer, at that time each.
@@ -75,7 +75,7 @@ pub struct DecodeCandidate {
     pub sequences: usize,
 }
 
-impl DecodeCandidate {
+impl DecodeCandidate<'_> {
     /// The part of the push that computing for so long does not hide.
     pub fn exposed(&self, compute: Duration) -> Duration {
         if self.push.is_zero() {
@@ -87,7 +87,7 @@ impl DecodeCandidate {
 
 /// Predicted time to first token of a pair: queue, transfer, prefill of what is not cached, and the part of the push that compute does not hide. The design counts the push
 /// because the first token is of little use before the second.
-pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate>) -> Duration {
+pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> Duration {
     plan.finish() + decode.map_or(Duration::ZERO, |decode| decode.exposed(plan.compute))
 }
 
@@ -104,10 +104,17 @@ pub struct Choice {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::OnceLock;
+
     use baton_types::{Attempt, RequestId, RequestKey, Slo, Tbt, Ttft};
 
     use super::super::PlacementRequest;
     use super::*;
+
+    fn node() -> &'static NodeId {
+        static NODE: OnceLock<NodeId> = OnceLock::new();
+        NODE.get_or_init(|| NodeId::new("n").unwrap())
+    }
 
     pub fn request() -> PlacementRequest<'static> {
         PlacementRequest {
@@ -123,24 +130,28 @@ pub(super) mod tests {
         }
     }
 
-    pub fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate {
+    pub fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate<'static> {
         let ms = Duration::from_millis;
         let local =
             PrefillPlan { matched_tokens, compute: ms(compute_ms), ahead: ms(queue_ms), ..PrefillPlan::default() };
-        PrefillCandidate { node: NodeId::new("p").unwrap(), pending: queue_ms as usize, local, fetch: None }
+        PrefillCandidate { node: node(), pending: queue_ms as usize, local, fetch: None }
     }
 
-    pub fn with_fetch(candidate: PrefillCandidate, transfer_ms: u64, compute_ms: u64, tokens: u32) -> PrefillCandidate {
+    pub fn with_fetch(
+        candidate: PrefillCandidate<'static>,
+        transfer_ms: u64,
+        compute_ms: u64,
+        tokens: u32,
+    ) -> PrefillCandidate<'static> {
         let (transfer, compute) = (Duration::from_millis(transfer_ms), Duration::from_millis(compute_ms));
         let fetch = Some(PrefillPlan { matched_tokens: tokens, transfer, compute, ..candidate.local });
         PrefillCandidate { fetch, ..candidate }
     }
 
-    pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate {
+    pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate<'static> {
         let ms = Duration::from_millis;
-        let node = NodeId::new("d").unwrap();
         let (tbt, stream) = (ms(tbt_ms), ms(100 * tbt_ms));
-        DecodeCandidate { node, tbt, stream, push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
+        DecodeCandidate { node: node(), tbt, stream, push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
     }
 
     #[test]

@@ -8,10 +8,10 @@ pub struct LoadBalance;
 
 impl PlacementPolicy for LoadBalance {
     fn choose(
-        &mut self,
+        &self,
         _: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
         let pending = least(prefill.iter().map(|candidate| candidate.pending as f64), 0.0, rng);

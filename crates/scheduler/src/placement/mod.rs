@@ -106,10 +106,10 @@ pub struct Refusal {
 pub trait PlacementPolicy: fmt::Debug + Send {
     /// Chooses a pair. `prefill` is not empty; `decode` is where none is needed. `rng` decides ties.
     fn choose(
-        &mut self,
+        &self,
         request: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice;
 
@@ -205,18 +205,18 @@ impl FromStr for PlacementKind {
 const TIE: f64 = 0.05;
 
 /// The decode node with the shortest step, and last layer's push; of ties the one with the fewest sequences, and of those any.
-fn lightest_decode(decode: &[DecodeCandidate], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
+fn lightest_decode(decode: &[DecodeCandidate<'_>], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
     lightest_by(decode, |candidate| (candidate.tbt + candidate.push_last_layer).as_secs_f64(), rng)
 }
 
 /// The decode node with the least of some time; of ties the one with the fewest sequences, and of those any.
 fn lightest_by(
-    decode: &[DecodeCandidate],
-    seconds: impl Fn(&DecodeCandidate) -> f64,
+    decode: &[DecodeCandidate<'_>],
+    seconds: impl Fn(&DecodeCandidate<'_>) -> f64,
     rng: &mut dyn FnMut() -> u64,
 ) -> Option<usize> {
     let limit = decode.iter().map(&seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
-    let sequences = |candidate: &DecodeCandidate| {
+    let sequences = |candidate: &DecodeCandidate<'_>| {
         if seconds(candidate) <= limit { candidate.sequences as f64 } else { f64::INFINITY }
     };
     least(decode.iter().map(sequences), 0.0, rng)
@@ -244,7 +244,7 @@ mod tests {
         let candidates = [prefill(0, 100, 0), prefill(0, 100, 0), prefill(0, 100, 0)];
         let decodes = [decode(20, 0, 0), decode(20, 0, 0), decode(20, 0, 0)];
         for kind in PlacementKind::ALL {
-            let (mut prefills, mut decode_hits, mut policy) = ([0; 3], [0; 3], kind.policy());
+            let (mut prefills, mut decode_hits, policy) = ([0; 3], [0; 3], kind.policy());
             for draw in 0..300 {
                 let choice = policy.choose(&request(), &candidates, &decodes, &mut || draw);
                 prefills[choice.prefill] += 1;

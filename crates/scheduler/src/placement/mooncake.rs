@@ -23,17 +23,17 @@ impl Mooncake {
         f64::from(best.matched_tokens) >= self.balancing_threshold * own
     }
 
-    fn plan<'a>(&self, candidate: &'a PrefillCandidate) -> &'a PrefillPlan {
+    fn plan<'a>(&self, candidate: &'a PrefillCandidate<'a>) -> &'a PrefillPlan {
         candidate.plan(self.transfers(candidate))
     }
 }
 
 impl PlacementPolicy for Mooncake {
     fn choose(
-        &mut self,
+        &self,
         _: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
         let ttft = prefill.iter().map(|candidate| self.plan(candidate).finish_in_turn().as_secs_f64());
@@ -51,7 +51,7 @@ mod tests {
     use super::super::candidate::tests::{prefill, request, with_fetch};
     use super::*;
 
-    fn choose(threshold: f64, candidates: &[PrefillCandidate]) -> (usize, bool) {
+    fn choose(threshold: f64, candidates: &[PrefillCandidate<'_>]) -> (usize, bool) {
         let choice = Mooncake { balancing_threshold: threshold }.choose(&request(), candidates, &[], &mut || 0);
         (choice.prefill, choice.fetch)
     }

@@ -8,10 +8,10 @@ pub struct Random;
 
 impl PlacementPolicy for Random {
     fn choose(
-        &mut self,
+        &self,
         _: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
         let mut draw = |n: usize| (rng() as usize).checked_rem(n);

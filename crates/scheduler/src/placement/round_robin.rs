@@ -1,23 +1,25 @@
 //! One node after the other.
 
+use std::cell::Cell;
+
 use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// One node after the other.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
-    turn: usize,
+    turn: Cell<usize>,
 }
 
 impl PlacementPolicy for RoundRobin {
     fn choose(
-        &mut self,
+        &self,
         _: &PlacementRequest<'_>,
-        prefill: &[PrefillCandidate],
-        decode: &[DecodeCandidate],
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         _: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let turn = self.turn;
-        self.turn = self.turn.wrapping_add(1);
+        let turn = self.turn.get();
+        self.turn.set(turn.wrapping_add(1));
         Choice { prefill: turn % prefill.len(), fetch: false, decode: turn.checked_rem(decode.len()) }
     }
 }
@@ -30,7 +32,7 @@ mod tests {
     #[test]
     fn takes_turns() {
         let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
-        let mut policy = RoundRobin::default();
+        let policy = RoundRobin::default();
         let turns: Vec<_> =
             (0..4).map(|_| policy.choose(&request(), &p, &d, &mut || 0)).map(|c| (c.prefill, c.decode)).collect();
         assert_eq!(turns, [(0, Some(0)), (1, Some(1)), (0, Some(2)), (1, Some(0))]);

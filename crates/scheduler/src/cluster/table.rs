@@ -1,0 +1,63 @@
+//! The nodes by role: a placement looks at all of one role.
+
+use std::collections::BTreeMap;
+
+use baton_types::{NodeId, NodeRole};
+
+use super::ClusterNode;
+
+/// Nodes by name. A name has one node, whatever its role.
+#[derive(Debug, Default)]
+pub(super) struct NodeTable {
+    prefill: BTreeMap<NodeId, ClusterNode>,
+    decode: BTreeMap<NodeId, ClusterNode>,
+}
+
+impl NodeTable {
+    fn map_mut(&mut self, role: NodeRole) -> &mut BTreeMap<NodeId, ClusterNode> {
+        match role {
+            NodeRole::Prefill => &mut self.prefill,
+            NodeRole::Decode => &mut self.decode,
+        }
+    }
+
+    pub(super) fn get(&self, node: &NodeId) -> Option<&ClusterNode> {
+        self.prefill.get(node).or_else(|| self.decode.get(node))
+    }
+
+    pub(super) fn get_mut(&mut self, node: &NodeId) -> Option<&mut ClusterNode> {
+        match self.prefill.get_mut(node) {
+            Some(found) => Some(found),
+            None => self.decode.get_mut(node),
+        }
+    }
+
+    /// In place of the one that had its name, if there was one.
+    pub(super) fn insert(&mut self, node: ClusterNode) {
+        let (name, role) = (node.info().node.clone(), node.info().role);
+        self.remove(&name);
+        self.map_mut(role).insert(name, node);
+    }
+
+    pub(super) fn remove(&mut self, node: &NodeId) {
+        self.prefill.remove(node);
+        self.decode.remove(node);
+    }
+
+    /// Those of a role, ascending by name.
+    pub(super) fn of_role(&self, role: NodeRole) -> impl Iterator<Item = &ClusterNode> {
+        match role {
+            NodeRole::Prefill => self.prefill.values(),
+            NodeRole::Decode => self.decode.values(),
+        }
+    }
+
+    /// All of them, the prefill nodes first.
+    pub(super) fn values(&self) -> impl Iterator<Item = &ClusterNode> {
+        self.prefill.values().chain(self.decode.values())
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut ClusterNode> {
+        self.prefill.values_mut().chain(self.decode.values_mut())
+    }
+}
