@@ -213,7 +213,8 @@ struct Place {
     rank: QueueRank,
     /// Seconds of it still to compute.
     left: f64,
-    deadline: Option<Instant>,
+    /// Seconds after the backlog's first prompt, or infinity: subtracting clocks would take most of a placement's time.
+    deadline: f64,
     /// Index of its entry.
     entry: usize,
 }
@@ -226,6 +227,8 @@ pub(crate) struct Backlog {
     /// In no order.
     entries: Vec<Entry>,
     order: Order,
+    /// When the first prompt came.
+    epoch: Option<Instant>,
     settled: Option<Instant>,
     turns: u64,
     /// Sum of what is left, when it was settled.
@@ -254,7 +257,9 @@ impl Backlog {
         let left = prompt.terms.compute.as_secs_f64();
         let item = QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn: self.turns, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
-        self.places.push(Place { rank, left, deadline: prompt.deadline, entry: self.entries.len() });
+        let epoch = *self.epoch.get_or_insert(now);
+        let deadline = prompt.deadline.map_or(f64::INFINITY, |deadline| left_until(epoch, deadline));
+        self.places.push(Place { rank, left, deadline, entry: self.entries.len() });
         self.entries.push(Entry { prompt, turn: self.turns });
         self.sort(now);
     }
@@ -301,7 +306,7 @@ impl Backlog {
         let item = QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
         let mut impact = QueueImpact::default();
-        let mut elapsed = 0.0;
+        let (mut elapsed, seconds, at) = (0.0, item.seconds(), self.seconds_at(now));
         for (place, left) in self.places.iter().zip(self.left_at(now)) {
             elapsed += left;
             if place.rank < rank {
@@ -309,9 +314,8 @@ impl Backlog {
                 continue;
             }
             impact.passed += 1;
-            let slack = place.deadline.map(|deadline| left_until(now, deadline));
-            let breaks = |slack: f64| elapsed <= slack && elapsed + item.seconds() > slack;
-            impact.broken += usize::from(slack.is_some_and(breaks));
+            let slack = place.deadline - at;
+            impact.broken += usize::from(elapsed <= slack && elapsed + seconds > slack);
         }
         impact.ahead = impact.ahead.max(chunk.min(elapsed));
         impact
@@ -339,12 +343,17 @@ impl Backlog {
                 impact.passed += usize::from(after);
             }
             elapsed += items[index].seconds();
-            let deadline = self.places.get(index).and_then(|place| place.deadline);
-            let slack = deadline.map(|deadline| left_until(now, deadline));
-            impact.broken += usize::from(slack.is_some_and(|slack| ends[index] <= slack && elapsed > slack));
+            let Some(place) = self.places.get(index) else { continue };
+            let slack = place.deadline - self.seconds_at(now);
+            impact.broken += usize::from(ends[index] <= slack && elapsed > slack);
         }
         impact.ahead = impact.ahead.max(chunk.min(all));
         impact
+    }
+
+    /// Seconds since the first prompt came.
+    fn seconds_at(&self, now: Instant) -> f64 {
+        self.epoch.map_or(0.0, |epoch| now.saturating_duration_since(epoch).as_secs_f64())
     }
 
     /// Seconds that are left of each by now, by rank.

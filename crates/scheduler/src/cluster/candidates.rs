@@ -186,10 +186,10 @@ impl Cluster {
     ) -> PrefillPlan {
         let cost = &self.costs[node.class].1.prefill;
         let matched_tokens = blocks * node.info().layout.block_tokens;
-        let compute = node.speed.time(cost.prompt(request.prompt_tokens, matched_tokens));
+        let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
         let terms = self.placement.terms(request, compute);
         let impact = node.charges.backlog.impact(now, terms, self.chunk_left(node));
-        let plan = PrefillPlan { matched_tokens, transfer: duration(transfer), compute, ..PrefillPlan::default() };
+        let plan = PrefillPlan { matched_tokens, transfer, compute, ..PrefillPlan::default() };
         with_impact(plan, impact)
     }
 
@@ -201,7 +201,7 @@ impl Cluster {
 
     /// Seconds until the node has done the chunk that it computes: half of one on average.
     fn chunk_left(&self, node: &ClusterNode) -> f64 {
-        node.speed.time(self.costs[node.class].1.prefill.chunk() / 2.0).as_secs_f64()
+        node.speed.seconds(self.costs[node.class].1.prefill.chunk() / 2.0)
     }
 
     pub(super) fn decode_candidates(
@@ -253,21 +253,21 @@ impl Cluster {
         let kv_tokens = node.charges.kv_tokens + asked.needs(node).kv_tokens;
         let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
-        let push = duration(bytes / self.config.bandwidth.max(1.0));
-        let tbt = self.high_step_time(node, sequences as f64, kv_tokens as f64);
+        let push = bytes / self.config.bandwidth.max(1.0);
+        let tbt = self.high_step_seconds(node, sequences as f64, kv_tokens as f64);
         DecodeCandidate {
             node: &info.node,
             tbt,
-            stream: duration(tbt.as_secs_f64() * asked.output_tokens),
+            stream: tbt * asked.output_tokens,
             push,
-            push_last_layer: push / info.layout.num_layers.max(1),
+            push_last_layer: push / f64::from(info.layout.num_layers.max(1)),
             sequences: node.charges.sequences(),
         }
     }
 }
 
 fn with_impact(plan: PrefillPlan, impact: QueueImpact) -> PrefillPlan {
-    PrefillPlan { ahead: duration(impact.ahead), passed: impact.passed, broken: impact.broken, ..plan }
+    PrefillPlan { ahead: impact.ahead, passed: impact.passed, broken: impact.broken, ..plan }
 }
 
 /// No node takes the prompt: of those that it fits, all have full queues.

@@ -4,31 +4,31 @@ use std::time::{Duration, Instant};
 
 use super::{Cluster, ClusterNode};
 use crate::admission::DecodeLoad;
+use crate::cost::duration;
 use crate::ledger::DecodeForecast;
 
 impl Cluster {
-    /// A step of a batch on this node. More than the batch takes wait, and do not slow the step.
-    pub(super) fn step_time(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> Duration {
+    /// Seconds of a step of a batch on this node. More than the batch takes wait, and do not slow the step.
+    fn step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
         let cost = &self.costs[node.class].1.decode;
         let share = match f64::from(node.info().profile.max_running) {
             limit if limit > 0.0 && sequences > limit => limit / sequences,
             _ => 1.0,
         };
-        let step = cost.step((sequences * share).round() as u32, (kv_tokens * share) as u64);
-        node.speed.time(step)
+        node.speed.seconds(cost.step((sequences * share).round() as u32, (kv_tokens * share) as u64))
+    }
+
+    /// The same in the tail of the steps.
+    pub(super) fn high_step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
+        let spread = self.costs[node.class].1.decode_spread(self.config.admission_quantile);
+        self.step_seconds(node, sequences, kv_tokens) * (1.0 + spread)
     }
 
     /// How long an answer takes on this node as it is charged now: the mean number of tokens, a step each.
     pub(super) fn answer_time(&self, node: &ClusterNode) -> Duration {
         let charges = &node.charges;
-        let step = self.step_time(node, charges.sequences() as f64, charges.kv_tokens as f64);
-        step.mul_f64(self.output_lengths.mean(u32::MAX))
-    }
-
-    /// The same in the tail of the steps.
-    pub(super) fn high_step_time(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> Duration {
-        let spread = self.costs[node.class].1.decode_spread(self.config.admission_quantile);
-        self.step_time(node, sequences, kv_tokens).mul_f64(1.0 + spread)
+        let step = self.step_seconds(node, charges.sequences() as f64, charges.kv_tokens as f64);
+        duration(step * self.output_lengths.mean(u32::MAX))
     }
 
     /// The node with these sequences and the newcomer.
@@ -42,8 +42,8 @@ impl Cluster {
         let total = f64::from(node.info().layout.num_blocks).max(1.0);
         let kv_share = (others.blocks + newcomer.blocks) / total;
         DecodeLoad {
-            tbt: self.step_time(node, sequences, kv_tokens),
-            tbt_high: self.high_step_time(node, sequences, kv_tokens),
+            tbt: duration(self.step_seconds(node, sequences, kv_tokens)),
+            tbt_high: duration(self.high_step_seconds(node, sequences, kv_tokens)),
             kv_share,
         }
     }
@@ -51,7 +51,7 @@ impl Cluster {
     /// Expected sequences of a node at a later time, each answer going on with the probability that the lengths so far give it.
     pub(super) fn expected_at(&self, now: Instant, then: Instant, node: &ClusterNode) -> DecodeForecast {
         let charges = &node.charges;
-        let step = self.step_time(node, charges.sequences() as f64, charges.kv_tokens as f64);
-        charges.expected_at(now, then, step, &self.output_lengths)
+        let step = self.step_seconds(node, charges.sequences() as f64, charges.kv_tokens as f64);
+        charges.expected_at(now, then, duration(step), &self.output_lengths)
     }
 }

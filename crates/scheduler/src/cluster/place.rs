@@ -107,8 +107,8 @@ impl Cluster {
             terms,
             helpers,
             fetches: choice.fetch && candidate.fetch.is_some(),
-            decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: decode.tbt }),
-            ttft: estimated_ttft(&plan, decode),
+            decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: duration(decode.tbt) }),
+            ttft: duration(estimated_ttft(&plan, decode)),
             candidates: prefill.len(),
         })
     }
@@ -193,7 +193,7 @@ impl Cluster {
             slo: request.slo,
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,
-            compute: chosen.plan.compute,
+            compute: duration(chosen.plan.compute),
             prefill_nodes: chosen.candidates,
             ttft,
             ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),

@@ -30,13 +30,15 @@ impl Cluster {
         let terms = self.placement.terms(request, plan.compute);
         let plan = self.reordered(now, terms, chosen.node, plan);
         let whole = Split { plan, terms, helpers: Vec::new() };
-        let Some(limit) = self.config.split_above.filter(|limit| plan.compute > *limit) else { return whole };
-        let parts = (plan.compute.as_secs_f64() / limit.as_secs_f64().max(1e-3)).ceil() as usize;
+        let Some(limit) = self.config.split_above.filter(|limit| plan.compute > limit.as_secs_f64()) else {
+            return whole;
+        };
+        let parts = (plan.compute / limit.as_secs_f64().max(1e-3)).ceil() as usize;
         let parts = parts.min(MAX_PARTS).min(candidates.len());
         let mut others: Vec<_> = candidates.iter().filter(|candidate| candidate.node != chosen.node).collect();
-        others.sort_by_key(|candidate| candidate.local.ahead);
+        others.sort_by(|a, b| a.local.ahead.total_cmp(&b.local.ahead));
         others.truncate(parts.saturating_sub(1));
-        let compute = plan.compute / parts.max(1) as u32;
+        let compute = plan.compute / parts.max(1) as f64;
         let terms = self.placement.terms(request, compute);
         let part = PrefillPlan { compute, ..plan };
         let own = self.reordered(now, terms, chosen.node, &part);

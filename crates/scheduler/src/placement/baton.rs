@@ -1,5 +1,6 @@
 //! What everybody waits in sum.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use baton_types::{QueueTerms, Slo, Tbt, Ttft};
@@ -61,29 +62,30 @@ impl Baton {
         Self { config }
     }
 
-    fn patience(&self, compute: Duration, slo: Slo) -> Duration {
+    /// Seconds of patience of a prompt that takes `compute` seconds.
+    fn patience(&self, compute: f64, slo: Slo) -> f64 {
         let config = &self.config;
-        let by_work = duration(compute.as_secs_f64() * config.patience).min(config.max_patience);
-        match slo.ttft {
+        let most = config.max_patience.as_secs_f64();
+        let by_work = (compute * config.patience).min(most);
+        match slo.ttft.map(|Ttft(limit)| limit.as_secs_f64()) {
             // It misses its objective in any case: others need not.
-            Some(Ttft(limit)) if compute >= limit => config.max_patience,
-            Some(Ttft(limit)) => by_work.min(duration((limit - compute).as_secs_f64() * config.slack_share)),
+            Some(limit) if compute >= limit => most,
+            Some(limit) => by_work.min((limit - compute) * config.slack_share),
             None => by_work,
         }
     }
 
     /// Seconds that the plan costs everybody, the decode node's part apart.
     fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, slo: Slo) -> f64 {
-        let compute = plan.compute.as_secs_f64();
-        let own = (plan.finish() + target.exposed(plan.compute)).as_secs_f64();
+        let own = plan.finish() + target.exposed(plan.compute);
         let own = own * (1.0 + self.config.tail_weight * slo.ttft.map_or(0.0, |Ttft(limit)| share(own, limit)));
-        own + compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
+        own + plan.compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
     /// Seconds that the answer's pace at a decode node is worth.
     fn decode_cost(&self, decode: &DecodeCandidate<'_>, slo: Slo) -> f64 {
-        let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt.as_secs_f64(), limit));
-        self.config.stream_weight * decode.stream.as_secs_f64() * (1.0 + self.config.tail_weight * load)
+        let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt, limit));
+        self.config.stream_weight * decode.stream * (1.0 + self.config.tail_weight * load)
     }
 
     /// The decode nodes that are worth a look: the lightest, and those that hold more of the prompt than all that are lighter.
@@ -93,7 +95,7 @@ impl Baton {
         slo: Slo,
         rng: &mut dyn FnMut() -> u64,
     ) -> Vec<Target<'a>> {
-        let lightest = lightest_by(decode, |candidate| candidate.tbt.as_secs_f64(), rng);
+        let lightest = lightest_by(decode, |candidate| candidate.tbt, rng);
         let Some(lightest) = lightest else { return vec![Target::NONE] };
         let target = |index: usize| Target {
             decode: Some((index, &decode[index])),
@@ -101,7 +103,8 @@ impl Baton {
         };
         let holds_more = |index: &usize| decode[*index].push < decode[lightest].push;
         let mut others: Vec<_> = (0..decode.len()).filter(holds_more).collect();
-        others.sort_by_key(|index| (decode[*index].tbt, decode[*index].sequences));
+        let order = |index: &usize| (decode[*index].tbt, decode[*index].sequences);
+        others.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
         let mut targets = vec![target(lightest)];
         let mut least_push = decode[lightest].push;
         for index in others {
@@ -127,8 +130,8 @@ struct Target<'a> {
 impl Target<'_> {
     const NONE: Self = Self { decode: None, cost: 0.0 };
 
-    fn exposed(&self, compute: Duration) -> Duration {
-        self.decode.map_or(Duration::ZERO, |(_, decode)| decode.exposed(compute))
+    fn exposed(&self, compute: f64) -> f64 {
+        self.decode.map_or(0.0, |(_, decode)| decode.exposed(compute))
     }
 }
 
@@ -170,19 +173,19 @@ impl PlacementPolicy for Baton {
         Choice { prefill: chosen, fetch: pairs[chosen].fetch, decode: pairs[chosen].decode }
     }
 
-    fn terms(&self, request: &PlacementRequest<'_>, compute: Duration) -> QueueTerms {
+    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
         let (config, priority) = (&self.config, request.priority);
         if !config.reorders {
-            return QueueTerms { priority, compute, ..QueueTerms::default() };
+            return QueueTerms { priority, compute: duration(compute), ..QueueTerms::default() };
         }
         QueueTerms {
             priority,
-            patience: self.patience(compute, request.slo),
+            patience: duration(self.patience(compute, request.slo)),
             deadline: request.slo.ttft.map(|Ttft(limit)| limit),
             // Between counting requests and counting tokens.
             value: f64::from(request.prompt_tokens.max(1)).sqrt(),
             max_wait: config.max_wait,
-            compute,
+            compute: duration(compute),
         }
     }
 
@@ -232,7 +235,7 @@ mod tests {
 
     #[test]
     fn patience_grows_with_the_work_up_to_its_bound() {
-        let patience = |seconds| Baton::default().patience(Duration::from_secs(seconds), Slo::default()).as_secs();
-        assert_eq!((patience(7), patience(1000)), (7, 30));
+        let patience = |seconds| Baton::default().patience(seconds, Slo::default());
+        assert_eq!((patience(7.0), patience(1000.0)), (7.0, 30.0));
     }
 }

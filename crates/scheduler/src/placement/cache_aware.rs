@@ -16,7 +16,7 @@ impl PlacementPolicy for CacheAware {
         decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let seconds = |candidate: &PrefillCandidate<'_>| candidate.local.finish().as_secs_f64();
+        let seconds = |candidate: &PrefillCandidate<'_>| candidate.local.finish();
         let limit = prefill.iter().map(seconds).fold(f64::INFINITY, f64::min) * (1.0 + TIE);
         let unmatched = |candidate: &PrefillCandidate<'_>| {
             let tied = seconds(candidate) <= limit;

@@ -1,6 +1,4 @@
-//! What placement chooses from.
-
-use std::time::Duration;
+//! What placement chooses from. Times are seconds, as a number: a placement works out thousands of them, and conversions would take most of its time.
 
 use baton_types::NodeId;
 
@@ -9,12 +7,12 @@ use baton_types::NodeId;
 pub struct PrefillPlan {
     /// Tokens of the prompt that need not be computed.
     pub matched_tokens: u32,
-    /// To bring in those of them that the node does not hold.
-    pub transfer: Duration,
-    /// To compute the others.
-    pub compute: Duration,
-    /// Work of the node that goes before it.
-    pub ahead: Duration,
+    /// Seconds to bring in those of them that the node does not hold.
+    pub transfer: f64,
+    /// Seconds to compute the others.
+    pub compute: f64,
+    /// Seconds of work of the node that goes before it.
+    pub ahead: f64,
     /// Prompts that wait there and that it goes before.
     pub passed: usize,
     /// Prompts that were admitted and would miss their objective because of it.
@@ -22,13 +20,13 @@ pub struct PrefillPlan {
 }
 
 impl PrefillPlan {
-    /// Until the prompt is computed, the transfer overlapping the queue.
-    pub fn finish(&self) -> Duration {
+    /// Seconds until the prompt is computed, the transfer overlapping the queue.
+    pub fn finish(&self) -> f64 {
         self.ahead.max(self.transfer) + self.compute
     }
 
-    /// Until the prompt is computed, one thing after the other (Mooncake, Algorithm 1).
-    pub fn finish_in_turn(&self) -> Duration {
+    /// The same, one thing after the other (Mooncake, Algorithm 1).
+    pub fn finish_in_turn(&self) -> f64 {
         self.ahead + self.transfer + self.compute
     }
 }
@@ -59,36 +57,33 @@ impl PrefillCandidate<'_> {
 }
 
 /// A decode node that has room for the request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DecodeCandidate<'a> {
     /// The node.
     pub node: &'a NodeId,
-    /// A step of the batch of everybody placed there, the newcomer included, as a high quantile: the tail of the time between tokens.
-    pub tbt: Duration,
-    /// The expected tokens of the answer, at that time each.
-    pub stream: Duration,
-    /// To push what it does not hold.
-    pub push: Duration,
+    /// Seconds of a step of the batch of everybody placed there, the newcomer included, as a high quantile: the tail of the time between tokens.
+    pub tbt: f64,
+    /// Seconds of the expected tokens of the answer, each at that time.
+    pub stream: f64,
+    /// Seconds to push what it does not hold.
+    pub push: f64,
     /// The least part of it that no compute can hide: the last layer's.
-    pub push_last_layer: Duration,
+    pub push_last_layer: f64,
     /// Sequences placed there.
     pub sequences: usize,
 }
 
 impl DecodeCandidate<'_> {
-    /// The part of the push that computing for so long does not hide.
-    pub fn exposed(&self, compute: Duration) -> Duration {
-        if self.push.is_zero() {
-            return Duration::ZERO;
-        }
-        self.push.saturating_sub(compute).max(self.push_last_layer)
+    /// Seconds of the push that computing for so many does not hide.
+    pub fn exposed(&self, compute: f64) -> f64 {
+        (self.push - compute).max(self.push_last_layer)
     }
 }
 
-/// Predicted time to first token of a pair: queue, transfer, prefill of what is not cached, and the part of the push that compute does not hide. The design counts the push
+/// Predicted seconds to the first token of a pair: queue, transfer, prefill of what is not cached, and the part of the push that compute does not hide. The design counts the push
 /// because the first token is of little use before the second.
-pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> Duration {
-    plan.finish() + decode.map_or(Duration::ZERO, |decode| decode.exposed(plan.compute))
+pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> f64 {
+    plan.finish() + decode.map_or(0.0, |decode| decode.exposed(plan.compute))
 }
 
 /// A choice: indices into the candidates.
@@ -105,11 +100,16 @@ pub struct Choice {
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::OnceLock;
+    use std::time::Duration;
 
     use baton_types::{Attempt, RequestId, RequestKey, Slo, Tbt, Ttft};
 
     use super::super::PlacementRequest;
     use super::*;
+
+    fn ms(milliseconds: u64) -> f64 {
+        milliseconds as f64 / 1e3
+    }
 
     fn node() -> &'static NodeId {
         static NODE: OnceLock<NodeId> = OnceLock::new();
@@ -131,7 +131,6 @@ pub(super) mod tests {
     }
 
     pub fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate<'static> {
-        let ms = Duration::from_millis;
         let local =
             PrefillPlan { matched_tokens, compute: ms(compute_ms), ahead: ms(queue_ms), ..PrefillPlan::default() };
         PrefillCandidate { node: node(), pending: queue_ms as usize, local, fetch: None }
@@ -143,13 +142,12 @@ pub(super) mod tests {
         compute_ms: u64,
         tokens: u32,
     ) -> PrefillCandidate<'static> {
-        let (transfer, compute) = (Duration::from_millis(transfer_ms), Duration::from_millis(compute_ms));
+        let (transfer, compute) = (ms(transfer_ms), ms(compute_ms));
         let fetch = Some(PrefillPlan { matched_tokens: tokens, transfer, compute, ..candidate.local });
         PrefillCandidate { fetch, ..candidate }
     }
 
     pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate<'static> {
-        let ms = Duration::from_millis;
         let (tbt, stream) = (ms(tbt_ms), ms(100 * tbt_ms));
         DecodeCandidate { node: node(), tbt, stream, push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
     }
@@ -157,15 +155,16 @@ pub(super) mod tests {
     #[test]
     fn what_compute_hides_of_the_push_does_not_count() {
         let plan = prefill(5, 100, 0).local;
-        assert_eq!(estimated_ttft(&plan, None), Duration::from_millis(105));
-        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 50, 0))), Duration::from_millis(110));
-        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 250, 0))), Duration::from_millis(255));
-        assert_eq!(estimated_ttft(&plan, Some(&decode(10, 0, 0))), Duration::from_millis(105));
+        let ttft_ms = |decode: Option<DecodeCandidate<'_>>| (estimated_ttft(&plan, decode.as_ref()) * 1e3).round();
+        assert_eq!(ttft_ms(None), 105.0);
+        assert_eq!(ttft_ms(Some(decode(10, 50, 0))), 110.0);
+        assert_eq!(ttft_ms(Some(decode(10, 250, 0))), 255.0);
+        assert_eq!(ttft_ms(Some(decode(10, 0, 0))), 105.0);
     }
 
     #[test]
     fn a_transfer_overlaps_the_queue() {
         let plan = with_fetch(prefill(300, 1000, 0), 200, 100, 900).fetch.unwrap();
-        assert_eq!((plan.finish(), plan.finish_in_turn()), (Duration::from_millis(400), Duration::from_millis(600)));
+        assert_eq!((plan.finish(), plan.finish_in_turn()), (0.4, 0.6));
     }
 }

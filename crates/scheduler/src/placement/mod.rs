@@ -16,6 +16,8 @@ use baton_types::{BlockHash, ErrorKind, NodeId, RequestKey, Slo, Tbt, Ttft};
 
 use baton_types::QueueTerms;
 
+use crate::cost::duration;
+
 pub use baton::{Baton, BatonConfig};
 pub use cache_aware::CacheAware;
 pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, estimated_ttft};
@@ -113,9 +115,9 @@ pub trait PlacementPolicy: fmt::Debug + Send {
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice;
 
-    /// The terms on which a prompt waits that takes so long to compute. First come, first served, where a policy says nothing.
-    fn terms(&self, request: &PlacementRequest<'_>, compute: Duration) -> QueueTerms {
-        QueueTerms { priority: request.priority, compute, ..QueueTerms::default() }
+    /// The terms on which a prompt waits that takes so many seconds to compute. First come, first served, where a policy says nothing.
+    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
+        QueueTerms { priority: request.priority, compute: duration(compute), ..QueueTerms::default() }
     }
 
     /// Whether shorter prompts may pass longer ones.
@@ -206,7 +208,7 @@ const TIE: f64 = 0.05;
 
 /// The decode node with the shortest step, and last layer's push; of ties the one with the fewest sequences, and of those any.
 fn lightest_decode(decode: &[DecodeCandidate<'_>], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
-    lightest_by(decode, |candidate| (candidate.tbt + candidate.push_last_layer).as_secs_f64(), rng)
+    lightest_by(decode, |candidate| candidate.tbt + candidate.push_last_layer, rng)
 }
 
 /// The decode node with the least of some time; of ties the one with the fewest sequences, and of those any.

@@ -36,7 +36,7 @@ impl PlacementPolicy for Mooncake {
         decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let ttft = prefill.iter().map(|candidate| self.plan(candidate).finish_in_turn().as_secs_f64());
+        let ttft = prefill.iter().map(|candidate| self.plan(candidate).finish_in_turn());
         let chosen = least(ttft, 0.0, rng).unwrap_or(0);
         Choice { prefill: chosen, fetch: self.transfers(&prefill[chosen]), decode: lightest_decode(decode, rng) }
     }
