@@ -103,6 +103,17 @@ mod tests {
     }
 
     #[test]
+    fn a_single_run_has_its_load_over_time() {
+        let json = json_of("--placement random");
+        let load = json["load"].as_array().unwrap();
+        let mean =
+            |field: &str| load.iter().map(|sample| sample[field].as_f64().unwrap()).sum::<f64>() / load.len() as f64;
+        assert!(load.len() > 5 && load.is_sorted_by_key(|sample| sample["t_s"].as_f64()), "{load:?}");
+        assert!(mean("prefill") > 0.0 && mean("decode") > 0.0, "{load:?}");
+        assert!(json_of("--compare admission")["runs"][0].get("load").is_none());
+    }
+
+    #[test]
     fn several_runs_are_a_list() {
         assert_eq!(json_of("--compare admission")["runs"].as_array().unwrap().len(), 5);
         assert_eq!(json_of("--curve 1:1:1")["runs"].as_array().unwrap().len(), 1, "a curve, if of one point");
