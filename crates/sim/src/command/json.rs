@@ -92,7 +92,7 @@ fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> Option
         tbt_slo_s: options.tbt_slo.as_secs_f64(),
         seed: options.seed,
         jitter_s: workload.jitter.as_secs_f64(),
-        window: args.window.as_str(),
+        window: args.counted().as_str(),
         cache_blocks: options.cache_blocks,
         ssd_blocks: options.ssd_blocks,
         first_come: baton.is_some_and(|config| !config.reorders),

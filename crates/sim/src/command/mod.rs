@@ -1,7 +1,7 @@
 //! `baton simulate`: plays a trace, and says what became of it.
 //!
 //! Options (`args`) become runs (`plan`) over a trace (`workload`). Each is made once (`runs`) and shown as text (`report`), as JSON (`json`) and as a page (`html`). `paper`
-//! makes other runs: those of the Mooncake paper's tables.
+//! makes other runs: those of what Baton claims of a trace, and of the Mooncake papers' tables.
 //!
 //! **Invariant**: what goes to stdout depends on the options and the trace alone, not on the machine.
 
@@ -55,7 +55,7 @@ fn answer(args: &SimulateArgs, workload: &Workload, json: bool) -> Result<String
     }
     match json {
         true => Ok(json::report(args, workload, &runs).map_err(io::Error::from)?.to_string()),
-        false => Ok(report::report(workload, args.window.as_str(), &runs)),
+        false => Ok(report::report(workload, args.counted().as_str(), &runs)),
     }
 }
 
