@@ -34,7 +34,7 @@ bench-rdma: ## The transfer engine over RDMA beside perftest, in a virtual machi
 bench-placement: ## How long a placement takes among 1,000 nodes
 	$(CARGO) bench --locked --package baton-scheduler --bench placement
 
-sim: ## Play a trace through production's scheduling: the Mooncake paper's tables beside this trace's figures (TRACE=FILE, SIM="--jitter 3 ...")
+sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
 	$(CARGO) build --release --locked --package baton-cli --bins
 	@"$${CARGO_TARGET_DIR:-target}/release/baton" simulate --trace "$(TRACE)" --paper $(SIM)

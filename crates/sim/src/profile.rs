@@ -112,23 +112,28 @@ impl Llama70b {
             // Weights in BF16 at 75 % of the memory's rate, and 15 ms of collectives, launches and scheduling: a step of one sequence takes 27 ms, as vLLM was measured on
             // 8 x A100 in 2024.
             decode_base: 2.0 * self.parameters / (MEMORY_BYTES_PER_S * 0.75) + 15e-3,
+            // Matrix products of a sequence's one token at 40 % of the peak: assumed.
             decode_per_sequence: 2.0 * self.parameters / (PEAK_FLOPS * 0.4),
             // Paged attention at 60 % of the memory's rate: assumed.
             decode_per_kv_token: 327_680.0 / (MEMORY_BYTES_PER_S * 0.6),
+            // "Typically larger than 1000 tokens" (Mooncake, arXiv 2407.00079, section 3).
             chunk_tokens: 1024,
             layers: 80,
             // 2 (K, V) x 80 layers x 8 heads x 128 x 2 bytes (Mooncake, FAST'25: 320 KB for LLaMA3-70B).
             kv_bytes_per_token: 327_680,
-            // 90 % of 640 GB, less the weights and 20 GB for activations.
+            // 90 % of 640 GB, less the weights and 20 GB for activations: assumed.
             decode_kv_tokens: ((576e9 - 2.0 * self.parameters - 20e9) / 327_680.0) as u64,
             // "3M tokens" of local cache in about 1 TB of host memory (Mooncake, FAST'25, section 5).
             cache_tokens: 3_000_000,
+            // Assumed: room for KV ends a batch of long prompts before this does.
             max_running: 512,
             // 87 GB/s measured by Mooncake's transfer engine on 4 x 200 Gbit/s (FAST'25, section 5).
             network_bytes_per_s: 87e9,
+            // Assumed: a message, and the last part of a transfer.
             network_latency_s: 1e-3,
-            // Two NVMe drives.
+            // Two NVMe drives on PCIe 4.0, 6 GB/s of reads each: assumed.
             ssd_bytes_per_s: 12e9,
+            // Assumed: what a linear model of a step leaves.
             step_noise: 0.05,
         }
     }

@@ -50,7 +50,7 @@ pub struct SimulateArgs {
     /// Delay each arrival by a time drawn from 0 to this, for traces with coarse timestamps
     #[arg(long, value_name = "SECONDS", default_value = "0", allow_negative_numbers = true, value_parser = seconds)]
     pub jitter: Duration,
-    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5]
+    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5; with --paper the best of the first half]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
     /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
@@ -65,10 +65,10 @@ pub struct SimulateArgs {
     /// Blocks that a prefill node keeps on its SSD below that
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub ssd_blocks: u32,
-    /// Requests that are counted, by their place in the trace's time; all are played
-    #[arg(long, value_enum, value_name = "PART", default_value_t = WindowName::All)]
-    pub window: WindowName,
-    /// Compute prompts that take longer than this on up to 4 nodes, a part of the layers each [default: never]
+    /// Requests that are counted, by their place in the trace's time; all are played [default: all; with --paper second-half]
+    #[arg(long, value_enum, value_name = "PART")]
+    pub window: Option<WindowName>,
+    /// Compute prompts that take longer than this on up to 4 nodes, a part of the layers each [default: never; the one row of --paper that splits: half of the TTFT objective]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub split_above: Option<Duration>,
     /// Run every policy of a kind, everything else as given
@@ -77,12 +77,12 @@ pub struct SimulateArgs {
     /// Run at each of these speeds
     #[arg(long, value_name = "FROM:TO:STEP", conflicts_with = "speed")]
     pub curve: Option<Curve>,
-    /// Print the tables of the Mooncake paper beside this trace's figures
+    /// Print what Baton claims of this trace, and the tables of the Mooncake papers beside it
     #[arg(long, conflicts_with_all = ["prefill", "decode", "speed", "admission", "compare", "curve", "html"])]
     pub paper: bool,
-    /// Nodes of the paper's overload experiment
-    #[arg(long, value_name = "PREFILL:DECODE", default_value = "14:2", requires = "paper")]
-    pub overload_split: Split,
+    /// Nodes of the overload table [default: 10:2 and 14:2]
+    #[arg(long, value_name = "PREFILL:DECODE", requires = "paper")]
+    pub overload_split: Option<Split>,
     /// Write a page with table and charts, too
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -155,6 +155,12 @@ impl SimulateArgs {
         Ok(())
     }
 
+    /// The requests that are counted. Parameters are chosen on the first half, so that the paper's tables count the second.
+    pub(crate) fn counted(&self) -> WindowName {
+        let default = if self.paper { WindowName::SecondHalf } else { WindowName::All };
+        self.window.unwrap_or(default)
+    }
+
     /// The run that is asked for, where nothing is compared.
     pub(crate) fn options(&self) -> SimOptions {
         SimOptions {
@@ -167,7 +173,7 @@ impl SimulateArgs {
             ttft_slo: self.ttft_slo,
             tbt_slo: self.tbt_slo,
             seed: self.seed,
-            window: self.window.window(),
+            window: self.counted().window(),
             cache_blocks: self.cache_blocks,
             ssd_blocks: self.ssd_blocks,
             split_above: self.split_above,
@@ -263,6 +269,14 @@ pub(crate) mod tests {
             assert!(error.to_string().contains(option), "{line}: {error}");
             assert_eq!(error.exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn the_papers_tables_count_what_no_parameter_has_seen() {
+        let counted = |line: &str| parse(line).unwrap().counted();
+        assert_eq!(counted("--trace t"), WindowName::All);
+        assert_eq!(counted("--trace t --paper"), WindowName::SecondHalf);
+        assert_eq!(counted("--trace t --paper --window all"), WindowName::All);
     }
 
     #[test]

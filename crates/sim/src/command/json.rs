@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::args::SimulateArgs;
 use super::runs::Run;
 use super::workload::Workload;
+use crate::record::Sample;
 use crate::summary::Summary;
 
 /// One run: its figures, the floor, and what was played.
@@ -42,13 +43,24 @@ struct OptionsJson<'a> {
     split_above_s: Option<f64>,
 }
 
-/// The object of one run; of several, an object that lists them.
+/// The object of one run, with its load over time; of several, an object that lists them.
 pub(crate) fn report(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> serde_json::Result<Value> {
     let several = args.compare.is_some() || args.curve.is_some();
     match runs {
-        [run] if !several => run_json(args, workload, run),
+        [run] if !several => single(args, workload, run),
         _ => Ok(json!({ "runs": runs_json(args, workload, runs)? })),
     }
+}
+
+fn single(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::Result<Value> {
+    let mut report = run_json(args, workload, run)?;
+    report["load"] = run.samples.iter().map(load).collect();
+    Ok(report)
+}
+
+/// The cluster at one moment, in the units of the mean loads.
+fn load(sample: &Sample) -> Value {
+    json!({ "t_s": sample.at_s, "prefill": sample.prefill_load, "decode": sample.decode_load })
 }
 
 pub(crate) fn runs_json(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> serde_json::Result<Vec<Value>> {
@@ -62,6 +74,10 @@ fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::
 
 fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> OptionsJson<'a> {
     let options = &run.setting.options;
+    let baton = match options.placement {
+        PlacementKind::BatonWith(config) => Some(config),
+        _ => None,
+    };
     OptionsJson {
         trace: &workload.name,
         model_profile: &workload.profile.name,
@@ -76,10 +92,10 @@ fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> Option
         tbt_slo_s: options.tbt_slo.as_secs_f64(),
         seed: options.seed,
         jitter_s: workload.jitter.as_secs_f64(),
-        window: args.window.as_str(),
+        window: args.counted().as_str(),
         cache_blocks: options.cache_blocks,
         ssd_blocks: options.ssd_blocks,
-        first_come: args.first_come,
+        first_come: baton.is_some_and(|config| !config.reorders),
         max_wait_s: args.max_wait.map(|wait| wait.as_secs_f64()),
         split_above_s: options.split_above.map(|split| split.as_secs_f64()),
     }

@@ -1,7 +1,7 @@
 //! `baton simulate`: plays a trace, and says what became of it.
 //!
 //! Options (`args`) become runs (`plan`) over a trace (`workload`). Each is made once (`runs`) and shown as text (`report`), as JSON (`json`) and as a page (`html`). `paper`
-//! makes other runs: those of the Mooncake paper's tables.
+//! makes other runs: those of what Baton claims of a trace, and of the Mooncake papers' tables.
 //!
 //! **Invariant**: what goes to stdout depends on the options and the trace alone, not on the machine.
 
@@ -55,7 +55,7 @@ fn answer(args: &SimulateArgs, workload: &Workload, json: bool) -> Result<String
     }
     match json {
         true => Ok(json::report(args, workload, &runs).map_err(io::Error::from)?.to_string()),
-        false => Ok(report::report(workload, args.window.as_str(), &runs)),
+        false => Ok(report::report(workload, args.counted().as_str(), &runs)),
     }
 }
 
@@ -100,6 +100,17 @@ mod tests {
         assert_eq!(json["options"]["balancing_threshold"], 1.5);
         assert_eq!((&json["options"]["trace"], &json["options"]["speed"]), (&"small.jsonl".into(), &2.0.into()));
         assert!(json["ttft_mean_s"].as_f64() >= json["floor_ttft_mean_s"].as_f64().map(|floor| floor * 0.9));
+    }
+
+    #[test]
+    fn a_single_run_has_its_load_over_time() {
+        let json = json_of("--placement random");
+        let load = json["load"].as_array().unwrap();
+        let mean =
+            |field: &str| load.iter().map(|sample| sample[field].as_f64().unwrap()).sum::<f64>() / load.len() as f64;
+        assert!(load.len() > 5 && load.is_sorted_by_key(|sample| sample["t_s"].as_f64()), "{load:?}");
+        assert!(mean("prefill") > 0.0 && mean("decode") > 0.0, "{load:?}");
+        assert!(json_of("--compare admission")["runs"][0].get("load").is_none());
     }
 
     #[test]

@@ -33,13 +33,22 @@ impl FromStr for Curve {
         if to < from {
             return Err(format!("expected FROM to be at most TO, but {from} is more than {to}"));
         }
-        // Half a millionth of a step is for what binary fractions lose.
-        let points = ((to - from) / step + 0.5e-6) as usize + 1;
+        let points = points(from, to, step);
         if points > MAX_POINTS {
             return Err(format!("expected at most {MAX_POINTS} speeds, but these are {points}"));
         }
-        Ok(Self((0..points).map(|point| rounded(from + step * point as f64)).collect()))
+        Ok(Self(steps(from, to, step)))
     }
+}
+
+/// Half a millionth of a step is for what binary fractions lose.
+fn points(from: f64, to: f64, step: f64) -> usize {
+    ((to - from) / step + 0.5e-6) as usize + 1
+}
+
+/// Speeds, from the first to the last at equal steps.
+pub(crate) fn steps(from: f64, to: f64, step: f64) -> Vec<f64> {
+    (0..points(from, to, step)).map(|point| rounded(from + step * point as f64)).collect()
 }
 
 /// 0.1 + 2 x 0.1 is 0.3.

@@ -31,7 +31,7 @@ impl Workload {
             // Another stream than the simulator's own, which starts at the seed.
             trace.jitter(args.jitter, &mut Random::new(!args.seed));
         }
-        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.window.window());
+        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.counted().window());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })
     }

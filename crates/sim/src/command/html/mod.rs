@@ -31,7 +31,7 @@ pub(crate) fn page(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> St
 
 fn head(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> String {
     let Some(first) = runs.first() else { return String::new() };
-    let head = definitions("facts", &report::shared_head(workload, args.window.as_str(), &first.setting));
+    let head = definitions("facts", &report::shared_head(workload, args.counted().as_str(), &first.setting));
     let warning = workload.warning().map(|text| format!("<p class=\"warning\">{}</p>\n", escape(&text)));
     head + &warning.unwrap_or_default()
 }
