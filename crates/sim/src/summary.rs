@@ -65,6 +65,10 @@ pub struct Summary {
     pub ttft_error_p50: f64,
     /// 90 % are below.
     pub ttft_error_p90: f64,
+    /// The same of the time between tokens.
+    pub tbt_error_p50: f64,
+    /// The same.
+    pub tbt_error_p90: f64,
     /// Mean of the decode load over the window's time.
     pub decode_load_mean: f64,
     /// Its standard deviation.
@@ -111,6 +115,14 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole + 0.0 } else { 0.0 }
 }
 
+/// |predicted - measured| / measured, where both are known.
+fn errors(times: impl Iterator<Item = (Option<Duration>, Option<Duration>)>) -> Spread {
+    Spread::of(times.filter_map(|(predicted, measured)| {
+        let (predicted, measured) = (predicted?.as_secs_f64(), measured?.as_secs_f64());
+        Some((predicted - measured).abs() / measured.max(1e-6))
+    }))
+}
+
 impl Summary {
     /// Of a run with these options.
     pub fn of(outcome: &Outcome, options: &SimOptions) -> Self {
@@ -134,10 +146,8 @@ impl Summary {
         let fetched: f64 = prefilled.iter().map(|record| f64::from(record.fetched_tokens)).sum();
         let late = |stage| count(&|record| record.rejected == Some(stage));
         let wasted = records.iter().filter(|record| record.rejected == Some(RejectStage::AfterPrefill));
-        let error = Spread::of(prefilled.iter().filter_map(|record| {
-            let (predicted, measured) = (seconds(record.predicted_ttft)?, seconds(record.ttft)?);
-            Some((predicted - measured).abs() / measured.max(1e-6))
-        }));
+        let ttft_error = errors(prefilled.iter().map(|record| (record.predicted_ttft, record.ttft)));
+        let tbt_error = errors(completed.iter().map(|record| (record.predicted_tbt, record.tbt)));
         let (first, last) = (records.first().map(|r| r.arrived), records.last().map(|r| r.arrived));
         let (first, last) = (first.unwrap_or_default().as_secs_f64(), last.unwrap_or_default().as_secs_f64());
         let samples: Vec<_> = outcome.samples.iter().filter(|s| s.at_s >= first && s.at_s <= last).collect();
@@ -185,8 +195,10 @@ impl Summary {
             cache_hit_ratio_local: share(local, prompt),
             cache_hit_ratio_fetched: share(fetched, prompt),
             wasted_prefill_tokens: wasted.map(|record| u64::from(record.computed_tokens)).sum(),
-            ttft_error_p50: error.quantile(0.5),
-            ttft_error_p90: error.quantile(0.9),
+            ttft_error_p50: ttft_error.quantile(0.5),
+            ttft_error_p90: ttft_error.quantile(0.9),
+            tbt_error_p50: tbt_error.quantile(0.5),
+            tbt_error_p90: tbt_error.quantile(0.9),
             decode_load_mean: decode_load.mean(),
             decode_load_swing: decode_load.deviation(),
             prefill_load_mean: prefill_load.mean(),

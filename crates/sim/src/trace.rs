@@ -132,29 +132,11 @@ impl Trace {
         self.sort();
     }
 
-    /// Replays `speed` times as fast.
-    ///
-    /// # Panics
-    /// If the speed is not a positive number.
-    pub fn scale(&mut self, speed: f64) {
-        assert!(speed.is_finite() && speed > 0.0, "speed {speed}");
-        for request in &mut self.requests {
-            request.timestamp = request.timestamp.div_f64(speed);
-        }
-    }
-
     /// How many requests come before this part of the time from 0 to the last request.
     pub fn before(&self, fraction: f64) -> usize {
         let end = self.requests.last().map_or(Duration::ZERO, |last| last.timestamp);
         let time = end.mul_f64(fraction.clamp(0.0, 1.0));
         self.requests.partition_point(|request| request.timestamp < time)
-    }
-
-    /// What comes before this part of the time, and what comes after; timestamps stay.
-    pub fn split(mut self, fraction: f64) -> (Self, Self) {
-        let requests = self.requests.split_off(self.before(fraction));
-        let after = Self { name: self.name.clone(), requests, block_tokens: self.block_tokens };
-        (self, after)
     }
 
     /// Blocks of all prompts.
@@ -296,14 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn scaling_and_splitting() {
-        let mut trace = ten();
-        trace.scale(2.0);
-        assert_eq!(seconds(&trace)[9], 4.5);
-        let (first, second) = trace.split(0.5);
-        assert_eq!((first.requests.len(), second.requests.len()), (5, 5));
-        assert_eq!(seconds(&second)[0], 2.5);
-        let (all, none) = read("").unwrap().split(0.5);
-        assert!(all.requests.is_empty() && none.requests.is_empty());
+    fn the_half_of_the_time_has_an_end() {
+        assert_eq!((ten().before(0.5), ten().before(0.0), ten().before(1.0)), (5, 0, 9));
+        assert_eq!(read("").unwrap().before(0.5), 0);
     }
 }

@@ -119,7 +119,9 @@ fn imbalance(s: &Summary) -> String {
 }
 
 fn prediction(s: &Summary) -> String {
-    format!("TTFT wrong by {} (p50), {} (p90)", percent(s.ttft_error_p50), percent(s.ttft_error_p90))
+    let [ttft_p50, ttft_p90] = [s.ttft_error_p50, s.ttft_error_p90].map(percent);
+    let [tbt_p50, tbt_p90] = [s.tbt_error_p50, s.tbt_error_p90].map(percent);
+    format!("TTFT wrong by {ttft_p50} (p50), {ttft_p90} (p90); TBT by {tbt_p50}, {tbt_p90}")
 }
 
 /// What the columns are.
