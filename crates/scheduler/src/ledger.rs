@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{Generation, NodeId, RequestKey};
 
-use crate::cost::OutputLength;
+use crate::cost::{OutputLength, duration};
 use crate::queue::{Backlog, QueuedPrompt};
 
 /// One start of one node. The generation keeps a node that came back from being credited for its past.
@@ -46,6 +46,21 @@ pub(crate) struct DecodeCharge {
 }
 
 impl DecodeCharge {
+    /// Tokens that it has by a time, each of which takes `step`.
+    fn tokens_by(&self, then: Instant, step: Duration) -> u32 {
+        (then.saturating_duration_since(self.begins).as_secs_f64() / step.as_secs_f64().max(1e-6)) as u32
+    }
+
+    /// Probability that it decodes at `then`.
+    fn survival(&self, now: Instant, then: Instant, step: Duration, lengths: &OutputLength) -> f64 {
+        let begins = self.begins(now);
+        if begins > then {
+            return 0.0;
+        }
+        let done = if self.begun { self.tokens_by(now, step) } else { 0 };
+        lengths.survival(done, Self { begins, ..*self }.tokens_by(then, step))
+    }
+
     /// When it began, or begins: what should have begun and has not will do so now at the earliest.
     fn begins(&self, now: Instant) -> Instant {
         if self.begun { self.begins } else { self.begins.max(now) }
@@ -84,6 +99,8 @@ pub(crate) struct NodeCharges {
     pub requests: usize,
     /// Of them, those that decode here.
     decoding: BTreeMap<RequestKey, DecodeCharge>,
+    /// How many of them have each objective of the time between tokens.
+    tbt_limits: BTreeMap<Duration, usize>,
     pub blocks: usize,
     pub kv_tokens: u64,
 }
@@ -98,6 +115,9 @@ impl NodeCharges {
         self.requests += 1;
         self.blocks += charge.blocks;
         self.kv_tokens += charge.kv_tokens;
+        if let Some(limit) = charge.tbt {
+            *self.tbt_limits.entry(limit).or_default() += 1;
+        }
         self.decoding.insert(key, charge);
     }
 
@@ -114,6 +134,14 @@ impl NodeCharges {
         self.requests -= 1;
         self.blocks -= charge.blocks;
         self.kv_tokens -= charge.kv_tokens;
+        if let Some(limit) = charge.tbt
+            && let Some(sequences) = self.tbt_limits.get_mut(&limit)
+        {
+            *sequences -= 1;
+            if *sequences == 0 {
+                self.tbt_limits.remove(&limit);
+            }
+        }
     }
 
     pub(crate) fn sequences(&self) -> usize {
@@ -150,32 +178,44 @@ impl NodeCharges {
         lengths: &OutputLength,
     ) -> DecodeForecast {
         let mut forecast = DecodeForecast::default();
-        let tokens = |time: Duration| (time.as_secs_f64() / tbt.as_secs_f64().max(1e-6)) as u32;
-        for charge in self.decoding.values().filter(|charge| charge.begins(now) <= then) {
-            let done = if charge.begun { tokens(now.saturating_duration_since(charge.begins)) } else { 0 };
-            let by_then = tokens(then.saturating_duration_since(charge.begins(now)));
-            forecast.add(charge, lengths.survival(done, by_then));
+        for charge in self.decoding.values() {
+            forecast.add(charge, charge.survival(now, then, tbt, lengths));
         }
         forecast
     }
 
-    /// How long until the first of those that decode should be over, if every answer takes `answer`.
-    pub(crate) fn next_end(&self, now: Instant, answer: Duration) -> Option<Duration> {
-        let begun = self.decoding.values().filter(|charge| charge.begun);
-        begun.map(|charge| (charge.begins + answer).saturating_duration_since(now)).min()
+    /// How long until the first of those that decode should be over: a token takes `step`, and answers get as long as those before them.
+    pub(crate) fn next_end(&self, now: Instant, step: Duration, lengths: &OutputLength) -> Option<Duration> {
+        let left = |charge: &DecodeCharge| {
+            let left = lengths.expected_left(charge.tokens_by(now, step), charge.max_tokens);
+            duration(step.as_secs_f64() * left.max(1.0))
+        };
+        self.decoding.values().filter(|charge| charge.begun).map(left).min()
     }
 
-    /// Sequences whose objective steps of `without` meet and steps of `with` do not.
-    pub(crate) fn broken_sequences(&self, without: Duration, with: Duration) -> usize {
-        let limits = self.decoding.values().filter_map(|charge| charge.tbt);
-        limits.filter(|limit| without <= *limit && *limit < with).count()
+    /// Sequences that are likely to go on until `then` and whose objective steps of `without` meet and steps of `with` do not.
+    pub(crate) fn broken_sequences(
+        &self,
+        (now, then): (Instant, Instant),
+        (without, with): (Duration, Duration),
+        step: Duration,
+        lengths: &OutputLength,
+    ) -> usize {
+        let breaks = |charge: &&DecodeCharge| charge.tbt.is_some_and(|limit| without <= limit && limit < with);
+        let goes_on = |charge: &&DecodeCharge| charge.survival(now, then, step, lengths) >= 0.5;
+        self.decoding.values().filter(breaks).filter(goes_on).count()
+    }
+
+    /// Whether some sequence's time between tokens may be as long as `from` seconds, and not as long as `to`.
+    pub(crate) fn has_tbt_limit_in(&self, from: f64, to: f64) -> bool {
+        from < to && self.tbt_limits.range(duration(from)..duration(to)).next().is_some()
     }
 
     /// Whether nothing is charged.
     #[cfg(test)]
     pub(crate) fn is_zero(&self) -> bool {
         let empty = self.backlog.len() == 0 && self.decoding.is_empty();
-        empty && self.requests == 0 && self.blocks == 0 && self.kv_tokens == 0
+        empty && self.tbt_limits.is_empty() && self.requests == 0 && self.blocks == 0 && self.kv_tokens == 0
     }
 }
 
@@ -207,9 +247,16 @@ mod tests {
         assert_eq!(charges.decoding_now().sequences, 1.0);
         let at = |seconds: u32| charges.decoding_at(start, start + seconds * SECOND, 15 * SECOND).sequences;
         assert_eq!((at(5), at(12), at(16), at(22), at(99)), (1.0, 2.0, 1.0, 2.0, 0.0));
-        assert_eq!(charges.next_end(start + SECOND, 15 * SECOND), Some(14 * SECOND));
-        let broken = |without: u32, with: u32| charges.broken_sequences(SECOND / without, SECOND / with);
-        assert_eq!((broken(20, 11), broken(20, 9), broken(9, 8)), (0, 3, 0), "who is late anyway loses nothing");
+        let lengths = OutputLength::new(100);
+        let left = |seconds: u32| charges.next_end(start + seconds * SECOND, SECOND, &lengths).unwrap().as_secs();
+        assert_eq!((left(0), left(4), left(60)), (10, 6, 1), "ten tokens at most, and one more if they are over");
+        let broken = |then: u32, without: u32, with: u32| {
+            let steps = (SECOND / without, SECOND / with);
+            charges.broken_sequences((start, start + then * SECOND), steps, SECOND / 10, &lengths)
+        };
+        assert_eq!((broken(21, 20, 11), broken(21, 20, 9), broken(21, 9, 8)), (0, 1, 0), "two are over by then");
+        assert_eq!(broken(5, 20, 9), 1, "two have not begun");
+        assert!(charges.has_tbt_limit_in(0.05, 0.11) && !charges.has_tbt_limit_in(0.11, 0.2));
         (0..3).for_each(|n| charges.end_decode(key(n)));
         charges.end_decode(key(0));
         assert!(charges.is_zero());

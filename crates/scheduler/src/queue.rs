@@ -213,8 +213,6 @@ struct Place {
     rank: QueueRank,
     /// Seconds of it still to compute.
     left: f64,
-    /// Seconds after the backlog's first prompt, or infinity: subtracting clocks would take most of a placement's time.
-    deadline: f64,
     /// Index of its entry.
     entry: usize,
 }
@@ -227,8 +225,6 @@ pub(crate) struct Backlog {
     /// In no order.
     entries: Vec<Entry>,
     order: Order,
-    /// When the first prompt came.
-    epoch: Option<Instant>,
     settled: Option<Instant>,
     turns: u64,
     /// Sum of what is left, when it was settled.
@@ -257,17 +253,15 @@ impl Backlog {
         let left = prompt.terms.compute.as_secs_f64();
         let item = QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn: self.turns, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
-        let epoch = *self.epoch.get_or_insert(now);
-        let deadline = prompt.deadline.map_or(f64::INFINITY, |deadline| left_until(epoch, deadline));
-        self.places.push(Place { rank, left, deadline, entry: self.entries.len() });
+        self.places.push(Place { rank, left, entry: self.entries.len() });
         self.entries.push(Entry { prompt, turn: self.turns });
         self.sort(now);
     }
 
     /// The prompt is computed, or will not be.
     pub(crate) fn remove(&mut self, now: Instant, key: RequestKey) {
-        self.settle(now);
         let Some(index) = self.entries.iter().position(|entry| entry.prompt.key == key) else { return };
+        self.settle(now);
         self.entries.swap_remove(index);
         self.places.retain(|place| place.entry != index);
         let moved = self.entries.len();
@@ -301,27 +295,17 @@ impl Backlog {
         self.total - self.spent(now).min(self.total)
     }
 
-    /// What a prompt on these terms would find and do if the others kept their order. Where the node computes, it waits at least for `chunk` seconds: a chunk is not interrupted.
-    pub(crate) fn impact(&self, now: Instant, terms: QueueTerms, chunk: f64) -> QueueImpact {
+    /// Seconds of work that would go before a prompt on these terms, and how many it would go before, if the others kept their order. Where the node computes, it waits at least for `chunk`
+    /// seconds: a chunk is not interrupted.
+    pub(crate) fn impact(&self, now: Instant, terms: QueueTerms, chunk: f64) -> (f64, usize) {
         let item = QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 };
         let rank = self.order.rank(now, &item, false);
-        let mut impact = QueueImpact::default();
-        let (mut elapsed, seconds, at) = (0.0, item.seconds(), self.seconds_at(now));
-        for (place, left) in self.places.iter().zip(self.left_at(now)) {
-            elapsed += left;
-            if place.rank < rank {
-                impact.ahead = elapsed;
-                continue;
-            }
-            impact.passed += 1;
-            let slack = place.deadline - at;
-            impact.broken += usize::from(elapsed <= slack && elapsed + seconds > slack);
-        }
-        impact.ahead = impact.ahead.max(chunk.min(elapsed));
-        impact
+        let before = self.places.partition_point(|place| place.rank < rank);
+        let ahead = self.left_at(now).take(before).sum::<f64>();
+        (ahead.max(chunk.min(self.total(now))), self.places.len() - before)
     }
 
-    /// The same where the order becomes another one with it, in which it or others are put off. Takes longer to find out.
+    /// What it would find and do where the order becomes another one with it, in which it or others are put off. Takes longer to find out.
     pub(crate) fn impact_reordered(&self, now: Instant, terms: QueueTerms, chunk: f64) -> QueueImpact {
         let left: Vec<_> = self.left_at(now).collect();
         let mut items: Vec<_> = self.places.iter().zip(&left).map(|(place, left)| self.item(place, *left)).collect();
@@ -344,16 +328,12 @@ impl Backlog {
             }
             elapsed += items[index].seconds();
             let Some(place) = self.places.get(index) else { continue };
-            let slack = place.deadline - self.seconds_at(now);
+            let deadline = self.entries[place.entry].prompt.deadline;
+            let slack = deadline.map_or(f64::INFINITY, |deadline| left_until(now, deadline));
             impact.broken += usize::from(ends[index] <= slack && elapsed > slack);
         }
         impact.ahead = impact.ahead.max(chunk.min(all));
         impact
-    }
-
-    /// Seconds since the first prompt came.
-    fn seconds_at(&self, now: Instant) -> f64 {
-        self.epoch.map_or(0.0, |epoch| now.saturating_duration_since(epoch).as_secs_f64())
     }
 
     /// Seconds that are left of each by now, by rank.
@@ -445,10 +425,10 @@ mod tests {
         backlog.add(start, prompt(1, start, 0, 4.0));
         backlog.add(start + SECOND, prompt(2, start + SECOND, 0, 2.0));
         assert_eq!(backlog.total(start + SECOND), 5.0);
-        assert_eq!(backlog.impact(start + SECOND, terms(0, 1.0), 0.0).ahead, 5.0);
+        assert_eq!(backlog.impact(start + SECOND, terms(0, 1.0), 0.0).0, 5.0);
         assert_eq!(backlog.total(start + 60 * SECOND), 0.0, "both should be done");
         backlog.remove(start + 4 * SECOND, key(1));
-        backlog.remove(start + 4 * SECOND, key(1));
+        backlog.remove(start + 5 * SECOND, key(1));
         assert_eq!(backlog.total(start + 5 * SECOND), 1.0);
         backlog.remove(start + 5 * SECOND, key(2));
         assert_eq!((backlog.len(), backlog.total(start)), (0, 0.0));
@@ -460,12 +440,12 @@ mod tests {
         let mut backlog = Backlog::default();
         backlog.add(start, prompt(1, start, 10, 8.0));
         let short = |backlog: &Backlog, chunk| backlog.impact(start, terms(1, 1.0), chunk);
-        assert_eq!(short(&backlog, 0.0), QueueImpact { ahead: 0.0, passed: 1, broken: 0 });
-        assert_eq!(short(&backlog, 0.5).ahead, 0.5, "the chunk that is being computed");
+        assert_eq!(short(&backlog, 0.0), (0.0, 1));
+        assert_eq!(short(&backlog, 0.5).0, 0.5, "the chunk that is being computed");
         // After 6 of its 8 seconds a quarter of its patience is left: it is due at 2.5 s, the newcomer at 7 s.
         backlog.add(start + 6 * SECOND, prompt(2, start + 6 * SECOND, 1, 1.0));
         let impact = backlog.impact(start + 6 * SECOND, terms(0, 1.0), 0.0);
-        assert_eq!((impact.ahead, impact.passed), (2.0, 1), "a third without patience goes between them");
+        assert_eq!(impact, (2.0, 1), "a third without patience goes between them");
     }
 
     #[test]
@@ -474,8 +454,8 @@ mod tests {
         let mut backlog = Backlog::default();
         backlog.add(start, prompt(1, start, 0, 8.0));
         let with = |priority| QueueTerms { priority, ..terms(1, 1.0) };
-        assert_eq!(backlog.impact(start, with(1), 0.0).passed, 1);
-        assert_eq!(backlog.impact(start, with(-1), 0.0).ahead, 8.0);
+        assert_eq!(backlog.impact(start, with(1), 0.0).1, 1);
+        assert_eq!(backlog.impact(start, with(-1), 0.0).0, 8.0);
     }
 
     #[test]
@@ -484,10 +464,10 @@ mod tests {
         let mut backlog = Backlog::default();
         let deadline = Some(start + 9 * SECOND);
         backlog.add(start, QueuedPrompt { deadline, ..prompt(1, start, 100, 8.0) });
-        assert_eq!(backlog.impact(start, terms(0, 0.5), 0.0).broken, 0);
-        assert_eq!(backlog.impact(start, terms(0, 2.0), 0.0).broken, 1);
+        assert_eq!(backlog.impact_reordered(start, terms(0, 0.5), 0.0).broken, 0);
+        assert_eq!(backlog.impact_reordered(start, terms(0, 2.0), 0.0).broken, 1);
         backlog.add(start, prompt(2, start, 0, 5.0));
-        assert_eq!(backlog.impact(start, terms(1, 2.0), 0.0).broken, 0, "it is late anyway");
+        assert_eq!(backlog.impact_reordered(start, terms(1, 2.0), 0.0).broken, 0, "it is late anyway");
     }
 
     #[test]
@@ -508,7 +488,7 @@ mod tests {
         let long_one = waiting(&[29.0]);
         let served = long_one.impact_reordered(start, due(9.0), 0.0);
         assert_eq!(served, QueueImpact { ahead: 0.0, passed: 1, broken: 1 }, "the long one would have been in time");
-        assert_eq!(long_one.impact(start, due(9.0), 0.0).ahead, 29.0, "in the present order");
+        assert_eq!(long_one.impact(start, due(9.0), 0.0), (29.0, 0), "in the present order");
         assert_eq!(long_one.impact_reordered(start + SECOND, due(9.0), 0.5).ahead, 0.5, "the chunk under way");
     }
 

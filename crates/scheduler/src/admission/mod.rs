@@ -97,12 +97,16 @@ impl Assessment {
 
     /// Nobody who was taken in misses an objective because of this one.
     fn check_admitted(&self) -> Result<(), Excess> {
-        match (self.broken, self.broken_sequences) {
-            (0, 0) => Ok(()),
-            (0, requests) => Err(Excess::Admitted { requests, what: BETWEEN_TOKENS }),
-            (requests, _) => Err(Excess::Admitted { requests, what: TO_FIRST_TOKEN }),
+        if self.broken > 0 {
+            return Err(Excess::AdmittedTtft { requests: self.broken });
         }
+        check_sequences(self.broken_sequences)
     }
+}
+
+/// No sequence misses its time between tokens because of a newcomer.
+fn check_sequences(broken: usize) -> Result<(), Excess> {
+    if broken > 0 { Err(Excess::AdmittedTbt { requests: broken }) } else { Ok(()) }
 }
 
 fn ratio(estimate: Duration, limit: Duration) -> f64 {
@@ -143,13 +147,17 @@ pub enum Excess {
         /// Share in use.
         share: f64,
     },
-    /// Others' objectives.
-    #[error("admitted requests would miss the objective of their time {what}: {requests}")]
-    Admitted {
+    /// Others' time to first token.
+    #[error("admitted requests would miss the objective of their time to first token: {requests}")]
+    AdmittedTtft {
         /// How many.
         requests: usize,
-        /// `to first token` or `between tokens`.
-        what: &'static str,
+    },
+    /// Others' time between tokens.
+    #[error("admitted requests would miss the objective of their time between tokens: {requests}")]
+    AdmittedTbt {
+        /// How many.
+        requests: usize,
     },
     /// More is asked for than the cluster can do, and this is not the part of it that gives most for its time.
     #[error(
@@ -168,16 +176,11 @@ impl Excess {
     pub fn retry_after(&self, relief: Relief) -> Duration {
         match self {
             Self::Ttft { estimate, limit } => estimate.saturating_sub(*limit),
-            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::Admitted { what: BETWEEN_TOKENS, .. } => relief.decode,
-            Self::Admitted { .. } | Self::Work { .. } => relief.prefill,
+            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::AdmittedTbt { .. } => relief.decode,
+            Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
         }
     }
 }
-
-/// What [`Excess::Admitted`] names.
-const TO_FIRST_TOKEN: &str = "to first token";
-/// The other.
-const BETWEEN_TOKENS: &str = "between tokens";
 
 /// Whether a request is taken in.
 pub trait AdmissionPolicy: fmt::Debug + Send {
@@ -205,8 +208,8 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
         true
     }
 
-    /// The second look, at the decode node as it runs then, the newcomer included.
-    fn admit_decode(&mut self, load: &DecodeLoad, slo: Slo) -> Result<(), Excess> {
+    /// The second look, at the decode node as it runs then, the newcomer included, which would make `broken` of its sequences miss their objective.
+    fn admit_decode(&mut self, load: &DecodeLoad, _broken: usize, slo: Slo) -> Result<(), Excess> {
         load.check(slo)
     }
 }
@@ -345,7 +348,7 @@ mod tests {
         assert_eq!(excess.to_string(), "the time to first token would be 31.000s, the objective is 30.000s");
         assert_eq!(excess.retry_after(late.relief), SECOND);
         let full = DecodeLoad { kv_share: 1.25, ..late.decode_now.unwrap() };
-        let excess = Baseline.admit_decode(&full, late.slo).unwrap_err();
+        let excess = Baseline.admit_decode(&full, 0, late.slo).unwrap_err();
         assert_eq!(excess.retry_after(late.relief), late.relief.decode, "when a sequence is over");
         assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
     }

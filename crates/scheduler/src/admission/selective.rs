@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{Slo, Tbt, Ttft};
 
-use super::{AdmissionPolicy, Assessment, Excess};
+use super::{AdmissionPolicy, Assessment, DecodeLoad, Excess, check_sequences};
 
 /// Until a request at the door is looked at again.
 const HOLD: Duration = Duration::from_millis(250);
@@ -76,7 +76,10 @@ impl Selective {
 impl AdmissionPolicy for Selective {
     fn hold(&self, slo: Slo, ttft: Duration, excess: &Excess) -> Option<Duration> {
         let Ttft(limit) = slo.ttft?;
-        let passes = matches!(excess, Excess::Tbt { .. } | Excess::DecodeRoom { .. } | Excess::Admitted { .. });
+        let passes = matches!(
+            excess,
+            Excess::Tbt { .. } | Excess::DecodeRoom { .. } | Excess::AdmittedTtft { .. } | Excess::AdmittedTbt { .. }
+        );
         (passes && ttft + HOLD < limit).then_some(HOLD)
     }
 
@@ -96,6 +99,11 @@ impl AdmissionPolicy for Selective {
         true
     }
 
+    fn admit_decode(&mut self, load: &DecodeLoad, broken: usize, slo: Slo) -> Result<(), Excess> {
+        check_sequences(broken)?;
+        load.check_high(slo)
+    }
+
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
         let density = self.observe(request);
         request.check_ttft(request.ttft_high)?;
@@ -113,7 +121,6 @@ impl AdmissionPolicy for Selective {
 
 #[cfg(test)]
 mod tests {
-    use super::super::DecodeLoad;
     use super::super::tests::assessment;
     use super::*;
 

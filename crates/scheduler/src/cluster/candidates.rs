@@ -8,7 +8,6 @@ use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, NodeState};
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
-use crate::queue::QueueImpact;
 
 /// Blocks of the prefix that each node holds, and who holds most.
 #[derive(Debug, Default)]
@@ -188,15 +187,21 @@ impl Cluster {
         let matched_tokens = blocks * node.info().layout.block_tokens;
         let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
         let terms = self.placement.terms(request, compute);
-        let impact = node.charges.backlog.impact(now, terms, self.chunk_left(node));
-        let plan = PrefillPlan { matched_tokens, transfer, compute, ..PrefillPlan::default() };
-        with_impact(plan, impact)
+        let (ahead, passed) = node.charges.backlog.impact(now, terms, self.chunk_left(node));
+        PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
     }
 
-    /// The plan of the node that was chosen, with what the newcomer does to the order of its queue.
-    pub(super) fn reordered(&self, now: Instant, terms: QueueTerms, node: &NodeId, plan: &PrefillPlan) -> PrefillPlan {
-        let Some(node) = self.nodes.get(node) else { return *plan };
-        with_impact(*plan, node.charges.backlog.impact_reordered(now, terms, self.chunk_left(node)))
+    /// The plan of the node that was chosen, with what the newcomer does to the order of its queue, and how many prompts that were admitted would miss their objective because of it.
+    pub(super) fn reordered(
+        &self,
+        now: Instant,
+        terms: QueueTerms,
+        node: &NodeId,
+        plan: &PrefillPlan,
+    ) -> (PrefillPlan, usize) {
+        let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
+        let impact = node.charges.backlog.impact_reordered(now, terms, self.chunk_left(node));
+        (PrefillPlan { ahead: impact.ahead, passed: impact.passed, ..*plan }, impact.broken)
     }
 
     /// Seconds until the node has done the chunk that it computes: half of one on average.
@@ -226,7 +231,22 @@ impl Cluster {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
+        self.leave_out_strict(asked, &mut nodes);
         Ok(matches.beside(nodes).map(|(node, held)| self.decode_candidate(asked, node, held)).collect())
+    }
+
+    /// Leaves out nodes where the newcomer would make a sequence miss its time between tokens, while it would not on others.
+    fn leave_out_strict(&self, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) {
+        let breaks = |node: &&ClusterNode| {
+            let (charges, needs) = (&node.charges, asked.needs(node));
+            let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
+            let without = self.high_step_seconds(node, sequences, kv_tokens);
+            let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + needs.kv_tokens as f64);
+            charges.has_tbt_limit_in(without, with)
+        };
+        if nodes.iter().any(|node| !breaks(node)) {
+            nodes.retain(|node| !breaks(node));
+        }
     }
 
     /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
@@ -238,7 +258,7 @@ impl Cluster {
         }
         let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
         let needs = all.iter().map(|node| asked.needs(node).blocks).min().unwrap_or(0);
-        let soonest = all.iter().filter_map(|node| node.charges.next_end(now, self.answer_time(node))).min();
+        let soonest = all.iter().filter_map(|node| self.next_end(now, node)).min();
         let (prompt, output) = (asked.request.prompt_tokens, asked.request.max_tokens);
         let message = format!(
             "no decode node has room for {prompt} prompt and {output} output tokens: {needs} blocks wanted, \
@@ -264,10 +284,6 @@ impl Cluster {
             sequences: node.charges.sequences(),
         }
     }
-}
-
-fn with_impact(plan: PrefillPlan, impact: QueueImpact) -> PrefillPlan {
-    PrefillPlan { ahead: impact.ahead, passed: impact.passed, broken: impact.broken, ..plan }
 }
 
 /// No node takes the prompt: of those that it fits, all have full queues.

@@ -26,9 +26,7 @@ impl Cluster {
 
     /// How long an answer takes on this node as it is charged now: the mean number of tokens, a step each.
     pub(super) fn answer_time(&self, node: &ClusterNode) -> Duration {
-        let charges = &node.charges;
-        let step = self.step_seconds(node, charges.sequences() as f64, charges.kv_tokens as f64);
-        duration(step * self.output_lengths.mean(u32::MAX))
+        duration(self.step_as_charged(node).as_secs_f64() * self.output_lengths.mean(u32::MAX))
     }
 
     /// The node with these sequences and the newcomer.
@@ -48,10 +46,31 @@ impl Cluster {
         }
     }
 
+    /// Until the first sequence that a node has now should be over.
+    pub(super) fn next_end(&self, now: Instant, node: &ClusterNode) -> Option<Duration> {
+        node.charges.next_end(now, self.step_as_charged(node), &self.output_lengths)
+    }
+
+    /// A step of everybody placed there.
+    fn step_as_charged(&self, node: &ClusterNode) -> Duration {
+        duration(self.step_seconds(node, node.charges.sequences() as f64, node.charges.kv_tokens as f64))
+    }
+
+    /// Sequences that would miss their time between tokens for the newcomer's sake, as it will be at the later of two times.
+    pub(super) fn broken_sequences(
+        &self,
+        (now, then): (Instant, Instant),
+        node: &ClusterNode,
+        newcomer: DecodeForecast,
+    ) -> usize {
+        let others = self.expected_at(now, then, node);
+        let step = |newcomer| self.decode_load(node, others, newcomer).tbt_high;
+        let steps = (step(DecodeForecast::default()), step(newcomer));
+        node.charges.broken_sequences((now, then), steps, self.step_as_charged(node), &self.output_lengths)
+    }
+
     /// Expected sequences of a node at a later time, each answer going on with the probability that the lengths so far give it.
     pub(super) fn expected_at(&self, now: Instant, then: Instant, node: &ClusterNode) -> DecodeForecast {
-        let charges = &node.charges;
-        let step = self.step_seconds(node, charges.sequences() as f64, charges.kv_tokens as f64);
-        charges.expected_at(now, then, duration(step), &self.output_lengths)
+        node.charges.expected_at(now, then, self.step_as_charged(node), &self.output_lengths)
     }
 }

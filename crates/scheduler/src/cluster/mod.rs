@@ -38,7 +38,7 @@ pub struct ClusterConfig {
     /// Whether what is placed must fit into the decode node's blocks beside all that is charged, prompts that wait included. Without it sequences wait at the decode node for
     /// room, and admission sees to it that they seldom do.
     pub reserves_decode_room: bool,
-    /// Quantile of the predictions that [`AdmissionKind::Selective`] goes by.
+    /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
     /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
     /// cannot do it yet; the simulator shows what it is worth.

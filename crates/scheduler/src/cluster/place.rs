@@ -35,6 +35,8 @@ struct Chosen {
     held_tokens: u32,
     plan: PrefillPlan,
     terms: QueueTerms,
+    /// Prompts that were admitted and would miss their objective because of it.
+    broken: usize,
     helpers: Vec<NodeId>,
     fetches: bool,
     decode: Option<ChosenDecode>,
@@ -97,7 +99,7 @@ impl Cluster {
         };
         let choice = self.placement.choose(request, &prefill, &decode, rng);
         let candidate = &prefill[choice.prefill];
-        let Split { plan, terms, helpers } =
+        let Split { plan, terms, broken, helpers } =
             self.split(now, request, candidate, candidate.plan(choice.fetch), &prefill);
         let decode = choice.decode.map(|index| &decode[index]);
         Ok(Chosen {
@@ -105,6 +107,7 @@ impl Cluster {
             held_tokens: candidate.local.matched_tokens,
             plan,
             terms,
+            broken,
             helpers,
             fetches: choice.fetch && candidate.fetch.is_some(),
             decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: duration(decode.tbt) }),
@@ -125,38 +128,39 @@ impl Cluster {
     pub fn recheck_decode(&mut self, now: Instant, key: RequestKey, slo: Slo) -> Result<Option<NodeId>, Refusal> {
         let charge = self.charges.get(&key).and_then(|charge| charge.decode.clone());
         let Some((start, charge)) = charge.filter(|_| self.admission.rechecks_decode()) else { return Ok(None) };
-        let Err(excess) = self.admit_on(&start.0, &charge, slo) else { return Ok(None) };
+        let Err(excess) = self.admit_on(now, &start.0, &charge, slo) else { return Ok(None) };
         if self.admission.moves_decode()
-            && let Some(other) = self.decode_node_for(&charge, slo)
+            && let Some(other) = self.decode_node_for(now, &charge, slo)
         {
             self.move_decode(now, key, &other);
             return Ok(Some(other));
         }
-        let relief = Relief { prefill: Duration::ZERO, decode: self.decode_relief(now, self.nodes.get(&start.0)) };
+        let relief = Relief { prefill: RETRY_UNAVAILABLE, decode: self.decode_relief(now, self.nodes.get(&start.0)) };
         let mut refusal = refusal_of(&excess, relief);
         refusal.hold = self.admission.hold(slo, Duration::ZERO, &excess);
         Err(refusal)
     }
 
     /// Whether a decode node as it runs now takes a sequence.
-    fn admit_on(&mut self, node: &NodeId, charge: &DecodeCharge, slo: Slo) -> Result<(), Excess> {
+    fn admit_on(&mut self, now: Instant, node: &NodeId, charge: &DecodeCharge, slo: Slo) -> Result<(), Excess> {
         let Some(node) = self.nodes.get(node) else { return Ok(()) };
-        let load = self.decode_load(node, node.charges.decoding_now(), DecodeForecast::of(charge));
-        self.admission.admit_decode(&load, slo)
+        let newcomer = DecodeForecast::of(charge);
+        let load = self.decode_load(node, node.charges.decoding_now(), newcomer);
+        let broken = self.broken_sequences((now, now), node, newcomer);
+        self.admission.admit_decode(&load, broken, slo)
     }
 
     /// The decode node with the fewest sequences that takes one now.
-    fn decode_node_for(&mut self, charge: &DecodeCharge, slo: Slo) -> Option<NodeId> {
+    fn decode_node_for(&mut self, now: Instant, charge: &DecodeCharge, slo: Slo) -> Option<NodeId> {
         let ready = self.nodes.of_role(NodeRole::Decode).filter(|node| node.is_ready());
         let mut nodes: Vec<_> = ready.map(|node| (node.charges.sequences(), node.info().node.clone())).collect();
         nodes.sort();
-        nodes.into_iter().map(|(_, node)| node).find(|node| self.admit_on(node, charge, slo).is_ok())
+        nodes.into_iter().map(|(_, node)| node).find(|node| self.admit_on(now, node, charge, slo).is_ok())
     }
 
     /// Until the first sequence that a decode node has now should be over.
     fn decode_relief(&self, now: Instant, node: Option<&ClusterNode>) -> Duration {
-        let next_end = node.and_then(|node| node.charges.next_end(now, self.answer_time(node)));
-        next_end.unwrap_or(RETRY_UNAVAILABLE)
+        node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
     fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
@@ -197,8 +201,10 @@ impl Cluster {
             prefill_nodes: chosen.candidates,
             ttft,
             ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),
-            broken: chosen.plan.broken,
-            broken_sequences: self.broken_sequences(now, now + ttft, node, newcomer),
+            broken: chosen.broken,
+            broken_sequences: node
+                .zip(newcomer)
+                .map_or(0, |(node, newcomer)| self.broken_sequences((now, now + ttft), node, newcomer)),
             relief,
             decode_now: with(|_, _, _, node| node.charges.decoding_now()),
             decode_then: with(|cluster, now, then, node| {
@@ -207,21 +213,6 @@ impl Cluster {
             }),
             decode_expected: with(Self::expected_at),
         }
-    }
-
-    /// Sequences that would miss their time between tokens for the newcomer's sake, once its prompt is computed.
-    fn broken_sequences(
-        &self,
-        now: Instant,
-        then: Instant,
-        node: Option<&ClusterNode>,
-        newcomer: Option<DecodeForecast>,
-    ) -> usize {
-        let (Some(node), Some(newcomer)) = (node, newcomer) else { return 0 };
-        let others = self.expected_at(now, then, node);
-        let without = self.decode_load(node, others, DecodeForecast::default());
-        let with = self.decode_load(node, others, newcomer);
-        node.charges.broken_sequences(without.tbt_high, with.tbt_high)
     }
 
     /// What has to be brought to the prefill node, if the choice says so.

@@ -14,6 +14,8 @@ const MAX_PARTS: usize = 4;
 pub(super) struct Split {
     pub plan: PrefillPlan,
     pub terms: QueueTerms,
+    /// Prompts that were admitted and would miss their objective because of it.
+    pub broken: usize,
     pub helpers: Vec<NodeId>,
 }
 
@@ -28,8 +30,8 @@ impl Cluster {
         candidates: &[PrefillCandidate<'_>],
     ) -> Split {
         let terms = self.placement.terms(request, plan.compute);
-        let plan = self.reordered(now, terms, chosen.node, plan);
-        let whole = Split { plan, terms, helpers: Vec::new() };
+        let (plan, broken) = self.reordered(now, terms, chosen.node, plan);
+        let whole = Split { plan, terms, broken, helpers: Vec::new() };
         let Some(limit) = self.config.split_above.filter(|limit| plan.compute > limit.as_secs_f64()) else {
             return whole;
         };
@@ -40,20 +42,16 @@ impl Cluster {
         others.truncate(parts.saturating_sub(1));
         let compute = plan.compute / parts.max(1) as f64;
         let terms = self.placement.terms(request, compute);
-        let part = PrefillPlan { compute, ..plan };
-        let own = self.reordered(now, terms, chosen.node, &part);
+        let part = PrefillPlan { compute, ahead: 0.0, ..plan };
         // The last of the parts decides when it is done, and each may make others late.
-        let split = others.iter().map(|other| self.reordered(now, terms, other.node, &part)).fold(own, |all, part| {
-            PrefillPlan {
-                ahead: all.ahead.max(part.ahead),
-                passed: all.passed + part.passed,
-                broken: all.broken + part.broken,
-                ..all
-            }
+        let nodes = others.iter().map(|other| other.node).chain([chosen.node]);
+        let (split, broken) = nodes.fold((part, 0), |(all, broken), node| {
+            let (part, more) = self.reordered(now, terms, node, &part);
+            (PrefillPlan { ahead: all.ahead.max(part.ahead), ..all }, broken + more)
         });
         if split.finish() >= plan.finish() {
             return whole;
         }
-        Split { plan: split, terms, helpers: others.into_iter().map(|other| other.node.clone()).collect() }
+        Split { plan: split, terms, broken, helpers: others.into_iter().map(|other| other.node.clone()).collect() }
     }
 }

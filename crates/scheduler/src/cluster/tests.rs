@@ -110,7 +110,7 @@ fn a_burst_is_spread_because_charges_count_at_once() {
 #[test]
 fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     let now = Instant::now();
-    let mut cluster = Cluster::new(ClusterConfig::default());
+    let mut cluster = Cluster::new(ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() });
     cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
     cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
     let with = |n, tbt_us| {
@@ -122,8 +122,11 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     cluster.on_first_token(now, key(1));
     let refused = place(&mut cluster, now, &with(2, 50_000)).unwrap_err();
     assert_eq!(refused.message, "admitted requests would miss the objective of their time between tokens: 1");
-    let soon = refused.retry_after.unwrap();
-    assert!(soon > SECOND && soon < 10 * SECOND, "{soon:?}: 256 tokens of 11 ms each");
+    assert_eq!(refused.retry_after, Some(Duration::from_millis(176)), "16 tokens at most, of 11 ms each");
+    cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
+    assert_eq!(place(&mut cluster, now, &with(3, 50_000)).unwrap().decode, Some(id("d1")));
+    cluster.on_ended(now, key(3));
+    cluster.on_node_left(now, &id("d1"), Generation(1));
     cluster.on_ended(now, key(1));
     place(&mut cluster, now, &with(2, 50_000)).unwrap();
 }

@@ -71,17 +71,6 @@ impl OutputLength {
         let so_far = from(bucket(done.saturating_add(1)));
         if so_far > 0.0 { (from(bucket(tokens)) / so_far).min(1.0) } else { 0.5 }
     }
-
-    /// Tokens that the share `q` (0 to 1) of the answers does not exceed.
-    pub fn quantile(&self, q: f64, max_tokens: u32) -> u32 {
-        let mut left = self.total * q.clamp(0.0, 1.0);
-        let within = |count: &f64| {
-            left -= count;
-            left <= 0.0
-        };
-        let bucket = self.counts.iter().position(within).unwrap_or(BUCKETS - 1);
-        (middle(bucket).ceil() as u32).min(max_tokens)
-    }
 }
 
 #[cfg(test)]
@@ -97,7 +86,7 @@ mod tests {
             lengths.observe(if n % 2 == 0 { 10 } else { 1000 });
         }
         assert!((450.0..560.0).contains(&lengths.mean(4096)), "{}", lengths.mean(4096));
-        assert!(lengths.quantile(0.4, 4096) < 14 && lengths.quantile(0.9, 4096) > 900);
+        assert!(lengths.survival(0, 14) < 0.6 && lengths.survival(0, 900) > 0.4);
         let left = lengths.expected_left(100, 4096);
         assert!((800.0..1000.0).contains(&left), "{left}: it must be one of the long ones");
         assert_eq!(lengths.expected_left(4000, 4096), 96.0, "longer than any: as long again, up to the limit");
@@ -105,7 +94,7 @@ mod tests {
         assert_eq!(lengths.survival(5, 5), 1.0);
         let (fresh, old) = (lengths.survival(0, 100), lengths.survival(50, 100));
         assert!((0.45..0.55).contains(&fresh) && old > 0.99, "{fresh} {old}");
-        assert_eq!(lengths.quantile(0.9, 64), 64);
+        assert!(lengths.mean(64) < 64.0);
     }
 
     #[test]

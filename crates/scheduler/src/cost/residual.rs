@@ -5,7 +5,7 @@ const WINDOW: usize = 512;
 /// Fewer say nothing about a tail.
 const ENOUGH: usize = 32;
 
-/// By how much the last measured times exceeded what was predicted. Differences and not ratios: what makes a short wait twice as long does not make a long one so.
+/// By how much the last measured values exceeded what was predicted. For waits these are times and not ratios: what makes a short wait twice as long does not make a long one so.
 #[derive(Debug, Clone, Default)]
 pub struct Residuals {
     /// In the order in which they came, from `next` on around.

@@ -1,6 +1,5 @@
 //! What everybody waits in sum.
 
-use std::cmp::Ordering;
 use std::time::Duration;
 
 use baton_types::{QueueTerms, Slo, Tbt, Ttft};
@@ -88,32 +87,32 @@ impl Baton {
         self.config.stream_weight * decode.stream * (1.0 + self.config.tail_weight * load)
     }
 
-    /// The decode nodes that are worth a look: the lightest, and those that hold more of the prompt than all that are lighter.
+    /// The decode nodes that are worth a look: the lightest, and of those that hold more of the prompt than all that are lighter the few that hold most.
     fn targets<'a>(
         &self,
         decode: &'a [DecodeCandidate<'a>],
         slo: Slo,
         rng: &mut dyn FnMut() -> u64,
     ) -> Vec<Target<'a>> {
-        let lightest = lightest_by(decode, |candidate| candidate.tbt, rng);
-        let Some(lightest) = lightest else { return vec![Target::NONE] };
-        let target = |index: usize| Target {
-            decode: Some((index, &decode[index])),
-            cost: self.decode_cost(&decode[index], slo),
-        };
+        let Some(lightest) = lightest_by(decode, |candidate| candidate.tbt, rng) else { return vec![Target::NONE] };
         let holds_more = |index: &usize| decode[*index].push < decode[lightest].push;
         let mut others: Vec<_> = (0..decode.len()).filter(holds_more).collect();
-        let order = |index: &usize| (decode[*index].tbt, decode[*index].sequences);
-        others.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
-        let mut targets = vec![target(lightest)];
+        let by_pace = |a: &DecodeCandidate<'_>, b: &DecodeCandidate<'_>| {
+            a.tbt.total_cmp(&b.tbt).then(a.sequences.cmp(&b.sequences))
+        };
+        others.sort_by(|a, b| by_pace(&decode[*a], &decode[*b]));
         let mut least_push = decode[lightest].push;
-        for index in others {
-            if decode[index].push < least_push && targets.len() < MAX_TARGETS {
-                least_push = decode[index].push;
-                targets.push(target(index));
-            }
-        }
-        targets
+        others.retain(|index| {
+            let push = decode[*index].push;
+            let holds_more = push < least_push;
+            least_push = least_push.min(push);
+            holds_more
+        });
+        let most = others.len().saturating_sub(MAX_TARGETS - 1);
+        let indices = std::iter::once(lightest).chain(others.drain(most..));
+        indices
+            .map(|index| Target { decode: Some((index, &decode[index])), cost: self.decode_cost(&decode[index], slo) })
+            .collect()
     }
 }
 
@@ -129,6 +128,10 @@ struct Target<'a> {
 
 impl Target<'_> {
     const NONE: Self = Self { decode: None, cost: 0.0 };
+
+    fn index(&self) -> Option<usize> {
+        self.decode.map(|(index, _)| index)
+    }
 
     fn exposed(&self, compute: f64) -> f64 {
         self.decode.map_or(0.0, |(_, decode)| decode.exposed(compute))
@@ -157,12 +160,12 @@ impl PlacementPolicy for Baton {
     ) -> Choice {
         let targets = self.targets(decode, request.slo, rng);
         let best_pair = |candidate: &PrefillCandidate<'_>| {
-            let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: None };
+            let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
             for target in &targets {
                 for (plan, fetch) in candidate.plans() {
                     let cost = self.prefill_cost(plan, target, request.slo) + target.cost;
                     if cost < best.cost {
-                        best = Pair { cost, fetch, decode: target.decode.map(|(index, _)| index) };
+                        best = Pair { cost, fetch, decode: target.index() };
                     }
                 }
             }
@@ -231,6 +234,15 @@ mod tests {
         assert_eq!(choose(33, 3000), 2, "2.9 s of push that compute does not hide for 0.3 s of stream");
         assert_eq!(choose(33, 90), 0, "compute hides most of it");
         assert_eq!(choose(500, 3000), 0, "five times the objective");
+    }
+
+    #[test]
+    fn of_many_decode_nodes_those_that_hold_most_are_looked_at() {
+        let mut decodes = vec![decode(30, 3000, 0)];
+        decodes.extend((1..9).map(|n| decode(32 + n, 3000 - 10 * n, 0)));
+        decodes.push(decode(42, 0, 0));
+        let choice = Baton::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0);
+        assert_eq!(choice.decode, Some(9));
     }
 
     #[test]

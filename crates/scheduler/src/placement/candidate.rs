@@ -15,8 +15,6 @@ pub struct PrefillPlan {
     pub ahead: f64,
     /// Prompts that wait there and that it goes before.
     pub passed: usize,
-    /// Prompts that were admitted and would miss their objective because of it.
-    pub broken: usize,
 }
 
 impl PrefillPlan {

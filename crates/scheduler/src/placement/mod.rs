@@ -77,7 +77,7 @@ pub struct Placement {
     pub pace: Duration,
     /// Predicted time to first token, from the placement on.
     pub estimated_ttft: Ttft,
-    /// Predicted time between tokens at the batch that the decode node then runs.
+    /// Predicted time between tokens: the tail of the steps with everybody placed there.
     pub estimated_tbt: Option<Tbt>,
     /// Tokens of the prompt that the prefill node should not have to compute.
     pub matched_tokens: u32,
