@@ -206,6 +206,11 @@ impl NodeCharges {
         self.decoding.values().filter(breaks).filter(goes_on).count()
     }
 
+    /// Whether some sequence's time between tokens may not be as long as so many seconds.
+    pub(crate) fn has_tbt_limit_below(&self, seconds: f64) -> bool {
+        self.tbt_limits.first_key_value().is_some_and(|(limit, _)| limit.as_secs_f64() < seconds)
+    }
+
     /// Whether some sequence's time between tokens may be as long as `from` seconds, and not as long as `to`.
     pub(crate) fn has_tbt_limit_in(&self, from: f64, to: f64) -> bool {
         from < to && self.tbt_limits.range(duration(from)..duration(to)).next().is_some()

@@ -231,22 +231,13 @@ impl Cluster {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
-        self.leave_out_strict(asked, &mut nodes);
-        Ok(matches.beside(nodes).map(|(node, held)| self.decode_candidate(asked, node, held)).collect())
-    }
-
-    /// Leaves out nodes where the newcomer would make a sequence miss its time between tokens, while it would not on others.
-    fn leave_out_strict(&self, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) {
-        let breaks = |node: &&ClusterNode| {
-            let (charges, needs) = (&node.charges, asked.needs(node));
-            let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
-            let without = self.high_step_seconds(node, sequences, kv_tokens);
-            let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + needs.kv_tokens as f64);
-            charges.has_tbt_limit_in(without, with)
-        };
-        if nodes.iter().any(|node| !breaks(node)) {
-            nodes.retain(|node| !breaks(node));
+        let held = matches.beside(nodes);
+        let mut candidates: Vec<_> = held.map(|(node, held)| self.decode_candidate(asked, node, held)).collect();
+        // A refusal for the sake of those admitted is for where there is no other node.
+        if candidates.iter().any(|candidate| !candidate.breaks) {
+            candidates.retain(|candidate| !candidate.breaks);
         }
+        Ok(candidates)
     }
 
     /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
@@ -269,19 +260,21 @@ impl Cluster {
 
     fn decode_candidate<'a>(&self, asked: Asked<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
         let info = node.info();
-        let sequences = node.charges.sequences() + 1;
-        let kv_tokens = node.charges.kv_tokens + asked.needs(node).kv_tokens;
+        let charges = &node.charges;
+        let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
         let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
         let push = bytes / self.config.bandwidth.max(1.0);
-        let tbt = self.high_step_seconds(node, sequences as f64, kv_tokens as f64);
+        let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + asked.needs(node).kv_tokens as f64);
+        let without = || self.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {
             node: &info.node,
             tbt,
             stream: tbt * asked.output_tokens,
             push,
             push_last_layer: push / f64::from(info.layout.num_layers.max(1)),
-            sequences: node.charges.sequences(),
+            sequences: charges.sequences(),
+            breaks: charges.has_tbt_limit_below(tbt) && charges.has_tbt_limit_in(without(), tbt),
         }
     }
 }

@@ -69,6 +69,8 @@ pub struct DecodeCandidate<'a> {
     pub push_last_layer: f64,
     /// Sequences placed there.
     pub sequences: usize,
+    /// Whether one of them would miss its time between tokens because of the newcomer.
+    pub breaks: bool,
 }
 
 impl DecodeCandidate<'_> {
@@ -147,7 +149,15 @@ pub(super) mod tests {
 
     pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate<'static> {
         let (tbt, stream) = (ms(tbt_ms), ms(100 * tbt_ms));
-        DecodeCandidate { node: node(), tbt, stream, push: ms(push_ms), push_last_layer: ms(push_ms / 10), sequences }
+        DecodeCandidate {
+            node: node(),
+            tbt,
+            stream,
+            push: ms(push_ms),
+            push_last_layer: ms(push_ms / 10),
+            sequences,
+            breaks: false,
+        }
     }
 
     #[test]
