@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
-use baton_scheduler::{Cluster, Placement, PlacementRequest};
+use baton_scheduler::{Cluster, Placement, PlacementRequest, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
     Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
@@ -67,6 +67,8 @@ pub struct FrontDoor {
     /// How far this conductor is on its way down.
     pub shutdown: Shutdown,
     cluster: Mutex<Cluster>,
+    /// The cluster's: nodes' events go there without holding the cluster.
+    pub index: Arc<PrefixIndex>,
     tokenizing: Arc<Semaphore>,
     /// Places for requests that wait to be placed.
     holding: Semaphore,
@@ -88,6 +90,7 @@ impl FrontDoor {
     ) -> Self {
         let live = LiveRequests::new(limits.max_requests);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let index = cluster.index();
         let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
         Self {
             id,
@@ -101,6 +104,7 @@ impl FrontDoor {
             tasks,
             shutdown,
             cluster,
+            index,
             tokenizing,
             holding: Semaphore::new((limits.max_requests / HELD_SHARE).max(1)),
         }

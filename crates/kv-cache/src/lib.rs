@@ -18,4 +18,4 @@ pub use event_log::KvEventBatch;
 pub use eviction::{EvictionKind, Position, TierCache, UnknownEviction};
 pub use hash::BlockHasher;
 pub use pool::{BlockPool, BlockState, IntegrityError, OutOfBlocks, PoolCounts, Reservation};
-pub use prefix_index::{Applied, PrefixIndex};
+pub use prefix_index::{Applied, NodeSlot, PrefixIndex, PrefixMatches};

@@ -39,5 +39,5 @@ pub use prefill::{PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
-pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch};
+pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
 pub use baton_types::RequestKey;

@@ -12,21 +12,14 @@ use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, Pref
 /// Blocks of the prefix that each node holds, and who holds most.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
-    /// By name.
-    blocks: Vec<(NodeId, u32)>,
+    /// By slot; those after the last hold none.
+    blocks: Vec<u32>,
     longest: Option<(NodeId, u32)>,
 }
 
 impl Matches {
-    /// Beside each of these nodes, which are ascending by name, the blocks that it holds.
-    fn beside<'a>(&self, nodes: Vec<&'a ClusterNode>) -> impl Iterator<Item = (&'a ClusterNode, u32)> {
-        let mut holders = self.blocks.iter().peekable();
-        nodes.into_iter().map(move |node| {
-            let name = &node.info().node;
-            while holders.next_if(|(holder, _)| holder < name).is_some() {}
-            let held = holders.next_if(|(holder, _)| holder == name);
-            (node, held.map_or(0, |(_, blocks)| *blocks))
-        })
+    fn of(&self, node: &ClusterNode) -> u32 {
+        node.slot.and_then(|slot| self.blocks.get(usize::from(slot.0))).copied().unwrap_or(0)
     }
 
     /// The holder of the longest prefix, where it is longer than `own` blocks.
@@ -70,14 +63,32 @@ impl Cluster {
         if request.bypass_cache {
             return Matches::default();
         }
-        let mut blocks = self.index.longest_prefix(request.block_hashes);
-        blocks.sort_unstable();
-        // Of those that hold most, the one that sends least now: a hot prefix has many holders.
-        let idle = |node: &NodeId| std::cmp::Reverse(self.transfers.sending(node));
-        let can_send = |node: &NodeId| self.nodes.get(node).is_some_and(ClusterNode::is_ready);
-        let longest = blocks.iter().filter(|(node, _)| can_send(node));
-        let longest = longest.max_by_key(|(node, blocks)| (*blocks, idle(node))).cloned();
-        Matches { blocks, longest }
+        let found = self.index.matches(request.block_hashes);
+        let found = found.by_slot();
+        let Some(slots) = found.iter().map(|(slot, _)| usize::from(slot.0) + 1).max() else {
+            return Matches::default();
+        };
+        let mut blocks = vec![0; slots];
+        for (slot, held) in found {
+            blocks[usize::from(slot.0)] = *held;
+        }
+        let matches = Matches { blocks, longest: None };
+        Matches { longest: self.longest_holder(&matches), ..matches }
+    }
+
+    /// Of the nodes that hold most and can send it, the one that sends least now: a hot prefix has many holders.
+    fn longest_holder(&self, matches: &Matches) -> Option<(NodeId, u32)> {
+        let mut longest: Option<(&ClusterNode, u32)> = None;
+        let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
+        for node in self.nodes.values() {
+            let held = matches.of(node);
+            let is_longer =
+                longest.is_none_or(|(other, most)| held > most || held == most && sending(node) < sending(other));
+            if held > 0 && is_longer && node.is_ready() {
+                longest = Some((node, held));
+            }
+        }
+        longest.map(|(node, held)| (node.info().node.clone(), held))
     }
 
     /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none, those that missed reports.
@@ -118,8 +129,7 @@ impl Cluster {
         }
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
-        let held = matches.beside(nodes);
-        Ok(held.map(|(node, held)| self.prefill_candidate(now, request, node, held, matches)).collect())
+        Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
     }
 
     /// Leaves out nodes that joined lately and have their share: an empty cache and an empty queue would attract everything at once.
@@ -153,13 +163,12 @@ impl Cluster {
         now: Instant,
         request: &PlacementRequest<'_>,
         node: &'a ClusterNode,
-        held: u32,
         matches: &Matches,
     ) -> PrefillCandidate<'a> {
         let info = node.info();
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
-        let held = held.min(reusable);
+        let held = matches.of(node).min(reusable);
         let longer = matches.longer_than(held).filter(|_| self.config.fetches && self.placement.fetches());
         let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
         let fetch = match fetch {
@@ -231,8 +240,8 @@ impl Cluster {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
-        let held = matches.beside(nodes);
-        let mut candidates: Vec<_> = held.map(|(node, held)| self.decode_candidate(asked, node, held)).collect();
+        let mut candidates: Vec<_> =
+            nodes.into_iter().map(|node| self.decode_candidate(asked, node, matches.of(node))).collect();
         // A refusal for the sake of those admitted is for where there is no other node.
         if candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);

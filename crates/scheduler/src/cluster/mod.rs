@@ -12,6 +12,7 @@ mod table;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
@@ -53,6 +54,8 @@ pub struct ClusterConfig {
     pub suspect_after: Duration,
     /// Bytes per second from node to node, until it is measured.
     pub bandwidth: f64,
+    /// What a node that has not reported for this long holds is forgotten: it is asked for a snapshot when it reports again.
+    pub index_ttl: Duration,
     /// Blocks of one node in the prefix index.
     pub max_index_entries_per_node: usize,
     /// Nodes that left and are still shown.
@@ -73,6 +76,7 @@ impl Default for ClusterConfig {
             report_delay: Duration::from_millis(100),
             suspect_after: Duration::from_secs(5),
             bandwidth: 1e9,
+            index_ttl: Duration::from_secs(60),
             max_index_entries_per_node: 1 << 20,
             max_lost_nodes: 16,
         }
@@ -86,7 +90,7 @@ pub struct Cluster {
     placement: Box<dyn PlacementPolicy>,
     admission: Box<dyn AdmissionPolicy>,
     nodes: NodeTable,
-    index: PrefixIndex,
+    index: Arc<PrefixIndex>,
     /// Cost models by class; a node knows the index of its own.
     costs: Vec<(CostClass, ClassCost)>,
     ticked: Option<Instant>,
@@ -119,7 +123,7 @@ impl Cluster {
             placement: config.placement.policy(),
             admission: config.admission.policy(),
             nodes: NodeTable::default(),
-            index: PrefixIndex::new(config.max_index_entries_per_node),
+            index: Arc::new(PrefixIndex::new(config.max_index_entries_per_node)),
             costs: Vec::new(),
             ticked: None,
             joined: None,
@@ -138,6 +142,11 @@ impl Cluster {
     /// One node.
     pub fn node(&self, node: &NodeId) -> Option<&ClusterNode> {
         self.nodes.get(node)
+    }
+
+    /// Who holds which blocks. Events may be applied to it, and chains looked up, while this cluster is in use elsewhere.
+    pub fn index(&self) -> Arc<PrefixIndex> {
+        Arc::clone(&self.index)
     }
 
     /// How many leading blocks of a chain each node holds; nodes that hold none are left out.
@@ -163,6 +172,7 @@ impl Cluster {
             return;
         }
         self.index.remove_node(&info.node);
+        let slot = self.index.add_node(&info.node, info.generation);
         let class = self.class_of(&info);
         let cost = &self.costs[class].1;
         let own = ClassCost::new(&info.profile);
@@ -172,7 +182,7 @@ impl Cluster {
         };
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
-        self.nodes.insert(ClusterNode::new(now, info, class, speed));
+        self.nodes.insert(ClusterNode::new(now, info, class, speed, slot));
     }
 
     /// Index of the node's class, which is seeded with its profile where it is the first of it.
@@ -248,31 +258,29 @@ impl Cluster {
         }
         self.ticked = Some(now);
         for node in self.nodes.values_mut() {
-            if now.saturating_duration_since(node.reported()) > self.config.suspect_after {
+            let silent = now.saturating_duration_since(node.reported());
+            if silent > self.config.suspect_after {
                 node.on_suspect();
+            }
+            if silent > self.config.index_ttl && !std::mem::replace(&mut node.is_expired, true) {
+                node.slot = self.index.expire(&node.info().node);
             }
         }
     }
 
-    /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in [`baton_kv_cache::KvEventBatch`]. [`Applied::Gap`] is said once per gap: ask for a snapshot.
+    /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in [`baton_kv_cache::KvEventBatch`].
     pub fn on_kv_events(
-        &mut self,
+        &self,
         node: &NodeId,
         generation: Generation,
         sequence: u64,
         snapshot: bool,
         events: &[KvEvent],
     ) -> Applied {
-        let Some(known) = self.nodes.get_mut(node) else { return Applied::Stale };
-        if known.info().generation != generation || known.state() == NodeState::Lost {
-            return Applied::Stale;
-        }
-        let applied = match snapshot {
+        match snapshot {
             true => self.index.snapshot(node, generation, sequence, events),
             false => self.index.apply(node, generation, sequence, events),
-        };
-        let already_asked = std::mem::replace(&mut known.awaits_snapshot, applied == Applied::Gap);
-        if applied == Applied::Gap && already_asked { Applied::Stale } else { applied }
+        }
     }
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use baton_kv_cache::NodeSlot;
 use baton_types::{Load, NodeInfo};
 
 use crate::cost::SpeedFactor;
@@ -44,11 +45,14 @@ pub struct ClusterNode {
     /// Index of its cost models.
     pub(super) class: usize,
     pub(super) speed: SpeedFactor,
-    pub(super) awaits_snapshot: bool,
+    /// In the prefix index; none where that is full.
+    pub(super) slot: Option<NodeSlot>,
+    /// Whether what it holds was forgotten since its last report.
+    pub(super) is_expired: bool,
 }
 
 impl ClusterNode {
-    pub(super) fn new(now: Instant, info: NodeInfo, class: usize, speed: SpeedFactor) -> Self {
+    pub(super) fn new(now: Instant, info: NodeInfo, class: usize, speed: SpeedFactor, slot: Option<NodeSlot>) -> Self {
         Self {
             info,
             state: NodeState::Ready,
@@ -58,7 +62,8 @@ impl ClusterNode {
             charges: NodeCharges::default(),
             class,
             speed,
-            awaits_snapshot: false,
+            slot,
+            is_expired: false,
         }
     }
 
@@ -106,6 +111,7 @@ impl ClusterNode {
         self.state = if draining { NodeState::Draining } else { NodeState::Ready };
         self.load = load;
         self.reported = now;
+        self.is_expired = false;
     }
 
     pub(super) fn on_suspect(&mut self) {

@@ -134,7 +134,7 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
 #[test]
 fn each_node_is_matched_with_what_it_holds() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    let cluster = cluster(now, PlacementKind::CacheAware);
     let hashes: Vec<_> = (0..9).map(|n| BlockHash([n; 16])).collect();
     let stored = |blocks: usize| -> Vec<_> {
         hashes[..blocks].iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect()
@@ -144,6 +144,7 @@ fn each_node_is_matched_with_what_it_holds() {
     }
     let asked = request(1, &hashes);
     let matches = cluster.matches(&asked);
+    assert_eq!(matches.longer_than(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
     let prefill = cluster.prefill_candidates(now, &asked, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");
@@ -451,9 +452,9 @@ fn suspects_serve_only_where_nobody_else_can() {
 #[test]
 fn a_gap_is_told_once() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    let cluster = cluster(now, PlacementKind::CacheAware);
     let events = [KvEvent::Stored { hash: BlockHash([1; 16]), parent: None }];
-    let mut apply = |sequence, snapshot| cluster.on_kv_events(&id("p0"), Generation(1), sequence, snapshot, &events);
+    let apply = |sequence, snapshot| cluster.on_kv_events(&id("p0"), Generation(1), sequence, snapshot, &events);
     assert_eq!(apply(5, false), Applied::Gap);
     assert_eq!(apply(6, false), Applied::Stale);
     assert_eq!(apply(7, true), Applied::Applied);
@@ -461,6 +462,36 @@ fn a_gap_is_told_once() {
     assert_eq!(apply(20, false), Applied::Gap);
     assert_eq!(cluster.on_kv_events(&id("p0"), Generation(2), 0, true, &events), Applied::Stale);
     assert_eq!(cluster.on_kv_events(&id("x"), Generation(1), 0, true, &events), Applied::Stale);
+}
+
+#[test]
+fn what_a_silent_node_holds_is_forgotten_until_it_tells_again() {
+    let start = Instant::now();
+    let mut cluster = cluster(start, PlacementKind::CacheAware);
+    let hashes = [BlockHash([1; 16])];
+    let events = [KvEvent::Stored { hash: hashes[0], parent: None }];
+    for node in ["p0", "p1"] {
+        cluster.on_kv_events(&id(node), Generation(1), 0, false, &events);
+    }
+    cluster.on_load(start + 50 * SECOND, &id("p1"), Load::default());
+    cluster.on_tick(start + 61 * SECOND);
+    assert_eq!(cluster.prefix_holders(&hashes), [(id("p1"), 1)]);
+    cluster.on_load(start + 62 * SECOND, &id("p0"), Load::default());
+    assert_eq!(cluster.on_kv_events(&id("p0"), Generation(1), 1, false, &events), Applied::Gap);
+    assert_eq!(cluster.on_kv_events(&id("p0"), Generation(1), 2, true, &events), Applied::Applied);
+    cluster.on_load(start + 63 * SECOND, &id("p1"), Load::default());
+    cluster.on_tick(start + 64 * SECOND);
+    assert_eq!(cluster.prefix_holders(&hashes).len(), 2);
+    let matched = |cluster: &mut Cluster, n, exclude: &[NodeId]| {
+        place(cluster, start + 64 * SECOND, &PlacementRequest { exclude, ..request(n, &hashes) })
+            .unwrap()
+            .matched_tokens
+    };
+    assert_eq!(
+        (matched(&mut cluster, 1, &[id("p0")]), matched(&mut cluster, 2, &[id("p1")])),
+        (16, 16),
+        "by its new slot"
+    );
 }
 
 #[test]

@@ -137,6 +137,14 @@ pub struct World {
     index: PrefixIndex,
 }
 
+fn index_of_both() -> PrefixIndex {
+    let index = PrefixIndex::new(1000);
+    for node in ["p0", "d0"] {
+        index.add_node(&NodeId::new(node).unwrap(), Generation(1));
+    }
+    index
+}
+
 pub fn model(num_blocks: u32) -> ModelConfig {
     let layout = KvLayout {
         model: 7,
@@ -196,7 +204,7 @@ impl World {
             open_grants: BTreeSet::new(),
             cancelled: BTreeSet::new(),
             lost: BTreeSet::new(),
-            index: PrefixIndex::new(1000),
+            index: index_of_both(),
         }
     }
 

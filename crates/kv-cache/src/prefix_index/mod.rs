@@ -1,0 +1,517 @@
+//! The conductor's picture of which node holds which block.
+
+mod holders;
+mod table;
+mod walk;
+
+use std::collections::HashMap;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use baton_types::{BlockHash, Generation, KvEvent, NodeId};
+
+use holders::{HolderSets, Holders};
+use table::{BlockTable, Key};
+
+pub use walk::PrefixMatches;
+
+/// What became of a node's events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// The index has them.
+    Applied,
+    /// Events before these are missing: ask the node for a snapshot. Until it comes, the node holds nothing here. Said once per gap.
+    Gap,
+    /// They are of another generation, of a node that is not in the index, or known already, or they wait for a snapshot that was asked for.
+    Stale,
+}
+
+/// Number of a node in the index, from [`PrefixIndex::add_node`] to [`PrefixIndex::remove_node`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeSlot(pub u16);
+
+/// A node's stay in its slot, which another one may have after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stay {
+    slot: NodeSlot,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    node: NodeId,
+    generation: Generation,
+    stay: Stay,
+    next: Next,
+    /// Blocks of this node in the index.
+    entries: usize,
+    /// More than 0 while its blocks are being taken out: what is left of them does not count.
+    clearing: u32,
+}
+
+/// What a node is to send next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The event with this number.
+    Event(u64),
+    /// A snapshot, which nobody has asked for yet.
+    Snapshot,
+    /// A snapshot, which was asked for.
+    AskedSnapshot,
+}
+
+/// Events that are applied before lookups get their turn: some microseconds.
+const EVENTS_AT_ONCE: usize = 64;
+/// Parts of the table that are gone through before lookups get their turn.
+const PARTS_AT_ONCE: usize = 4;
+
+/// Block hash to the nodes that hold the block. Lookups go on while events are applied: those take the lock for a few microseconds at a time, however many come together.
+///
+/// **Invariant**: a node's entries are what its events said, in order and without a gap, or nothing at all. More than `max_entries_per_node` are not kept:
+/// a node cannot fill the conductor's memory, and what is missing costs a cache hit only.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    inner: RwLock<Inner>,
+    max_entries_per_node: usize,
+}
+
+#[derive(Debug)]
+struct Inner {
+    table: BlockTable,
+    sets: HolderSets,
+    slots: Vec<Option<Slot>>,
+    by_name: HashMap<NodeId, NodeSlot>,
+    stays: u64,
+    /// Of all slots.
+    clearing: u32,
+    /// Nodes that left and whose blocks are still to be taken out.
+    leaving: Vec<Stay>,
+}
+
+impl PrefixIndex {
+    /// An empty index.
+    pub fn new(max_entries_per_node: usize) -> Self {
+        let inner = Inner {
+            table: BlockTable::new(),
+            sets: HolderSets::default(),
+            slots: Vec::new(),
+            by_name: HashMap::new(),
+            stays: 0,
+            clearing: 0,
+            leaving: Vec::new(),
+        };
+        Self { inner: RwLock::new(inner), max_entries_per_node }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A node is here, in this generation, and sends its events from the first one on; what an older one held is forgotten. `None` where a later one is known, or where there are 65,536 nodes.
+    pub fn add_node(&self, node: &NodeId, generation: Generation) -> Option<NodeSlot> {
+        let mut inner = self.write();
+        match inner.known(node).map(|slot| (slot.stay.slot, slot.generation)) {
+            Some((slot, known)) if known == generation => return Some(slot),
+            Some((_, known)) if known > generation => return None,
+            Some(_) => inner.leave(node),
+            None => {}
+        }
+        inner.add(node, generation, Next::Event(0))
+    }
+
+    /// What is known of a node's blocks is too old to go by: it holds nothing here until it sends a snapshot, which its next events ask for. Its new slot.
+    pub fn expire(&self, node: &NodeId) -> Option<NodeSlot> {
+        let mut inner = self.write();
+        let generation = inner.known(node)?.generation;
+        inner.leave(node);
+        inner.add(node, generation, Next::Snapshot)
+    }
+
+    /// Forgets a node, at once as far as lookups go; its blocks are taken out by [`Self::sweep`], which the next events do.
+    pub fn remove_node(&self, node: &NodeId) {
+        self.write().leave(node);
+    }
+
+    /// Takes in events of a node, the first of which has the number `sequence`. Overlap with what is known is skipped. A node's events come from one thread at a time.
+    pub fn apply(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
+        self.sweep();
+        let Some((stay, next)) = self.expects(node, generation) else { return Applied::Stale };
+        let next = match next {
+            Next::Event(next) if sequence <= next => next,
+            Next::AskedSnapshot => return Applied::Stale,
+            _ => {
+                self.clear(stay, Next::AskedSnapshot);
+                return Applied::Gap;
+            }
+        };
+        let known = usize::try_from(next - sequence).unwrap_or(usize::MAX);
+        let Some(new) = events.get(known..).filter(|new| !new.is_empty()) else { return Applied::Stale };
+        self.take_in(stay, new, sequence + events.len() as u64)
+    }
+
+    /// Replaces everything known about a node. `sequence` is the number of the node's next event.
+    pub fn snapshot(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
+        self.sweep();
+        let Some((stay, next)) = self.expects(node, generation) else { return Applied::Stale };
+        if matches!(next, Next::Event(next) if next > sequence) {
+            return Applied::Stale;
+        }
+        self.clear(stay, Next::AskedSnapshot);
+        self.take_in(stay, events, sequence)
+    }
+
+    /// Takes out the blocks of nodes that left, a few parts of the table at once.
+    pub fn sweep(&self) {
+        if self.read().leaving.is_empty() {
+            return;
+        }
+        loop {
+            let Some(stay) = self.write().leaving.pop() else { return };
+            self.clear_parts(stay);
+            self.write().free(stay);
+        }
+    }
+
+    /// How many leading blocks of a chain each node holds. Of long chains not every block is looked at, see [`PrefixMatches`].
+    pub fn matches(&self, hashes: &[BlockHash]) -> PrefixMatches {
+        self.read().walk(hashes)
+    }
+
+    /// The same by name, in no order; nodes that hold none are left out.
+    pub fn longest_prefix(&self, hashes: &[BlockHash]) -> Vec<(NodeId, u32)> {
+        let inner = self.read();
+        let matches = inner.walk(hashes);
+        let name = |slot: NodeSlot| inner.slots[usize::from(slot.0)].as_ref().map(|slot| slot.node.clone());
+        matches.by_slot().iter().filter_map(|(slot, blocks)| Some((name(*slot)?, *blocks))).collect()
+    }
+
+    /// Blocks known of a node.
+    pub fn entries(&self, node: &NodeId) -> usize {
+        let inner = self.read();
+        inner.known(node).map_or(0, |slot| slot.entries)
+    }
+
+    /// Different blocks known.
+    pub fn len(&self) -> usize {
+        self.read().table.len()
+    }
+
+    /// Whether no block is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A node's stay, and what it is to send next, if it is known in this generation.
+    fn expects(&self, node: &NodeId, generation: Generation) -> Option<(Stay, Next)> {
+        let inner = self.read();
+        let slot = inner.known(node).filter(|slot| slot.generation == generation)?;
+        Some((slot.stay, slot.next))
+    }
+
+    /// Makes the changes; the event after them is expected to have the number `next`.
+    fn take_in(&self, stay: Stay, events: &[KvEvent], next: u64) -> Applied {
+        for events in events.split_inclusive(|event| *event == KvEvent::Cleared) {
+            let (cleared, changes) = match events {
+                [changes @ .., KvEvent::Cleared] => (true, changes),
+                changes => (false, changes),
+            };
+            for changes in changes.chunks(EVENTS_AT_ONCE) {
+                self.write().change(stay, changes, self.max_entries_per_node);
+            }
+            if cleared {
+                self.clear(stay, Next::Event(next));
+            }
+        }
+        match self.write().slot_mut(stay) {
+            Some(slot) => slot.next = Next::Event(next),
+            // It left in the meantime.
+            None => return Applied::Stale,
+        }
+        Applied::Applied
+    }
+
+    /// Takes everything out that a node has. Takes time in the size of the index: nodes clear rarely.
+    fn clear(&self, stay: Stay, next: Next) {
+        if self.write().begin_clear(stay, next) {
+            self.clear_parts(stay);
+            self.write().end_clear(stay);
+        }
+    }
+
+    fn clear_parts(&self, stay: Stay) {
+        for begin in (0..BlockTable::parts()).step_by(PARTS_AT_ONCE) {
+            let mut inner = self.write();
+            (begin..(begin + PARTS_AT_ONCE).min(BlockTable::parts())).for_each(|part| inner.clear_part(stay, part));
+        }
+    }
+}
+
+impl Inner {
+    fn known(&self, node: &NodeId) -> Option<&Slot> {
+        self.by_name.get(node).and_then(|slot| self.slots[usize::from(slot.0)].as_ref())
+    }
+
+    /// The slot, while the same node has it.
+    fn slot_mut(&mut self, stay: Stay) -> Option<&mut Slot> {
+        self.slots[usize::from(stay.slot.0)].as_mut().filter(|slot| slot.stay == stay)
+    }
+
+    fn is_clearing(&self, slot: NodeSlot) -> bool {
+        self.slots[usize::from(slot.0)].as_ref().is_none_or(|slot| slot.clearing > 0)
+    }
+
+    fn add(&mut self, node: &NodeId, generation: Generation, next: Next) -> Option<NodeSlot> {
+        let free = self.slots.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.slots.len());
+        let slot = NodeSlot(u16::try_from(index).ok()?);
+        if index == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.stays += 1;
+        let stay = Stay { slot, number: self.stays };
+        let node = node.clone();
+        self.by_name.insert(node.clone(), slot);
+        self.slots[index] = Some(Slot { node, generation, stay, next, entries: 0, clearing: 0 });
+        Some(slot)
+    }
+
+    fn leave(&mut self, node: &NodeId) {
+        let Some(slot) = self.by_name.remove(node) else { return };
+        if let Some(slot) = &mut self.slots[usize::from(slot.0)] {
+            slot.clearing += 1;
+            self.clearing += 1;
+            self.leaving.push(slot.stay);
+        }
+    }
+
+    /// The slot of a node that left has no blocks any more.
+    fn free(&mut self, stay: Stay) {
+        let slot = &mut self.slots[usize::from(stay.slot.0)];
+        if let Some(left) = slot.take_if(|slot| slot.stay == stay) {
+            self.clearing -= left.clearing;
+        }
+    }
+
+    /// Whether there is something to take out.
+    fn begin_clear(&mut self, stay: Stay, next: Next) -> bool {
+        let Some(slot) = self.slot_mut(stay) else { return false };
+        slot.next = next;
+        if slot.entries == 0 {
+            return false;
+        }
+        slot.clearing += 1;
+        self.clearing += 1;
+        true
+    }
+
+    fn end_clear(&mut self, stay: Stay) {
+        if let Some(slot) = self.slot_mut(stay) {
+            slot.clearing -= 1;
+            self.clearing -= 1;
+        }
+    }
+
+    fn clear_part(&mut self, stay: Stay, part: usize) {
+        for (key, _) in self.table.part(part) {
+            self.take_out(stay, key);
+        }
+    }
+
+    fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
+        for event in events {
+            match event {
+                KvEvent::Stored { hash, .. } => self.store(stay, hash, max_entries),
+                KvEvent::Removed { hash } => {
+                    let key = self.table.key(hash);
+                    self.take_out(stay, key);
+                }
+                KvEvent::Cleared => {}
+            }
+        }
+    }
+
+    fn store(&mut self, stay: Stay, hash: &BlockHash, max_entries: usize) {
+        if self.slot_mut(stay).is_none_or(|slot| slot.entries >= max_entries) {
+            return;
+        }
+        let key = self.table.key(hash);
+        let before = self.table.get(key);
+        let Some(after) = self.sets.with(before, stay.slot.0) else { return };
+        self.set(key, before, Some(after));
+        if let Some(slot) = self.slot_mut(stay) {
+            slot.entries += 1;
+        }
+    }
+
+    fn take_out(&mut self, stay: Stay, key: Key) {
+        let holds = |holders: &Holders| self.sets.contains(*holders, stay.slot.0);
+        let Some(before) = self.table.get(key).filter(holds) else { return };
+        if let Some(slot) = self.slot_mut(stay) {
+            slot.entries -= 1;
+            let after = self.sets.without(before, stay.slot.0);
+            self.set(key, Some(before), after);
+        }
+    }
+
+    fn set(&mut self, key: Key, before: Option<Holders>, after: Option<Holders>) {
+        self.table.set(key, after);
+        self.sets.changed(before, after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(n: usize) -> NodeId {
+        NodeId::new(&format!("n{n}")).unwrap()
+    }
+
+    fn hash(n: u8) -> BlockHash {
+        BlockHash([n; 16])
+    }
+
+    fn stored(n: u8) -> KvEvent {
+        KvEvent::Stored { hash: hash(n), parent: None }
+    }
+
+    const ONE: Generation = Generation(1);
+
+    #[test]
+    fn a_gap_empties_the_node_until_its_snapshot() {
+        let index = PrefixIndex::new(100);
+        assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1)]), Applied::Stale, "nobody said that it is here");
+        index.add_node(&node(0), ONE);
+        assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1), stored(2)]), Applied::Applied);
+        assert_eq!(index.longest_prefix(&[hash(1), hash(2), hash(3)]), [(node(0), 2)]);
+        assert_eq!(index.apply(&node(0), ONE, 3, &[stored(4)]), Applied::Gap);
+        assert!(index.is_empty());
+        assert_eq!(index.apply(&node(0), ONE, 4, &[stored(5)]), Applied::Stale, "the snapshot was asked for");
+        assert_eq!(index.snapshot(&node(0), ONE, 5, &[stored(1)]), Applied::Applied);
+        assert_eq!(index.apply(&node(0), ONE, 4, &[stored(5), stored(2)]), Applied::Applied);
+        assert_eq!(index.longest_prefix(&[hash(1), hash(2)]), [(node(0), 2)]);
+        assert_eq!(index.longest_prefix(&[hash(5)]), [], "event 4 is older than the snapshot");
+        assert_eq!(index.apply(&node(0), ONE, 5, &[stored(2)]), Applied::Stale);
+        assert_eq!(index.snapshot(&node(0), ONE, 5, &[]), Applied::Stale);
+    }
+
+    #[test]
+    fn a_new_generation_replaces_the_old_for_good() {
+        let index = PrefixIndex::new(100);
+        let slot = index.add_node(&node(0), ONE);
+        index.apply(&node(0), ONE, 0, &[stored(1)]);
+        assert_eq!(index.add_node(&node(0), ONE), slot, "it is known");
+        assert!(index.add_node(&node(0), Generation(2)).is_some());
+        assert_eq!(index.apply(&node(0), Generation(2), 0, &[stored(2)]), Applied::Applied);
+        assert_eq!(index.add_node(&node(0), ONE), None);
+        assert_eq!(index.apply(&node(0), ONE, 1, &[stored(3)]), Applied::Stale);
+        assert_eq!((index.len(), index.entries(&node(0))), (1, 1));
+        index.remove_node(&node(0));
+        assert_eq!(index.longest_prefix(&[hash(2)]), [], "at once");
+        index.sweep();
+        assert!(index.is_empty());
+    }
+
+    #[test]
+    fn what_is_too_old_counts_as_nothing_until_a_snapshot() {
+        let index = PrefixIndex::new(100);
+        let before = index.add_node(&node(0), ONE);
+        index.apply(&node(0), ONE, 0, &[stored(1)]);
+        assert_ne!(index.expire(&node(0)), before);
+        assert_eq!(index.longest_prefix(&[hash(1)]), []);
+        assert_eq!(index.apply(&node(0), ONE, 1, &[stored(2)]), Applied::Gap);
+        assert_eq!(index.apply(&node(0), ONE, 2, &[stored(3)]), Applied::Stale);
+        assert_eq!(index.snapshot(&node(0), ONE, 3, &[stored(1), stored(2)]), Applied::Applied);
+        assert_eq!((index.longest_prefix(&[hash(1), hash(2)]), index.len()), (vec![(node(0), 2)], 2));
+    }
+
+    #[test]
+    fn lookups_and_departures_go_on_while_events_are_applied() {
+        let index = PrefixIndex::new(1 << 20);
+        let events: Vec<_> = (0..200).map(stored).collect();
+        let chain: Vec<_> = (0..200).map(hash).collect();
+        std::thread::scope(|scope| {
+            for n in 0..2 {
+                let (index, events) = (&index, &events);
+                scope.spawn(move || {
+                    for generation in 1..300 {
+                        index.add_node(&node(n), Generation(generation));
+                        index.apply(&node(n), Generation(generation), 0, events);
+                    }
+                });
+            }
+            scope.spawn(|| (0..2000).for_each(|round| index.remove_node(&node(round % 2))));
+            for _ in 0..2000 {
+                for (_, blocks) in index.longest_prefix(&chain) {
+                    assert!((1..=200).contains(&blocks));
+                }
+            }
+        });
+        (0..2).for_each(|n| index.remove_node(&node(n)));
+        index.sweep();
+        let inner = index.read();
+        assert_eq!((inner.table.len(), inner.sets.len(), inner.clearing), (0, 0, 0));
+        assert!(inner.slots.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_node_cannot_fill_the_memory_and_slots_are_used_again() {
+        let index = PrefixIndex::new(2);
+        for n in 0..130 {
+            index.add_node(&node(n), ONE);
+            index.apply(&node(n), ONE, 0, &[stored(1), stored(2), stored(3)]);
+        }
+        assert_eq!((index.len(), index.entries(&node(129))), (2, 2));
+        assert_eq!(index.longest_prefix(&[hash(1), hash(2), hash(3)]).len(), 130);
+        index.remove_node(&node(100));
+        index.sweep();
+        index.add_node(&node(500), ONE);
+        index.apply(&node(500), ONE, 0, &[stored(1)]);
+        assert_eq!(index.read().slots.len(), 130);
+        assert!(index.longest_prefix(&[hash(1)]).contains(&(node(500), 1)));
+    }
+
+    proptest! {
+        #[test]
+        fn equals_a_map_of_sets(
+            operations in prop::collection::vec((0usize..3, 0u8..5, 0u8..6), 0..150),
+            chain in prop::collection::vec(0u8..6, 0..6),
+        ) {
+            let index = PrefixIndex::new(100);
+            let mut naive: BTreeMap<usize, (u64, BTreeSet<u8>)> = BTreeMap::new();
+            for (n, operation, h) in operations {
+                let (next, blocks) = naive.entry(n).or_default();
+                index.add_node(&node(n), ONE);
+                let event = match operation {
+                    0 | 1 => { blocks.insert(h); stored(h) }
+                    2 => { blocks.remove(&h); KvEvent::Removed { hash: hash(h) } }
+                    3 => { blocks.clear(); KvEvent::Cleared }
+                    _ => {
+                        naive.remove(&n);
+                        index.remove_node(&node(n));
+                        continue;
+                    }
+                };
+                prop_assert_eq!(index.apply(&node(n), ONE, *next, &[event]), Applied::Applied);
+                *next += 1;
+            }
+            let hashes: Vec<_> = chain.iter().map(|h| hash(*h)).collect();
+            let found: BTreeMap<_, _> = index.longest_prefix(&hashes).into_iter().collect();
+            for (n, (_, blocks)) in &naive {
+                let expected = chain.iter().take_while(|h| blocks.contains(h)).count() as u32;
+                prop_assert_eq!(found.get(&node(*n)).copied().unwrap_or(0), expected);
+                prop_assert_eq!(index.entries(&node(*n)), blocks.len());
+            }
+            index.sweep();
+            let all: BTreeSet<_> = naive.values().flat_map(|(_, blocks)| blocks).collect();
+            prop_assert_eq!(index.len(), all.len());
+        }
+    }
+}
