@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement sim lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ bench-rdma: ## The transfer engine over RDMA beside perftest, in a virtual machi
 bench-placement: ## How long a placement takes among 1,000 nodes
 	$(CARGO) bench --locked --package baton-scheduler --bench placement
 
+bench-index: ## The prefix index beside NVIDIA Dynamo's, on one core (TRACE=FILE, INDEX="--nodes 64,1000 --rounds 5 ..."; INDEX=--large: alone, 10 M entries)
+	$(CARGO) build --release --locked --manifest-path benches/index/Cargo.toml
+	@"$${CARGO_TARGET_DIR:-benches/index/target}/release/bench-index" $(if $(TRACE),--trace "$(TRACE)") $(INDEX)
+
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
 	$(CARGO) build --release --locked --package baton-cli --bins
@@ -41,11 +45,13 @@ sim: ## Play a trace through production's scheduling: all that Baton claims, and
 
 lint: ## Formatting, and clippy with warnings denied
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path benches/index/Cargo.toml --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	@scripts/test-rdma.sh lint
 
 fmt: ## Format everything
 	$(CARGO) fmt --all
+	$(CARGO) fmt --manifest-path benches/index/Cargo.toml
 
 clean-cache: ## Remove the downloaded model and the tools of bench-transfer
 	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"
