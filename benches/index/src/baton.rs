@@ -1,8 +1,6 @@
 //! Baton's index. Nothing else here knows its interface.
 
-use std::sync::RwLock;
-
-use baton_kv_cache::{Applied, PrefixIndex};
+use baton_kv_cache::{Applied, NodeSlot, PrefixIndex, PrefixMatches};
 use baton_types::{BlockHash, Generation, KvEvent, NodeId};
 
 use crate::index::Index;
@@ -29,9 +27,13 @@ pub fn hash(number: u64) -> BlockHash {
     BlockHash((u128::from(halves[0]) << 64 | u128::from(halves[1])).to_le_bytes())
 }
 
-/// A node's number, from its name.
-fn number(node: &NodeId) -> u32 {
-    node.as_str().rsplit('-').next().and_then(|digits| digits.parse().ok()).expect("named here")
+/// An index that these nodes are in, each in the slot of its number.
+fn index_of(nodes: &[NodeId]) -> PrefixIndex {
+    let index = PrefixIndex::new(MAX_ENTRIES_PER_NODE);
+    for (node, number) in nodes.iter().zip(0..) {
+        assert_eq!(index.add_node(node, GENERATION), Some(NodeSlot(number)));
+    }
+    index
 }
 
 /// [`PrefixIndex`] under the trace.
@@ -45,7 +47,7 @@ impl Index for Baton {
     const NAME: &str = "baton PrefixIndex";
     type Names = Names;
     type Prompt = Vec<BlockHash>;
-    type Matches = Vec<(NodeId, u32)>;
+    type Matches = PrefixMatches;
 
     fn names(workload: &Workload) -> Names {
         let hashes = (0..workload.parents.len() as u64).map(hash).collect();
@@ -53,7 +55,7 @@ impl Index for Baton {
     }
 
     fn new(names: &Names) -> Self {
-        let index = PrefixIndex::new(MAX_ENTRIES_PER_NODE);
+        let index = index_of(&names.nodes);
         Self { index, sequences: vec![0; names.nodes.len()], pending: Vec::new() }
     }
 
@@ -86,39 +88,39 @@ impl Index for Baton {
         blocks.iter().map(|block| names.hashes[block.index()]).collect()
     }
 
-    fn lookup(&self, prompt: &mut Vec<BlockHash>) -> Vec<(NodeId, u32)> {
-        self.index.longest_prefix(prompt)
+    fn lookup(&self, prompt: &mut Vec<BlockHash>) -> PrefixMatches {
+        self.index.matches(prompt)
     }
 
-    fn depths(&self, matches: Vec<(NodeId, u32)>) -> Vec<(u32, u32)> {
-        let mut depths: Vec<_> = matches.iter().map(|(node, depth)| (number(node), *depth)).collect();
+    fn depths(&self, matches: PrefixMatches) -> Vec<(u32, u32)> {
+        let mut depths: Vec<_> = matches.by_slot().iter().map(|(slot, depth)| (slot.0.into(), *depth)).collect();
         depths.sort_unstable();
         depths
     }
 }
 
-/// The index as threads share it, for `--large`. The lock goes, and this with it, once [`PrefixIndex`] itself takes events by `&self`.
+/// The index as threads share it, for `--large`.
 pub struct Shared {
-    index: RwLock<PrefixIndex>,
+    index: PrefixIndex,
     nodes: Vec<NodeId>,
 }
 
 impl Shared {
     /// An empty index.
     pub fn new(nodes: u32) -> Self {
-        Self { index: RwLock::new(PrefixIndex::new(MAX_ENTRIES_PER_NODE)), nodes: self::nodes(nodes) }
+        let nodes = self::nodes(nodes);
+        Self { index: index_of(&nodes), nodes }
     }
 
     /// Applies a node's events, the first of which has that number.
     pub fn apply(&self, node: u32, sequence: u64, events: &[KvEvent]) {
-        let mut index = self.index.write().expect("no thread panicked");
-        let applied = index.apply(&self.nodes[node as usize], GENERATION, sequence, events);
+        let applied = self.index.apply(&self.nodes[node as usize], GENERATION, sequence, events);
         assert_eq!(applied, Applied::Applied);
     }
 
     /// Nodes that hold some of the prompt, and most leading blocks that one of them holds.
     pub fn lookup(&self, prompt: &[BlockHash]) -> (usize, u32) {
-        let matches = self.index.read().expect("no thread panicked").longest_prefix(prompt);
-        (matches.len(), matches.iter().map(|(_, depth)| *depth).max().unwrap_or(0))
+        let matches = self.index.matches(prompt);
+        (matches.by_slot().len(), matches.by_slot().last().map_or(0, |(_, depth)| *depth))
     }
 }

@@ -5,11 +5,12 @@ mod table;
 mod walk;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use baton_types::{BlockHash, Generation, KvEvent, NodeId};
 
-use holders::{HolderSets, Holders};
+use holders::HolderSets;
 use table::{BlockTable, Key};
 
 pub use walk::PrefixMatches;
@@ -59,8 +60,10 @@ enum Next {
     AskedSnapshot,
 }
 
-/// Events that are applied before lookups get their turn: some microseconds.
-const EVENTS_AT_ONCE: usize = 64;
+/// Events that are applied before lookups get their turn: a few microseconds.
+const EVENTS_AT_ONCE: usize = 32;
+/// Looks at the lock before a thread sleeps: about as long as it is held.
+const SPINS: u32 = 1000;
 /// Parts of the table that are gone through before lookups get their turn.
 const PARTS_AT_ONCE: usize = 4;
 
@@ -71,6 +74,8 @@ const PARTS_AT_ONCE: usize = 4;
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: RwLock<Inner>,
+    /// Lookups that wait for a writer.
+    waiting: AtomicU32,
     max_entries_per_node: usize,
 }
 
@@ -99,14 +104,31 @@ impl PrefixIndex {
             clearing: 0,
             leaving: Vec::new(),
         };
-        Self { inner: RwLock::new(inner), max_entries_per_node }
+        Self { inner: RwLock::new(inner), waiting: AtomicU32::new(0), max_entries_per_node }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+        if let Ok(inner) = self.inner.try_read() {
+            return inner;
+        }
+        // Whoever has it has it for microseconds; to sleep and be woken takes many times as long.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let soon = (0..SPINS).find_map(|_| {
+            std::hint::spin_loop();
+            self.inner.try_read().ok()
+        });
+        let inner = soon.unwrap_or_else(|| self.inner.read().unwrap_or_else(PoisonError::into_inner));
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        inner
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        // A thread that writes again and again would not let those in that wait for a moment between.
+        let mut spins = 0;
+        while self.waiting.load(Ordering::Relaxed) > 0 && spins < SPINS {
+            std::hint::spin_loop();
+            spins += 1;
+        }
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -137,30 +159,64 @@ impl PrefixIndex {
 
     /// Takes in events of a node, the first of which has the number `sequence`. Overlap with what is known is skipped. A node's events come from one thread at a time.
     pub fn apply(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
-        self.sweep();
-        let Some((stay, next)) = self.expects(node, generation) else { return Applied::Stale };
-        let next = match next {
-            Next::Event(next) if sequence <= next => next,
-            Next::AskedSnapshot => return Applied::Stale,
-            _ => {
-                self.clear(stay, Next::AskedSnapshot);
-                return Applied::Gap;
+        let mut applied = Applied::Stale;
+        loop {
+            let mut inner = self.write();
+            if !inner.leaving.is_empty() {
+                drop(inner);
+                self.sweep();
+                continue;
             }
-        };
-        let known = usize::try_from(next - sequence).unwrap_or(usize::MAX);
-        let Some(new) = events.get(known..).filter(|new| !new.is_empty()) else { return Applied::Stale };
-        self.take_in(stay, new, sequence + events.len() as u64)
+            let Some((stay, next)) = inner.expects(node, generation) else { return Applied::Stale };
+            let next = match next {
+                Next::Event(next) if sequence <= next => next,
+                Next::AskedSnapshot => return Applied::Stale,
+                _ => {
+                    drop(inner);
+                    self.clear(stay, Next::AskedSnapshot);
+                    return Applied::Gap;
+                }
+            };
+            let known = usize::try_from(next - sequence).unwrap_or(usize::MAX);
+            let Some(new) = events.get(known..).filter(|new| !new.is_empty()) else { return applied };
+            let (changes, cleared) = first_changes(new);
+            inner.change(stay, changes, self.max_entries_per_node);
+            let next = Next::Event(next + (changes.len() + usize::from(cleared)) as u64);
+            if let Some(slot) = inner.slot_mut(stay) {
+                slot.next = next;
+            }
+            drop(inner);
+            if cleared {
+                self.clear(stay, next);
+            }
+            applied = Applied::Applied;
+        }
     }
 
     /// Replaces everything known about a node. `sequence` is the number of the node's next event.
     pub fn snapshot(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
         self.sweep();
-        let Some((stay, next)) = self.expects(node, generation) else { return Applied::Stale };
+        let expected = self.read().expects(node, generation);
+        let Some((stay, next)) = expected else { return Applied::Stale };
         if matches!(next, Next::Event(next) if next > sequence) {
             return Applied::Stale;
         }
         self.clear(stay, Next::AskedSnapshot);
-        self.take_in(stay, events, sequence)
+        let mut rest = events;
+        while !rest.is_empty() {
+            let (changes, cleared) = first_changes(rest);
+            self.write().change(stay, changes, self.max_entries_per_node);
+            rest = &rest[changes.len() + usize::from(cleared)..];
+            if cleared {
+                self.clear(stay, Next::AskedSnapshot);
+            }
+        }
+        match self.write().slot_mut(stay) {
+            Some(slot) => slot.next = Next::Event(sequence),
+            // It left in the meantime.
+            None => return Applied::Stale,
+        }
+        Applied::Applied
     }
 
     /// Takes out the blocks of nodes that left, a few parts of the table at once.
@@ -204,35 +260,6 @@ impl PrefixIndex {
         self.len() == 0
     }
 
-    /// A node's stay, and what it is to send next, if it is known in this generation.
-    fn expects(&self, node: &NodeId, generation: Generation) -> Option<(Stay, Next)> {
-        let inner = self.read();
-        let slot = inner.known(node).filter(|slot| slot.generation == generation)?;
-        Some((slot.stay, slot.next))
-    }
-
-    /// Makes the changes; the event after them is expected to have the number `next`.
-    fn take_in(&self, stay: Stay, events: &[KvEvent], next: u64) -> Applied {
-        for events in events.split_inclusive(|event| *event == KvEvent::Cleared) {
-            let (cleared, changes) = match events {
-                [changes @ .., KvEvent::Cleared] => (true, changes),
-                changes => (false, changes),
-            };
-            for changes in changes.chunks(EVENTS_AT_ONCE) {
-                self.write().change(stay, changes, self.max_entries_per_node);
-            }
-            if cleared {
-                self.clear(stay, Next::Event(next));
-            }
-        }
-        match self.write().slot_mut(stay) {
-            Some(slot) => slot.next = Next::Event(next),
-            // It left in the meantime.
-            None => return Applied::Stale,
-        }
-        Applied::Applied
-    }
-
     /// Takes everything out that a node has. Takes time in the size of the index: nodes clear rarely.
     fn clear(&self, stay: Stay, next: Next) {
         if self.write().begin_clear(stay, next) {
@@ -249,7 +276,22 @@ impl PrefixIndex {
     }
 }
 
+/// The first changes of these events, as many as are made at once, and whether [`KvEvent::Cleared`] follows on them.
+fn first_changes(events: &[KvEvent]) -> (&[KvEvent], bool) {
+    let events = &events[..events.len().min(EVENTS_AT_ONCE)];
+    match events.iter().position(|event| *event == KvEvent::Cleared) {
+        Some(at) => (&events[..at], true),
+        None => (events, false),
+    }
+}
+
 impl Inner {
+    /// A node's stay, and what it is to send next, if it is known in this generation.
+    fn expects(&self, node: &NodeId, generation: Generation) -> Option<(Stay, Next)> {
+        let slot = self.known(node).filter(|slot| slot.generation == generation)?;
+        Some((slot.stay, slot.next))
+    }
+
     fn known(&self, node: &NodeId) -> Option<&Slot> {
         self.by_name.get(node).and_then(|slot| self.slots[usize::from(slot.0)].as_ref())
     }
@@ -315,50 +357,57 @@ impl Inner {
     }
 
     fn clear_part(&mut self, stay: Stay, part: usize) {
+        let mut taken = 0;
         for (key, _) in self.table.part(part) {
-            self.take_out(stay, key);
+            taken += usize::from(self.take_out(stay.slot, key));
+        }
+        if let Some(slot) = self.slot_mut(stay) {
+            slot.entries -= taken;
         }
     }
 
+    /// Makes changes, of which none is [`KvEvent::Cleared`].
     fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
+        let Some(mut entries) = self.slot_mut(stay).map(|slot| slot.entries) else { return };
         for event in events {
             match event {
-                KvEvent::Stored { hash, .. } => self.store(stay, hash, max_entries),
-                KvEvent::Removed { hash } => {
-                    let key = self.table.key(hash);
-                    self.take_out(stay, key);
+                KvEvent::Stored { hash, .. } if entries < max_entries => {
+                    entries += usize::from(self.store(stay.slot, hash));
                 }
-                KvEvent::Cleared => {}
+                KvEvent::Removed { hash } => {
+                    entries -= usize::from(self.take_out(stay.slot, self.table.key(hash)));
+                }
+                KvEvent::Stored { .. } | KvEvent::Cleared => {}
             }
         }
-    }
-
-    fn store(&mut self, stay: Stay, hash: &BlockHash, max_entries: usize) {
-        if self.slot_mut(stay).is_none_or(|slot| slot.entries >= max_entries) {
-            return;
-        }
-        let key = self.table.key(hash);
-        let before = self.table.get(key);
-        let Some(after) = self.sets.with(before, stay.slot.0) else { return };
-        self.set(key, before, Some(after));
         if let Some(slot) = self.slot_mut(stay) {
-            slot.entries += 1;
+            slot.entries = entries;
         }
     }
 
-    fn take_out(&mut self, stay: Stay, key: Key) {
-        let holds = |holders: &Holders| self.sets.contains(*holders, stay.slot.0);
-        let Some(before) = self.table.get(key).filter(holds) else { return };
-        if let Some(slot) = self.slot_mut(stay) {
-            slot.entries -= 1;
-            let after = self.sets.without(before, stay.slot.0);
-            self.set(key, Some(before), after);
-        }
+    /// Whether the node did not have it.
+    fn store(&mut self, slot: NodeSlot, hash: &BlockHash) -> bool {
+        let (sets, mut is_new) = (&mut self.sets, false);
+        self.table.update(self.table.key(hash), |before| {
+            let Some(after) = sets.with(before, slot.0) else { return before };
+            is_new = true;
+            sets.changed(before, Some(after));
+            Some(after)
+        });
+        is_new
     }
 
-    fn set(&mut self, key: Key, before: Option<Holders>, after: Option<Holders>) {
-        self.table.set(key, after);
-        self.sets.changed(before, after);
+    /// Whether the node had it.
+    fn take_out(&mut self, slot: NodeSlot, key: Key) -> bool {
+        let (sets, mut had) = (&mut self.sets, false);
+        self.table.update(key, |before| {
+            let Some(holders) = before.filter(|holders| sets.contains(*holders, slot.0)) else { return before };
+            had = true;
+            let after = sets.without(holders, slot.0);
+            sets.changed(before, after);
+            after
+        });
+        had
     }
 }
 

@@ -1,6 +1,6 @@
 //! Block to holders: a hash table that never stops for long.
 //!
-//! Open addressing in 4,096 parts that grow each by itself, so that no insertion copies more than a few thousand entries while lookups wait. 16 bytes for a block: 96 bits of a mix of its hash,
+//! Open addressing in 1,024 parts that grow each by itself, so that no insertion copies more than some thousand entries while lookups wait. 16 bytes for a block: 96 bits of a mix of its hash,
 //! which is enough to tell blocks apart (a collision would cost a wrong guess of where a prefix is, and nothing else), and its holders.
 
 use std::hash::{BuildHasher, RandomState};
@@ -10,12 +10,14 @@ use baton_types::BlockHash;
 use super::holders::Holders;
 
 const PARTS: usize = 1 << PART_BITS;
-const PART_BITS: u32 = 12;
+const PART_BITS: u32 = 10;
+/// Blocks that are looked up together.
+pub(super) const MANY: usize = 16;
 /// Entries of a part that has any.
 const SMALLEST_PART: usize = 8;
 
 /// What a block is known by here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Key {
     mixed: u64,
     tag: u32,
@@ -28,7 +30,8 @@ impl Key {
 
     /// Where to begin to look in a part of `1 << bits` entries.
     fn home(self, bits: u32) -> usize {
-        ((self.mixed << PART_BITS) >> (u64::BITS - bits)) as usize
+        // Shifted twice: a part without entries has 0 bits.
+        ((self.mixed << PART_BITS) >> 1 >> (u64::BITS - 1 - bits.min(u64::BITS - 1))) as usize
     }
 }
 
@@ -81,25 +84,23 @@ impl Part {
         self.find(key).ok().and_then(|at| self.entries[at].holders)
     }
 
-    fn insert(&mut self, key: Key, holders: Holders) {
+    /// Gives the key other holders, or none.
+    fn update(&mut self, key: Key, change: impl FnOnce(Option<Holders>) -> Option<Holders>) {
         // Full to seven eighths at most: beyond, probes get long.
         if (self.used + 1) * 8 > self.entries.len() * 7 {
             self.resize((self.entries.len() * 2).max(SMALLEST_PART));
         }
-        let (Ok(at) | Err(at)) = self.find(key);
-        self.used += usize::from(self.entries[at].holders.is_none());
-        self.entries[at] = Entry { mixed: key.mixed, tag: key.tag, holders: Some(holders) };
-    }
-
-    fn remove(&mut self, key: Key) {
-        if self.entries.is_empty() {
-            return;
-        }
-        if let Ok(at) = self.find(key) {
-            self.remove_at(at);
-        }
-        if self.used * 8 < self.entries.len() && self.entries.len() > SMALLEST_PART {
-            self.resize(self.entries.len() / 2);
+        match self.find(key) {
+            Ok(at) => match change(self.entries[at].holders) {
+                Some(holders) => self.entries[at].holders = Some(holders),
+                None => self.remove_at(at),
+            },
+            Err(at) => {
+                if let Some(holders) = change(None) {
+                    self.entries[at] = Entry { mixed: key.mixed, tag: key.tag, holders: Some(holders) };
+                    self.used += 1;
+                }
+            }
         }
     }
 
@@ -122,6 +123,9 @@ impl Part {
             }
         }
         self.entries[free] = Entry::default();
+        if self.used * 8 < self.entries.len() && self.entries.len() > SMALLEST_PART {
+            self.resize(self.entries.len() / 2);
+        }
     }
 
     fn resize(&mut self, entries: usize) {
@@ -169,18 +173,39 @@ impl BlockTable {
         Key { mixed: product as u64 ^ (product >> 64) as u64, tag: (folded ^ (folded >> 32)) as u32 }
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<Holders> {
+    pub(super) fn get(&self, hash: &BlockHash) -> Option<Holders> {
+        let key = self.key(hash);
         self.parts[key.part()].get(key)
     }
 
-    /// Sets a block's holders; a block without holders is not in the table.
-    pub(super) fn set(&mut self, key: Key, holders: Option<Holders>) {
+    /// The holders of up to 16 blocks, in their order.
+    pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
+        let mut looks = [(Key::default(), 0); MANY];
+        for (look, hash) in looks.iter_mut().zip(hashes) {
+            let key = self.key(hash);
+            *look = (key, key.home(self.parts[key.part()].bits()));
+        }
+        // All first entries, and nothing else, before anything depends on one of them: memory is waited for once, and not sixteen times.
+        let mut entries = [Entry::default(); MANY];
+        for (entry, (key, home)) in entries.iter_mut().zip(&looks) {
+            if let Some(first) = self.parts[key.part()].entries.get(*home) {
+                *entry = *first;
+            }
+        }
+        std::array::from_fn(|n| {
+            let (entry, (key, _)) = (&entries[n], looks[n]);
+            match entry.holders {
+                Some(_) if entry.key() != key => self.parts[key.part()].get(key),
+                holders => holders,
+            }
+        })
+    }
+
+    /// Gives a block other holders, or none.
+    pub(super) fn update(&mut self, key: Key, change: impl FnOnce(Option<Holders>) -> Option<Holders>) {
         let part = &mut self.parts[key.part()];
         let before = part.used;
-        match holders {
-            Some(holders) => part.insert(key, holders),
-            None => part.remove(key),
-        }
+        part.update(key, change);
         self.blocks = self.blocks - before + part.used;
     }
 
@@ -215,15 +240,10 @@ mod tests {
             for (n, value) in operations {
                 let key = Key { mixed: (n % 7) << 45 | n, tag: n as u32 };
                 match value {
-                    Some(slot) => {
-                        part.insert(key, holders(slot));
-                        map.insert(n, slot);
-                    }
-                    None => {
-                        part.remove(key);
-                        map.remove(&n);
-                    }
-                }
+                    Some(slot) => map.insert(n, slot),
+                    None => map.remove(&n),
+                };
+                part.update(key, |_| value.map(holders));
                 prop_assert_eq!(part.used, map.len());
                 for n in 0..60 {
                     let key = Key { mixed: (n % 7) << 45 | n, tag: n as u32 };

@@ -3,14 +3,17 @@
 use baton_types::BlockHash;
 
 use super::holders::Holders;
+use super::table::MANY;
 use super::{Inner, NodeSlot};
 
-/// Blocks of a chain that are looked at, about, however long it is.
-const LOOKS: usize = 256;
+/// Blocks of a chain that are looked at after its first ones, about, however long it is.
+const LOOKS: usize = 64;
+/// Looking for one slot among so many members takes about as long as going over them.
+const FEW: usize = 8;
 
 /// How many leading blocks of a chain each node holds; nodes that hold none are not in it.
 ///
-/// Of a chain of more than 256 blocks every second, third... is looked at, and those between two looks only where a node is lost from one to the next: a node that holds a block holds those before it, but for
+/// Of a chain of more than 80 blocks every second, third... is looked at after the first 16, and those between two looks only where a node is lost from one to the next: a node that holds a block holds those before it, but for
 /// what was evicted from their middle, and the node finds that out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrefixMatches(Vec<(NodeSlot, u32)>);
@@ -33,10 +36,6 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn holders(&self, hash: &BlockHash) -> Option<Holders> {
-        self.inner.table.get(self.inner.table.key(hash))
-    }
-
     /// Whether nobody is lost with this block.
     fn keeps_all(&self, holders: Option<Holders>) -> bool {
         if holders == self.last {
@@ -55,30 +54,39 @@ impl Walk<'_> {
         }
         self.last = holders;
         let members = holders.map(|holders| self.inner.sets.members(holders));
-        let mut members = members.as_ref().map_or(&[][..], |members| members.as_slice()).iter().peekable();
+        let members = members.as_ref().map_or(&[][..], |members| members.as_slice());
         let matches = &mut self.matches;
-        self.alive.retain(|slot| {
-            while members.next_if(|member| *member < slot).is_some() {}
-            let holds = members.peek() == Some(&slot);
+        let mut keep = |slot: &u16, holds: bool| {
             if !holds {
                 matches.push((NodeSlot(*slot), depth));
             }
             holds
-        });
+        };
+        if members.len() > FEW * self.alive.len() {
+            self.alive.retain(|slot| keep(slot, members.binary_search(slot).is_ok()));
+        } else {
+            let mut members = members.iter().peekable();
+            self.alive.retain(|slot| {
+                while members.next_if(|member| *member < slot).is_some() {}
+                keep(slot, members.peek() == Some(&slot))
+            });
+        }
         !self.alive.is_empty()
     }
 }
 
 impl Inner {
     pub(super) fn walk(&self, hashes: &[BlockHash]) -> PrefixMatches {
-        let mut walk = Walk { inner: self, alive: Vec::new(), last: None, matches: Vec::new() };
-        let Some(first) = hashes.first().and_then(|hash| walk.holders(hash)) else { return PrefixMatches::default() };
-        walk.alive.extend_from_slice(self.sets.members(first).as_slice());
-        walk.last = Some(first);
+        let (head, rest) = hashes.split_at(hashes.len().min(MANY));
+        let looked = self.table.get_many(head.iter());
+        let Some(first) = looked[0].filter(|_| !hashes.is_empty()) else { return PrefixMatches::default() };
+        let alive = self.sets.members(first).as_slice().to_vec();
+        let matches = Vec::with_capacity(alive.len());
+        let mut walk = Walk { inner: self, alive, last: Some(first), matches };
         if self.clearing > 0 {
             walk.alive.retain(|slot| !self.is_clearing(NodeSlot(*slot)));
         }
-        let depth = walk.along(&hashes[1..]);
+        let depth = walk.along(&looked[..head.len()], rest);
         let Walk { alive, mut matches, .. } = walk;
         matches.extend(alive.into_iter().map(|slot| (NodeSlot(slot), depth)));
         PrefixMatches(matches)
@@ -86,31 +94,43 @@ impl Inner {
 }
 
 impl Walk<'_> {
-    /// Goes on along the chain after its first block, to its end or until nobody holds more; how many blocks those hold that are left.
-    fn along(&mut self, rest: &[BlockHash]) -> u32 {
-        let stride = rest.len().div_ceil(LOOKS).max(1);
+    /// Goes on along the chain to its end or until nobody holds more, after its first block, when it has been seen who holds the first few; how many blocks those hold that are left.
+    fn along(&mut self, looked: &[Option<Holders>], rest: &[BlockHash]) -> u32 {
         let mut depth = 1;
-        for blocks in rest.chunks(stride) {
-            let Some((far, between)) = blocks.split_last() else { break };
-            let far = self.holders(far);
-            if self.keeps_all(far) {
-                self.last = far;
-                depth += blocks.len() as u32;
-                continue;
-            }
-            for hash in between {
-                let holders = self.holders(hash);
-                if !self.step(depth, holders) {
-                    return depth;
-                }
-                depth += 1;
-            }
-            if !self.step(depth, far) {
+        for holders in looked.iter().skip(1) {
+            if !self.step(depth, *holders) {
                 return depth;
             }
             depth += 1;
         }
+        let stride = rest.len().div_ceil(LOOKS).max(1);
+        for group in rest.chunks(stride * MANY) {
+            let strides = group.chunks(stride);
+            let far = self.inner.table.get_many(strides.clone().filter_map(<[_]>::last));
+            for (blocks, far) in strides.zip(far) {
+                if !self.along_stride(&mut depth, blocks, far) {
+                    return depth;
+                }
+            }
+        }
         depth
+    }
+
+    /// Goes on along some blocks, the last of which these hold; whether somebody is left.
+    fn along_stride(&mut self, depth: &mut u32, blocks: &[BlockHash], far: Option<Holders>) -> bool {
+        if blocks.len() > 1 && self.keeps_all(far) {
+            self.last = far;
+            *depth += blocks.len() as u32;
+            return true;
+        }
+        let between = blocks[..blocks.len() - 1].iter().map(|hash| self.inner.table.get(hash));
+        for holders in between.chain([far]) {
+            if !self.step(*depth, holders) {
+                return false;
+            }
+            *depth += 1;
+        }
+        true
     }
 }
 
