@@ -26,7 +26,10 @@ pub use admission::{
     AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Relief, Selective,
     TakeAll, UnknownAdmission,
 };
-pub use cluster::{Cluster, ClusterConfig, ClusterNode, NodeState};
+pub use cluster::{
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, NodeState, PrefillExplanation,
+    Verdict,
+};
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};

@@ -7,6 +7,10 @@ use super::{AdmissionPolicy, Assessment, Excess};
 pub struct Baseline;
 
 impl AdmissionPolicy for Baseline {
+    fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
+        Box::new(Self)
+    }
+
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
         request.check_ttft(request.ttft)
     }

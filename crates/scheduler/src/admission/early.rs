@@ -7,6 +7,10 @@ use super::{AdmissionPolicy, Assessment, Excess};
 pub struct Early;
 
 impl AdmissionPolicy for Early {
+    fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
+        Box::new(Self)
+    }
+
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess> {
         request.check_ttft(request.ttft)?;
         request.check_decode(request.decode_now)

@@ -184,6 +184,9 @@ impl Excess {
 
 /// Whether a request is taken in.
 pub trait AdmissionPolicy: fmt::Debug + Send {
+    /// One that decides as this one would, for asking what it would do.
+    fn boxed_clone(&self) -> Box<dyn AdmissionPolicy>;
+
     /// At its arrival.
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess>;
 
@@ -219,6 +222,10 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
 pub struct TakeAll;
 
 impl AdmissionPolicy for TakeAll {
+    fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
+        Box::new(Self)
+    }
+
     fn admit(&mut self, _: &Assessment) -> Result<(), Excess> {
         Ok(())
     }

@@ -23,7 +23,7 @@ const BUSY: f64 = 0.5;
 
 /// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
 /// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too, also for the decode nodes): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Selective {
     arrivals: VecDeque<Arrival>,
     mean_tokens: f64,
@@ -74,6 +74,10 @@ impl Selective {
 }
 
 impl AdmissionPolicy for Selective {
+    fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
+        Box::new(self.clone())
+    }
+
     fn hold(&self, slo: Slo, ttft: Duration, excess: &Excess) -> Option<Duration> {
         let Ttft(limit) = slo.ttft?;
         let passes = matches!(

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
+use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, NodeState};
 use crate::cost::duration;
@@ -113,15 +114,7 @@ impl Cluster {
     ) -> Result<Vec<PrefillCandidate<'_>>, Refusal> {
         let usable = self.usable(NodeRole::Prefill, request.exclude)?;
         let tokens = request.prompt_tokens;
-        let fits = |node: &&ClusterNode| {
-            let info = node.info();
-            let blocks = info.layout.blocks_for(tokens as usize);
-            tokens > 0 && tokens < info.context_length && blocks <= info.layout.num_blocks as usize
-        };
-        let has_place = |node: &&ClusterNode| {
-            let limit = node.info().profile.max_waiting as usize;
-            limit == 0 || node.charges.pending() < limit
-        };
+        let fits = |node: &&ClusterNode| fits_prefill(tokens, node);
         let mut nodes: Vec<_> = usable.iter().copied().filter(|node| fits(node) && has_place(node)).collect();
         if nodes.is_empty() {
             let full: Vec<_> = usable.into_iter().filter(fits).collect();
@@ -156,6 +149,40 @@ impl Cluster {
         if nodes.iter().any(within) {
             nodes.retain(within);
         }
+    }
+
+    /// Why a node is not among the candidates.
+    pub(super) fn why_not_prefill(&self, now: Instant, request: &PlacementRequest<'_>, node: &ClusterNode) -> LeftOut {
+        let busy = |Ttft(limit): Ttft| node.charges.backlog.total(now) > limit.as_secs_f64();
+        match () {
+            () if request.exclude.contains(&node.info().node) => LeftOut::Excluded,
+            () if !self.is_usable(node) => LeftOut::State(node.state()),
+            () if !fits_prefill(request.prompt_tokens, node) => LeftOut::TooSmall,
+            () if !has_place(node) => LeftOut::QueueFull,
+            () if node.warmth(now, self.config.slow_start) < 1.0 && !request.slo.ttft.is_some_and(busy) => {
+                LeftOut::SlowStart
+            }
+            () => LeftOut::Busy,
+        }
+    }
+
+    /// The same of a decode node.
+    pub(super) fn why_not_decode(&self, now: Instant, asked: Asked<'_>, node: &ClusterNode) -> LeftOut {
+        match () {
+            () if asked.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
+            () if !self.is_usable(node) => LeftOut::State(node.state()),
+            () if !fits_decode(asked, node) => LeftOut::TooSmall,
+            () if self.config.reserves_decode_room && !has_room(asked, node) => LeftOut::NoRoom,
+            () if self.decode_candidate(asked, node, 0).breaks => LeftOut::Breaks,
+            () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
+            () => LeftOut::State(node.state()),
+        }
+    }
+
+    /// Whether the node's state lets it take requests: it is ready, or missed reports where no other of its role is ready.
+    fn is_usable(&self, node: &ClusterNode) -> bool {
+        let any_ready = || self.nodes.of_role(node.info().role).any(ClusterNode::is_ready);
+        node.is_ready() || node.state() == NodeState::Suspect && !any_ready()
     }
 
     fn prefill_candidate<'a>(
@@ -227,11 +254,7 @@ impl Cluster {
         let request = asked.request;
         let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
         let (prompt, output) = (request.prompt_tokens, request.max_tokens);
-        nodes.retain(|node| {
-            let layout = &node.info().layout;
-            prompt.saturating_add(2) <= node.info().context_length
-                && asked.needs(node).blocks <= layout.num_blocks as usize
-        });
+        nodes.retain(|node| fits_decode(asked, node));
         if nodes.is_empty() {
             let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
             return refuse(ErrorKind::Invalid, message, None);
@@ -252,7 +275,7 @@ impl Cluster {
     /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
-        nodes.retain(|node| free_blocks(node) >= asked.needs(node).blocks && has_seat(node));
+        nodes.retain(|node| has_room(asked, node));
         if !nodes.is_empty() {
             return Ok(());
         }
@@ -286,6 +309,27 @@ impl Cluster {
             breaks: charges.has_tbt_limit_below(tbt) && charges.has_tbt_limit_in(without(), tbt),
         }
     }
+}
+
+fn fits_prefill(tokens: u32, node: &ClusterNode) -> bool {
+    let info = node.info();
+    let blocks = info.layout.blocks_for(tokens as usize);
+    tokens > 0 && tokens < info.context_length && blocks <= info.layout.num_blocks as usize
+}
+
+fn has_place(node: &ClusterNode) -> bool {
+    let limit = node.info().profile.max_waiting as usize;
+    limit == 0 || node.charges.pending() < limit
+}
+
+fn fits_decode(asked: Asked<'_>, node: &ClusterNode) -> bool {
+    let info = node.info();
+    asked.request.prompt_tokens.saturating_add(2) <= info.context_length
+        && asked.needs(node).blocks <= info.layout.num_blocks as usize
+}
+
+fn has_room(asked: Asked<'_>, node: &ClusterNode) -> bool {
+    free_blocks(node) >= asked.needs(node).blocks && has_seat(node)
 }
 
 /// No node takes the prompt: of those that it fits, all have full queues.

@@ -3,6 +3,7 @@
 //! **Invariant**: what a request was charged is given back exactly once, to the very start of the node that was charged.
 
 mod candidates;
+mod explain;
 mod forecast;
 mod node;
 mod place;
@@ -25,6 +26,7 @@ use crate::placement::{PlacementKind, PlacementPolicy};
 
 use table::NodeTable;
 
+pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use node::{ClusterNode, NodeState};
 
 /// Bounds and choices of a [`Cluster`].

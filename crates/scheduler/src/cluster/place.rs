@@ -7,10 +7,13 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt,
 use super::candidates::{Asked, Matches, Needs};
 use super::split::Split;
 use super::{Cluster, ClusterNode};
-use crate::admission::{Assessment, DecodeLoad, Excess, Relief};
+use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
-use crate::placement::{Placement, PlacementRequest, PrefillPlan, PrefixFetch, Refusal, estimated_ttft};
+use crate::placement::{
+    DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
+    estimated_ttft,
+};
 use crate::queue::QueuedPrompt;
 
 /// What a client is told to wait where nothing better is known: nodes register and report about this often.
@@ -29,8 +32,8 @@ fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
 }
 
 /// A choice, and what is predicted for it.
-struct Chosen {
-    prefill: NodeId,
+pub(super) struct Chosen {
+    pub(super) prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
     held_tokens: u32,
     plan: PrefillPlan,
@@ -50,6 +53,37 @@ struct ChosenDecode {
     tbt: Duration,
 }
 
+impl Chosen {
+    pub(super) fn decode_node(&self) -> Option<&NodeId> {
+        self.decode.as_ref().map(|decode| &decode.node)
+    }
+}
+
+/// Whether a choice is taken in, and then how long its first token is kept back.
+pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessment) -> Result<Duration, Refusal> {
+    match admission.admit(assessment) {
+        Ok(()) => Ok(admission.pace(assessment)),
+        Err(excess) => {
+            let hold = admission.hold(assessment.slo, assessment.ttft_high, &excess);
+            Err(Refusal { hold, ..refusal_of(&excess, assessment.relief) })
+        }
+    }
+}
+
+pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Duration) -> Placement {
+    Placement {
+        pace,
+        estimated_ttft: Ttft(chosen.ttft),
+        estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
+        matched_tokens: chosen.plan.matched_tokens,
+        terms: chosen.terms,
+        prefill: chosen.prefill,
+        helpers: chosen.helpers,
+        decode: chosen.decode.map(|decode| decode.node),
+        fetch,
+    }
+}
+
 impl Cluster {
     /// Chooses the nodes for a request and charges them at once. `rng` decides ties. A request that is charged already is given back its charge first.
     pub fn place(
@@ -62,47 +96,34 @@ impl Cluster {
         self.on_tick(now);
         let matches = self.matches(request);
         let asked = self.asked(request);
-        let chosen = self.choose(now, asked, &matches, rng)?;
-        let assessment = self.assess(now, asked, &chosen);
-        if let Err(excess) = self.admission.admit(&assessment) {
-            let mut refusal = refusal_of(&excess, assessment.relief);
-            refusal.hold = self.admission.hold(request.slo, assessment.ttft_high, &excess);
-            return Err(refusal);
-        }
-        let fetch = self.fetch_of(&chosen, &matches);
-        self.charge(now, asked, &chosen, fetch.as_ref());
-        Ok(Placement {
-            pace: self.admission.pace(&assessment),
-            estimated_ttft: Ttft(chosen.ttft),
-            estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
-            matched_tokens: chosen.plan.matched_tokens,
-            terms: chosen.terms,
-            prefill: chosen.prefill,
-            helpers: chosen.helpers,
-            decode: chosen.decode.map(|decode| decode.node),
-            fetch,
-        })
-    }
-
-    fn choose(
-        &self,
-        now: Instant,
-        asked: Asked<'_>,
-        matches: &Matches,
-        rng: &mut dyn FnMut() -> u64,
-    ) -> Result<Chosen, Refusal> {
-        let request = asked.request;
-        let prefill = self.prefill_candidates(now, request, matches)?;
+        let prefill = self.prefill_candidates(now, request, &matches)?;
         let decode = match request.wants_decode {
-            true => self.decode_candidates(now, asked, matches).map_err(|refusal| self.held(refusal, request.slo))?,
+            true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
             false => Vec::new(),
         };
-        let choice = self.placement.choose(request, &prefill, &decode, rng);
+        let chosen = self.choose(now, request, (&prefill, &decode), &*self.placement, rng);
+        let assessment = self.assess(now, asked, &chosen);
+        let pace = verdict(&mut *self.admission, &assessment)?;
+        let fetch = self.fetch_of(&chosen, &matches);
+        self.charge(now, asked, &chosen, fetch.as_ref());
+        Ok(placement_of(chosen, fetch, pace))
+    }
+
+    /// The policy's choice from these candidates, of which there is a prefill node at least.
+    pub(super) fn choose(
+        &self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
+        policy: &dyn PlacementPolicy,
+        rng: &mut dyn FnMut() -> u64,
+    ) -> Chosen {
+        let choice = policy.choose(request, prefill, decode, rng);
         let candidate = &prefill[choice.prefill];
         let Split { plan, terms, broken, helpers } =
-            self.split(now, request, candidate, candidate.plan(choice.fetch), &prefill);
+            self.split(now, request, candidate, candidate.plan(choice.fetch), prefill);
         let decode = choice.decode.map(|index| &decode[index]);
-        Ok(Chosen {
+        Chosen {
             prefill: candidate.node.clone(),
             held_tokens: candidate.local.matched_tokens,
             plan,
@@ -113,11 +134,11 @@ impl Cluster {
             decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: duration(decode.tbt) }),
             ttft: duration(estimated_ttft(&plan, decode)),
             candidates: prefill.len(),
-        })
+        }
     }
 
     /// A refusal for want of room, as one that may pass where the admission policy waits for such.
-    fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
+    pub(super) fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::DecodeRoom { share: 1.0 };
         let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }
@@ -178,7 +199,7 @@ impl Cluster {
         }
     }
 
-    fn assess(&self, now: Instant, asked: Asked<'_>, chosen: &Chosen) -> Assessment {
+    pub(super) fn assess(&self, now: Instant, asked: Asked<'_>, chosen: &Chosen) -> Assessment {
         let request = asked.request;
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
@@ -216,7 +237,7 @@ impl Cluster {
     }
 
     /// What has to be brought to the prefill node, if the choice says so.
-    fn fetch_of(&self, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
+    pub(super) fn fetch_of(&self, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
         let layout = &self.nodes.get(&chosen.prefill)?.info().layout;
         let held = chosen.held_tokens;
         let (from, _) = matches.longer_than(held / layout.block_tokens).filter(|_| chosen.fetches)?;

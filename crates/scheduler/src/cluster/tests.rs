@@ -197,7 +197,11 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
         Place { request: n, fetches } => {
             let hashes = if fetches { hashes } else { &[] };
             let wanted = PlacementRequest { slo, prompt_tokens: 20 * (u32::from(n) + 1), ..request(n.into(), hashes) };
-            let _ = cluster.place(now, &wanted, &mut || u64::from(n));
+            // What is placed again gives back its charges first, which an explanation does not do.
+            cluster.on_ended(now, wanted.key);
+            let explained = cluster.explain(now, &wanted, &mut || u64::from(n));
+            let placed = cluster.place(now, &wanted, &mut || u64::from(n));
+            check_explanation(cluster, &explained, &placed);
         }
         FetchDone(n) => cluster.on_fetch_done(key(n.into())),
         Prefilled(n) => cluster.on_prefilled(now, key(n.into())),
@@ -217,15 +221,42 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
     }
 }
 
+/// The explanation is of the decision that was taken, has every node, and says of each why it was not chosen.
+fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result<Placement, Refusal>) {
+    assert_eq!(explained.decision, *placed);
+    let nodes = explained.prefill.len() + explained.decode.len();
+    assert_eq!(nodes, cluster.nodes().count());
+    let chosen = |verdict: &Verdict| *verdict == Verdict::Chosen;
+    let prefill: Vec<_> = explained.prefill.iter().filter(|row| chosen(&row.verdict)).collect();
+    if let Ok(placement) = placed {
+        assert_eq!(prefill.iter().map(|row| &row.node).collect::<Vec<_>>(), [&placement.prefill]);
+        let decode = explained.decode.iter().filter(|row| chosen(&row.verdict)).map(|row| &row.node);
+        assert!(decode.eq(placement.decode.iter()));
+    }
+    for row in &explained.prefill {
+        let ready = cluster.node(&row.node).is_some_and(ClusterNode::is_ready);
+        match row.verdict {
+            Verdict::LeftOut(reason) => {
+                assert_eq!((row.local, row.cost), (None, None));
+                assert!(!ready || !matches!(reason, LeftOut::State(_)), "{row:?}");
+            }
+            Verdict::Chosen | Verdict::Lost => assert!(row.local.is_some()),
+        }
+        let least = prefill.first().and_then(|chosen| chosen.cost);
+        assert!(row.cost.zip(least).is_none_or(|(cost, least)| least <= cost * 1.051 + 1e-9), "{explained:?}");
+    }
+}
+
 proptest! {
     /// Whatever the order of placements, reports, moves, aborts, deaths and returns: when all requests have ended, nobody is charged for anything.
     #[test]
-    fn the_ledger_returns_to_zero(happenings in happenings(), admission in 0usize..5) {
+    fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0usize..6, admission in 0usize..5) {
         let start = Instant::now();
         let config = ClusterConfig {
+            placement: PlacementKind::ALL[placement],
             admission: AdmissionKind::ALL[admission],
             fetches: true,
-            reserves_decode_room: false,
+            reserves_decode_room: placement % 2 == 0,
             split_above: Some(SECOND / 2),
             ..ClusterConfig::default()
         };

@@ -50,7 +50,7 @@ impl Default for BatonConfig {
 
 /// Per node, the better of computing and fetching, the fetch overlapping the queue; of the pairs of prefill and decode nodes, the one where the newcomer and those whom it passes wait
 /// least in sum, the pace of the answer counted.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Baton {
     config: BatonConfig,
 }
@@ -87,6 +87,29 @@ impl Baton {
         self.config.stream_weight * decode.stream * (1.0 + self.config.tail_weight * load)
     }
 
+    /// The best of a prefill node's plans beside one of these decode nodes.
+    fn best_pair(
+        &self,
+        request: &PlacementRequest<'_>,
+        candidate: &PrefillCandidate<'_>,
+        targets: &[Target<'_>],
+    ) -> Pair {
+        let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
+        for target in targets {
+            for (plan, fetch) in candidate.plans() {
+                let cost = self.prefill_cost(plan, target, request.slo) + target.cost;
+                if cost < best.cost {
+                    best = Pair { cost, fetch, decode: target.index() };
+                }
+            }
+        }
+        best
+    }
+
+    fn target<'a>(&self, index: usize, decode: &'a DecodeCandidate<'a>, slo: Slo) -> Target<'a> {
+        Target { decode: Some((index, decode)), cost: self.decode_cost(decode, slo) }
+    }
+
     /// The decode nodes that are worth a look: the lightest, and of those that hold more of the prompt than all that are lighter the few that hold most.
     fn targets<'a>(
         &self,
@@ -110,9 +133,7 @@ impl Baton {
         });
         let most = others.len().saturating_sub(MAX_TARGETS - 1);
         let indices = std::iter::once(lightest).chain(others.drain(most..));
-        indices
-            .map(|index| Target { decode: Some((index, &decode[index])), cost: self.decode_cost(&decode[index], slo) })
-            .collect()
+        indices.map(|index| self.target(index, &decode[index], slo)).collect()
     }
 }
 
@@ -159,21 +180,23 @@ impl PlacementPolicy for Baton {
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
         let targets = self.targets(decode, request.slo, rng);
-        let best_pair = |candidate: &PrefillCandidate<'_>| {
-            let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
-            for target in &targets {
-                for (plan, fetch) in candidate.plans() {
-                    let cost = self.prefill_cost(plan, target, request.slo) + target.cost;
-                    if cost < best.cost {
-                        best = Pair { cost, fetch, decode: target.index() };
-                    }
-                }
-            }
-            best
-        };
-        let pairs: Vec<_> = prefill.iter().map(best_pair).collect();
+        let pairs: Vec<_> = prefill.iter().map(|candidate| self.best_pair(request, candidate, &targets)).collect();
         let chosen = least(pairs.iter().map(|pair| pair.cost), 0.0, rng).unwrap_or(0);
         Choice { prefill: chosen, fetch: pairs[chosen].fetch, decode: pairs[chosen].decode }
+    }
+
+    fn cost(
+        &self,
+        request: &PlacementRequest<'_>,
+        prefill: &PrefillCandidate<'_>,
+        decode: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64> {
+        let target = decode.map_or(Target::NONE, |decode| self.target(0, decode, request.slo));
+        Some(self.best_pair(request, prefill, &[target]).cost)
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 
     fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {

@@ -5,7 +5,7 @@ use super::{
 };
 
 /// The least predicted time to first token with what each node has cached itself; of ties the longest prefix: it costs nothing and keeps conversations together.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct CacheAware;
 
 impl PlacementPolicy for CacheAware {
@@ -24,6 +24,19 @@ impl PlacementPolicy for CacheAware {
         };
         let chosen = least(prefill.iter().map(unmatched), 0.0, rng);
         Choice { prefill: chosen.unwrap_or(0), fetch: false, decode: lightest_decode(decode, rng) }
+    }
+
+    fn cost(
+        &self,
+        _: &PlacementRequest<'_>,
+        prefill: &PrefillCandidate<'_>,
+        _: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64> {
+        Some(prefill.local.finish())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, least};
 
 /// The nodes with the fewest requests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LoadBalance;
 
 impl PlacementPolicy for LoadBalance {
@@ -17,6 +17,19 @@ impl PlacementPolicy for LoadBalance {
         let pending = least(prefill.iter().map(|candidate| candidate.pending as f64), 0.0, rng);
         let sequences = least(decode.iter().map(|candidate| candidate.sequences as f64), 0.0, rng);
         Choice { prefill: pending.unwrap_or(0), fetch: false, decode: sequences }
+    }
+
+    fn cost(
+        &self,
+        _: &PlacementRequest<'_>,
+        prefill: &PrefillCandidate<'_>,
+        _: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64> {
+        Some(prefill.pending as f64)
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 }
 

@@ -115,6 +115,17 @@ pub trait PlacementPolicy: fmt::Debug + Send {
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice;
 
+    /// What a prefill node is compared by, the least winning: seconds, or requests where the policy counts them; with the decode node that was chosen. `None` where nothing is compared.
+    fn cost(
+        &self,
+        request: &PlacementRequest<'_>,
+        prefill: &PrefillCandidate<'_>,
+        decode: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64>;
+
+    /// One that decides as this one would, for asking what it would do.
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy>;
+
     /// The terms on which a prompt waits that takes so many seconds to compute. First come, first served, where a policy says nothing.
     fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
         QueueTerms { priority: request.priority, compute: duration(compute), ..QueueTerms::default() }
@@ -253,6 +264,23 @@ mod tests {
                 decode_hits[choice.decode.unwrap()] += 1;
             }
             assert_eq!((prefills, decode_hits), ([100; 3], [100; 3]), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_least_cost_is_chosen() {
+        let candidates = [prefill(300, 100, 0), prefill(20, 100, 0), prefill(100, 500, 0)];
+        let decodes = [decode(20, 0, 0)];
+        for kind in PlacementKind::ALL {
+            let policy = kind.policy();
+            let costs = candidates.iter().filter_map(|prefill| policy.cost(&request(), prefill, Some(&decodes[0])));
+            let costs: Vec<_> = costs.collect();
+            let chosen = policy.choose(&request(), &candidates, &decodes, &mut || 0).prefill;
+            assert_eq!(
+                least(costs.iter().copied(), 0.0, &mut || 0).is_none_or(|least| least == chosen),
+                true,
+                "{kind:?}"
+            );
         }
     }
 

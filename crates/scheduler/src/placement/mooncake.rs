@@ -9,7 +9,7 @@ pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
 
 /// Per node: where the longest prefix is longer than the node's own by less than `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
 /// longest. The least sum wins; the prefix is brought there where the ratio says so. The paper leaves ties open.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Mooncake {
     /// `kvcache_balancing_threshold`.
     pub balancing_threshold: f64,
@@ -39,6 +39,19 @@ impl PlacementPolicy for Mooncake {
         let ttft = prefill.iter().map(|candidate| self.plan(candidate).finish_in_turn());
         let chosen = least(ttft, 0.0, rng).unwrap_or(0);
         Choice { prefill: chosen, fetch: self.transfers(&prefill[chosen]), decode: lightest_decode(decode, rng) }
+    }
+
+    fn cost(
+        &self,
+        _: &PlacementRequest<'_>,
+        prefill: &PrefillCandidate<'_>,
+        _: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64> {
+        Some(self.plan(prefill).finish_in_turn())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 
     fn fetches(&self) -> bool {

@@ -3,7 +3,7 @@
 use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// Any nodes, each as likely.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Random;
 
 impl PlacementPolicy for Random {
@@ -16,5 +16,13 @@ impl PlacementPolicy for Random {
     ) -> Choice {
         let mut draw = |n: usize| (rng() as usize).checked_rem(n);
         Choice { prefill: draw(prefill.len()).unwrap_or(0), fetch: false, decode: draw(decode.len()) }
+    }
+
+    fn cost(&self, _: &PlacementRequest<'_>, _: &PrefillCandidate<'_>, _: Option<&DecodeCandidate<'_>>) -> Option<f64> {
+        None
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 }

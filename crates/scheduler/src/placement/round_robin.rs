@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// One node after the other.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct RoundRobin {
     turn: Cell<usize>,
 }
@@ -21,6 +21,14 @@ impl PlacementPolicy for RoundRobin {
         let turn = self.turn.get();
         self.turn.set(turn.wrapping_add(1));
         Choice { prefill: turn % prefill.len(), fetch: false, decode: turn.checked_rem(decode.len()) }
+    }
+
+    fn cost(&self, _: &PlacementRequest<'_>, _: &PrefillCandidate<'_>, _: Option<&DecodeCandidate<'_>>) -> Option<f64> {
+        None
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
+        Box::new(self.clone())
     }
 }
 
