@@ -49,6 +49,35 @@ async fn stop(mut up: Child) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where a prompt would go is where it goes, what is cached is seen, and a refusal has its estimate.
+async fn check_explanations(conductor: &str) -> anyhow::Result<()> {
+    let prompt = "What is worth saying is worth saying twice. ".repeat(20);
+    let explain = async |rest: &[&str]| {
+        json(&[&["--conductor", conductor, "--json", "explain"], rest, &[prompt.as_str()]].concat()).await
+    };
+    let before = explain(&[]).await?;
+    let names = |of: &str| before[of].as_array().unwrap().iter().map(|row| row["node"].clone()).collect::<Vec<_>>();
+    assert_eq!((names("prefill"), names("decode").len()), (vec!["prefill-0".into()], 2), "{before}");
+    assert_eq!((&before["placed"]["cached_tokens"], &before["prefill"][0]["verdict"]), (&0.into(), &"chosen".into()));
+    let answer = json(&["--conductor", conductor, "--json", "generate", "--max-tokens", "3", &prompt]).await?;
+    assert_eq!((&answer["prefill_node"], &answer["cached_tokens"]), (&before["placed"]["prefill"], &0.into()));
+    let began = Instant::now();
+    let after = loop {
+        let after = explain(&[]).await?;
+        if after["placed"]["cached_tokens"] != 0 || began.elapsed() > READY {
+            break after;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let again = json(&["--conductor", conductor, "--json", "generate", "--max-tokens", "3", &prompt]).await?;
+    assert_eq!(again["cached_tokens"], after["placed"]["cached_tokens"], "{after}");
+    assert!(again["cached_tokens"].as_u64() > Some(100), "{again}");
+    let refused = explain(&["--ttft-slo-ms", "0.001"]).await?;
+    let message = refused["refused"]["message"].as_str().unwrap_or_default();
+    assert!(message.starts_with("the time to first token would be"), "{refused}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn up_supervises_answers_restarts_and_drains() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
@@ -114,6 +143,7 @@ async fn up_supervises_answers_restarts_and_drains() -> anyhow::Result<()> {
     assert_eq!(answer["token_ids"].as_array().unwrap().len(), 12);
     assert_eq!(answer["logprobs"].as_array().unwrap().len(), 12);
 
+    check_explanations(&conductor).await?;
     let nodes = json(&["--conductor", &conductor, "--json", "nodes"]).await?;
     let text = nodes.to_string();
     assert!(["prefill-0", "decode-0", "decode-1"].iter().all(|name| text.contains(name)), "{text}");

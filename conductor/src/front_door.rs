@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
-use baton_scheduler::{Cluster, Placement, PlacementRequest, PrefixIndex};
+use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
     Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
@@ -205,6 +205,18 @@ impl FrontDoor {
             context_length: nodes().map(|info| info.context_length).min()?,
             vocab_size: nodes().map(|info| info.vocab_size).min()?,
         })
+    }
+
+    /// What placement would decide for a request now, and why; with the tokens of its prompt.
+    pub async fn explain(&self, request: v1::GenerateRequest) -> Result<(u32, Explanation), GenerateError> {
+        self.model.check_size(&request)?;
+        let checked = self.check(request).await?;
+        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+        let job = Job::new(id, checked, &self.cluster())?;
+        let key = RequestKey { request: id, attempt: Attempt(0) };
+        let wanted = job.placement_request(key, &[], Duration::ZERO);
+        let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
+        Ok((wanted.prompt_tokens, explanation))
     }
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {

@@ -64,6 +64,12 @@ impl v1::cluster_server::Cluster for ClusterService {
         Ok(Response::new(v1::CheckClusterIntegrityResponse { nodes }))
     }
 
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        let request = required("request", request.into_inner().request)?;
+        let (prompt_tokens, explanation) = self.0.explain(request).await.map_err(|error| Status::from(&error))?;
+        Ok(Response::new(super::explain::response(prompt_tokens, explanation)))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),

@@ -35,6 +35,8 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
+    /// Say where a request would go now and why: every node with the terms of its estimate. Nothing is generated
+    Explain(Box<ExplainArgs>),
     /// Measure this machine: what the transfer engine moves
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -65,6 +67,17 @@ pub struct GenerateArgs {
     /// Print where the time went, on stderr
     #[arg(long)]
     pub timeline: bool,
+}
+
+/// Of `baton explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Where the prompt is.
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// How it would be generated.
+    #[command(flatten)]
+    pub request: RequestArgs,
 }
 
 /// Of `baton chat`.

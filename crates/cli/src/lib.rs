@@ -11,6 +11,7 @@ mod args;
 mod chat;
 mod client;
 mod error;
+mod explain;
 mod generate;
 mod nodes;
 mod paths;
@@ -41,6 +42,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Up(args) => up::run(args, cli.json).await,
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
             Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
+            Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,

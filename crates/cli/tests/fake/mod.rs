@@ -166,6 +166,10 @@ impl v1::cluster_server::Cluster for Service {
         Ok(Response::new(v1::CheckClusterIntegrityResponse { nodes }))
     }
 
+    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        Err(Status::unimplemented("explain"))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),

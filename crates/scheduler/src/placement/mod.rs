@@ -276,11 +276,8 @@ mod tests {
             let costs = candidates.iter().filter_map(|prefill| policy.cost(&request(), prefill, Some(&decodes[0])));
             let costs: Vec<_> = costs.collect();
             let chosen = policy.choose(&request(), &candidates, &decodes, &mut || 0).prefill;
-            assert_eq!(
-                least(costs.iter().copied(), 0.0, &mut || 0).is_none_or(|least| least == chosen),
-                true,
-                "{kind:?}"
-            );
+            let least = least(costs.iter().copied(), 0.0, &mut || 0);
+            assert!(least.is_none_or(|least| least == chosen), "{kind:?}");
         }
     }
 

@@ -1,0 +1,232 @@
+//! `baton explain`.
+
+use baton_proto::v1;
+use baton_proto::v1::explain_response::Decision;
+use serde_json::{Value, json};
+
+use crate::args::ExplainArgs;
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::screen::{Paint, line};
+use crate::table::table;
+
+/// Prints where a request would go now, and by what that is decided. Nothing is generated.
+pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
+    let request = args.request.request(args.prompt.load()?);
+    let conductor = Conductor::connect(conductor).await?;
+    let request = v1::ExplainRequest { request: Some(request) };
+    let explained = conductor.cluster().explain(request).await?.into_inner();
+    let text = if json { to_json(&explained).to_string() } else { render(&explained, Paint::stdout()) };
+    Ok(line(&text)?)
+}
+
+const PREFILL: [&str; 9] =
+    ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "TRANSFER", "COMPUTE", "PASSES", "COST"];
+const DECODE: [&str; 5] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH"];
+/// Column of the verdict, which is coloured.
+const VERDICT: usize = 1;
+
+fn render(explained: &v1::ExplainResponse, paint: Paint) -> String {
+    let head = format!(
+        "prompt    {} tokens\npolicies  placement {}, admission {}\n{}",
+        explained.prompt_tokens,
+        explained.placement,
+        explained.admission,
+        decision(explained.decision.as_ref())
+    );
+    let prefill: Vec<_> = explained.prefill.iter().flat_map(prefill_rows).collect();
+    let decode: Vec<_> = explained.decode.iter().map(decode_row).collect();
+    let coloured = |rows: &[Vec<String>], row: usize, column: usize, cell: &str| match rows[row][column].as_str() {
+        "chosen" if column == VERDICT => paint.green(cell),
+        _ => cell.to_owned(),
+    };
+    let prefill_table = table(&PREFILL, &prefill, paint, |row, column, cell| coloured(&prefill, row, column, cell));
+    let decode_table = table(&DECODE, &decode, paint, |row, column, cell| coloured(&decode, row, column, cell));
+    let tables = [(prefill_table, prefill.is_empty()), (decode_table, decode.is_empty())];
+    let tables = tables.into_iter().filter(|(_, empty)| !empty).map(|(table, _)| table);
+    std::iter::once(head).chain(tables).collect::<Vec<_>>().join("\n\n")
+}
+
+fn decision(decision: Option<&Decision>) -> String {
+    match decision {
+        Some(Decision::Placed(placed)) => {
+            let decode = if placed.decode.is_empty() { String::new() } else { format!(", then {}", placed.decode) };
+            let tbt = placed.tbt_s.map(|tbt| format!(", TBT {}", seconds(tbt))).unwrap_or_default();
+            let (prefill, cached, ttft) = (&placed.prefill, placed.cached_tokens, seconds(placed.ttft_s));
+            format!("goes to   {prefill}{decode}: {cached} tokens cached, TTFT {ttft}{tbt}")
+        }
+        Some(Decision::Refused(refused)) => {
+            let verdict = if refused.waits { "waits    " } else { "refused  " };
+            let retry = refused.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
+            format!("{verdict} {}{retry}", refused.message)
+        }
+        None => "the conductor did not say".to_owned(),
+    }
+}
+
+/// A row for what the node holds, and one for what it could bring in.
+fn prefill_rows(row: &v1::PrefillExplanation) -> Vec<Vec<String>> {
+    let cells = |name: String, verdict: String, pending: String, plan: Option<&v1::PrefillPlan>, cost: String| {
+        let of = |cell: fn(&v1::PrefillPlan) -> String| plan.map(cell).unwrap_or_else(none);
+        vec![
+            name,
+            verdict,
+            pending,
+            of(|plan| plan.cached_tokens.to_string()),
+            of(|plan| seconds(plan.queue_s)),
+            of(|plan| seconds(plan.transfer_s)),
+            of(|plan| seconds(plan.compute_s)),
+            of(|plan| plan.passes.to_string()),
+            cost,
+        ]
+    };
+    let cost = row.cost.map(|cost| format!("{cost:.4}")).unwrap_or_else(none);
+    let own = cells(row.node.clone(), row.verdict.clone(), row.pending.to_string(), row.local.as_ref(), cost);
+    let fetch = row
+        .fetch
+        .as_ref()
+        .map(|plan| cells("  with fetch".to_owned(), String::new(), String::new(), Some(plan), String::new()));
+    std::iter::once(own).chain(fetch).collect()
+}
+
+fn decode_row(row: &v1::DecodeExplanation) -> Vec<String> {
+    let time = |time: Option<f64>| time.map(seconds).unwrap_or_else(none);
+    vec![row.node.clone(), row.verdict.clone(), row.sequences.to_string(), time(row.tbt_s), time(row.push_s)]
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+fn seconds(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
+}
+
+fn to_json(explained: &v1::ExplainResponse) -> Value {
+    let plan = |plan: &v1::PrefillPlan| {
+        json!({
+            "cached_tokens": plan.cached_tokens, "queue_s": plan.queue_s, "transfer_s": plan.transfer_s,
+            "compute_s": plan.compute_s, "passes": plan.passes,
+        })
+    };
+    let prefill = explained.prefill.iter().map(|row| {
+        json!({
+            "node": row.node, "verdict": row.verdict, "pending": row.pending, "cost": row.cost,
+            "local": row.local.as_ref().map(plan), "fetch": row.fetch.as_ref().map(plan),
+        })
+    });
+    let decode = explained.decode.iter().map(|row| {
+        json!({
+            "node": row.node, "verdict": row.verdict, "sequences": row.sequences, "tbt_s": row.tbt_s,
+            "push_s": row.push_s,
+        })
+    });
+    let (placed, refused) = match &explained.decision {
+        Some(Decision::Placed(placed)) => (
+            json!({
+                "prefill": placed.prefill, "decode": (!placed.decode.is_empty()).then_some(&placed.decode),
+                "cached_tokens": placed.cached_tokens, "ttft_s": placed.ttft_s, "tbt_s": placed.tbt_s,
+            }),
+            Value::Null,
+        ),
+        Some(Decision::Refused(refused)) => (
+            Value::Null,
+            json!({
+                "message": refused.message, "retry_after_s": refused.retry_after_s, "waits": refused.waits,
+            }),
+        ),
+        None => (Value::Null, Value::Null),
+    };
+    json!({
+        "prompt_tokens": explained.prompt_tokens, "placement": explained.placement, "admission": explained.admission,
+        "placed": placed, "refused": refused, "prefill": prefill.collect::<Vec<_>>(), "decode": decode.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(decision: Decision) -> v1::ExplainResponse {
+        let plan = v1::PrefillPlan { cached_tokens: 64, queue_s: 0.0021, transfer_s: 0.0, compute_s: 1.5, passes: 2 };
+        let fetch = v1::PrefillPlan { cached_tokens: 96, transfer_s: 0.01, ..plan };
+        v1::ExplainResponse {
+            placement: "baton".to_owned(),
+            admission: "selective".to_owned(),
+            prompt_tokens: 100,
+            prefill: vec![
+                v1::PrefillExplanation {
+                    node: "p0".to_owned(),
+                    verdict: "chosen".to_owned(),
+                    pending: 3,
+                    local: Some(plan),
+                    fetch: Some(fetch),
+                    cost: Some(1.25),
+                },
+                v1::PrefillExplanation {
+                    node: "p1".to_owned(),
+                    verdict: "left out: draining".to_owned(),
+                    ..v1::PrefillExplanation::default()
+                },
+            ],
+            decode: vec![v1::DecodeExplanation {
+                node: "d0".to_owned(),
+                verdict: "chosen".to_owned(),
+                sequences: 7,
+                tbt_s: Some(0.012),
+                push_s: Some(0.0),
+            }],
+            decision: Some(decision),
+        }
+    }
+
+    fn placed() -> v1::ExplainResponse {
+        explained(Decision::Placed(v1::PlacementDecision {
+            prefill: "p0".to_owned(),
+            decode: "d0".to_owned(),
+            cached_tokens: 64,
+            ttft_s: 1.502,
+            tbt_s: Some(0.012),
+        }))
+    }
+
+    #[test]
+    fn people_see_every_node_and_the_decision() {
+        let text = render(&placed(), Paint::none());
+        let expected = "\
+prompt    100 tokens
+policies  placement baton, admission selective
+goes to   p0, then d0: 64 tokens cached, TTFT 1.50 s, TBT 12.0 ms
+
+PREFILL       VERDICT             PENDING  CACHED  QUEUE   TRANSFER  COMPUTE  PASSES  COST
+p0            chosen              3        64      2.1 ms  0.0 ms    1.50 s   2       1.2500
+  with fetch                               96      2.1 ms  10.0 ms   1.50 s   2
+p1            left out: draining  0        -       -       -         -        -       -
+
+DECODE  VERDICT  SEQUENCES  TBT      PUSH
+d0      chosen   7          12.0 ms  0.0 ms";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_when_to_come_again() {
+        let refused = |waits| {
+            let message = "the time to first token would be 31s".to_owned();
+            let decision = v1::RefusalDecision { message, retry_after_s: Some(2.5), waits };
+            explained(Decision::Refused(decision))
+        };
+        let text = render(&refused(false), Paint::none());
+        assert!(text.contains("refused   the time to first token would be 31s; retry in 2.50 s"), "{text}");
+        assert!(render(&refused(true), Paint::none()).contains("\nwaits     the time"));
+        let json = to_json(&refused(false));
+        assert_eq!((&json["placed"], &json["refused"]["waits"]), (&Value::Null, &Value::Bool(false)));
+    }
+
+    #[test]
+    fn json_has_the_terms() {
+        let json = to_json(&placed());
+        assert_eq!(json["prefill"][0]["fetch"]["cached_tokens"], 96);
+        assert_eq!(json["prefill"][1]["local"], Value::Null);
+        assert_eq!((&json["placed"]["decode"], &json["decode"][0]["tbt_s"]), (&"d0".into(), &0.012.into()));
+    }
+}
