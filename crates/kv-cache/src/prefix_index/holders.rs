@@ -5,33 +5,53 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU32;
 
-/// Nodes by slot: one, or a set that [`HolderSets`] keeps. Two that are equal are the same nodes.
+/// Nodes by slot: one, two, or a set that [`HolderSets`] keeps. Two that are equal are the same nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Holders(NonZeroU32);
 
-/// Numbers below are 1 + a slot, others name sets.
+/// What a number says: 1 + a slot, or two slots below 2^15, the lower one first, under the highest bit, or the index of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    One(u16),
+    Two([u16; 2]),
+    Set(usize),
+}
+
 const FIRST_SET: u32 = 1 << 16 | 1;
+const TWO: u32 = 1 << 31;
+const TWO_SLOT_BITS: u32 = 15;
 
 impl Holders {
     pub(super) fn one(slot: u16) -> Self {
         Self(NonZeroU32::MIN.saturating_add(slot.into()))
     }
 
-    fn set(index: usize) -> Self {
-        let number = u32::try_from(index).ok().and_then(|index| index.checked_add(FIRST_SET));
-        Self(number.and_then(NonZeroU32::new).expect("fewer sets than blocks"))
+    /// `None` where the slots are too high for a number.
+    fn two(a: u16, b: u16) -> Option<Self> {
+        let (low, high) = (u32::from(a.min(b)), u32::from(a.max(b)));
+        let number = TWO | low << TWO_SLOT_BITS | high;
+        (high >> TWO_SLOT_BITS == 0).then_some(number).and_then(NonZeroU32::new).map(Self)
     }
 
-    /// The only one, or the index of the set.
-    fn kind(self) -> Result<u16, usize> {
-        match self.0.get().checked_sub(FIRST_SET) {
-            None => Ok((self.0.get() - 1) as u16),
-            Some(index) => Err(index as usize),
+    fn set(index: usize) -> Self {
+        let number = u32::try_from(index).ok().and_then(|index| index.checked_add(FIRST_SET));
+        Self(number.filter(|number| *number < TWO).and_then(NonZeroU32::new).expect("fewer sets than blocks"))
+    }
+
+    fn kind(self) -> Kind {
+        let number = self.0.get();
+        if number >= TWO {
+            let slot = |number: u32| (number & ((1 << TWO_SLOT_BITS) - 1)) as u16;
+            return Kind::Two([slot(number >> TWO_SLOT_BITS), slot(number)]);
+        }
+        match number.checked_sub(FIRST_SET) {
+            None => Kind::One((number - 1) as u16),
+            Some(index) => Kind::Set(index as usize),
         }
     }
 }
 
-/// The sets of two nodes or more that some block has.
+/// The sets that some block has and that are more than their numbers.
 #[derive(Debug, Default)]
 pub(super) struct HolderSets {
     sets: Vec<HolderSet>,
@@ -44,11 +64,48 @@ pub(super) struct HolderSets {
 
 #[derive(Debug, Default)]
 struct HolderSet {
-    /// Ascending.
-    members: Box<[u16]>,
+    members: SetMembers,
     mark: u128,
     /// Blocks that have it.
     blocks: usize,
+}
+
+/// Slots of so many members fit into the set itself, where they need no more room than a pointer to them would: to see them is one wait for memory and not two.
+const FEW: usize = 11;
+
+/// Ascending.
+#[derive(Debug)]
+enum SetMembers {
+    Few(u8, [u16; FEW]),
+    Many(Box<[u16]>),
+}
+
+impl Default for SetMembers {
+    fn default() -> Self {
+        Self::Few(0, [0; FEW])
+    }
+}
+
+impl SetMembers {
+    /// Of slots in pieces, ascending.
+    fn new(pieces: &[&[u16]]) -> Self {
+        let len = pieces.iter().map(|piece| piece.len()).sum();
+        let mut few = [0; FEW];
+        let Some(mut rest) = few.get_mut(..len) else { return Self::Many(pieces.concat().into()) };
+        for piece in pieces {
+            let (begin, end) = rest.split_at_mut(piece.len());
+            begin.copy_from_slice(piece);
+            rest = end;
+        }
+        Self::Few(len as u8, few)
+    }
+
+    fn as_slice(&self) -> &[u16] {
+        match self {
+            Self::Few(len, few) => &few[..usize::from(*len)],
+            Self::Many(many) => many,
+        }
+    }
 }
 
 /// A number for a slot, so that sums of them tell sets apart (Zobrist, 1970, with exclusive or). 128 bits of two rounds of SplitMix64: sets are not chosen by anybody who could look for a collision.
@@ -86,6 +143,7 @@ impl Hasher for MarkHasher {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Members<'a> {
     One([u16; 1]),
+    Two([u16; 2]),
     Many(&'a [u16]),
 }
 
@@ -94,6 +152,7 @@ impl Members<'_> {
     pub(super) fn as_slice(&self) -> &[u16] {
         match self {
             Self::One(one) => one,
+            Self::Two(two) => two,
             Self::Many(many) => many,
         }
     }
@@ -102,8 +161,9 @@ impl Members<'_> {
 impl HolderSets {
     pub(super) fn members(&self, holders: Holders) -> Members<'_> {
         match holders.kind() {
-            Ok(slot) => Members::One([slot]),
-            Err(index) => Members::Many(&self.sets[index].members),
+            Kind::One(slot) => Members::One([slot]),
+            Kind::Two(slots) => Members::Two(slots),
+            Kind::Set(index) => Members::Many(self.sets[index].members.as_slice()),
         }
     }
 
@@ -122,12 +182,17 @@ impl HolderSets {
         let members = self.members(before);
         let members = members.as_slice();
         let at = members.binary_search(&slot).err()?;
+        if let [other] = members
+            && let Some(two) = Holders::two(*other, slot)
+        {
+            return Some(two);
+        }
         let mark = self.mark_of(before) ^ mark(slot);
         let after = match self.by_mark.get(&mark) {
             Some(index) => Holders::set(*index),
             None => {
-                let members = [&members[..at], &[slot], &members[at..]].concat();
-                self.add(members.into(), mark)
+                let members = SetMembers::new(&[&members[..at], &[slot], &members[at..]]);
+                self.add(members, mark)
             }
         };
         self.last_with = Some((before, slot, after));
@@ -136,16 +201,21 @@ impl HolderSets {
 
     /// The holders with one less, which is among them; `None` where nobody is left.
     pub(super) fn without(&mut self, holders: Holders, slot: u16) -> Option<Holders> {
-        let index = holders.kind().err()?;
-        let members = &self.sets[index].members;
-        let mark = self.sets[index].mark ^ mark(slot);
-        if let [a, b] = members[..] {
-            return Some(Holders::one(if a == slot { b } else { a }));
+        let members = self.members(holders);
+        let members = members.as_slice();
+        let at = members.binary_search(&slot).ok()?;
+        let left = [&members[..at], &members[at + 1..]];
+        match left {
+            [[], []] => return None,
+            [[one], []] | [[], [one]] => return Some(Holders::one(*one)),
+            [[a, b], []] | [[a], [b]] | [[], [a, b]] if let Some(two) = Holders::two(*a, *b) => return Some(two),
+            _ => {}
         }
+        let mark = self.mark_of(holders) ^ mark(slot);
         match self.by_mark.get(&mark) {
             Some(index) => Some(Holders::set(*index)),
             None => {
-                let members = members.iter().copied().filter(|member| *member != slot).collect();
+                let members = SetMembers::new(&left);
                 Some(self.add(members, mark))
             }
         }
@@ -153,12 +223,13 @@ impl HolderSets {
 
     fn mark_of(&self, holders: Holders) -> u128 {
         match holders.kind() {
-            Ok(slot) => mark(slot),
-            Err(index) => self.sets[index].mark,
+            Kind::One(slot) => mark(slot),
+            Kind::Two([a, b]) => mark(a) ^ mark(b),
+            Kind::Set(index) => self.sets[index].mark,
         }
     }
 
-    fn add(&mut self, members: Box<[u16]>, mark: u128) -> Holders {
+    fn add(&mut self, members: SetMembers, mark: u128) -> Holders {
         let set = HolderSet { members, mark, blocks: 0 };
         let index = match self.free.pop() {
             Some(index) => {
@@ -176,10 +247,10 @@ impl HolderSets {
 
     /// A block has these holders now instead of those. Sets that no block has are forgotten.
     pub(super) fn changed(&mut self, before: Option<Holders>, after: Option<Holders>) {
-        if let Some(Err(index)) = after.map(Holders::kind) {
+        if let Some(Kind::Set(index)) = after.map(Holders::kind) {
             self.sets[index].blocks += 1;
         }
-        let Some(Err(index)) = before.map(Holders::kind) else { return };
+        let Some(Kind::Set(index)) = before.map(Holders::kind) else { return };
         self.sets[index].blocks -= 1;
         if self.sets[index].blocks == 0 {
             let unused = std::mem::take(&mut self.sets[index]);
@@ -198,6 +269,10 @@ impl HolderSets {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -225,8 +300,47 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_slot_is_no_set() {
-        assert_eq!(Holders::one(u16::MAX).kind(), Ok(u16::MAX));
-        assert_eq!(Holders::set(0).kind(), Err(0));
+    fn numbers_say_what_was_put_in() {
+        assert_eq!(Holders::one(u16::MAX).kind(), Kind::One(u16::MAX));
+        assert_eq!(Holders::two(0x7fff, 3).unwrap().kind(), Kind::Two([3, 0x7fff]));
+        assert_eq!(Holders::two(0, 1).unwrap().kind(), Kind::Two([0, 1]));
+        assert_eq!(Holders::two(1, 0x8000), None);
+        assert_eq!(Holders::set(0).kind(), Kind::Set(0));
+    }
+
+    #[test]
+    fn a_set_is_48_bytes() {
+        assert_eq!(size_of::<HolderSet>(), 48);
+    }
+
+    proptest! {
+        /// With slots that two fit into a number of, and with slots that do not.
+        #[test]
+        fn equals_sets(operations in prop::collection::vec((any::<bool>(), 0usize..3, 0u16..30), 0..200)) {
+            let mut sets = HolderSets::default();
+            let mut blocks: [(Option<Holders>, BTreeSet<u16>); 3] = Default::default();
+            for (join, block, slot) in operations {
+                let slot = if slot % 3 == 0 { u16::MAX - slot } else { slot };
+                let (holders, naive) = &mut blocks[block];
+                let had = holders.is_some_and(|holders| sets.contains(holders, slot));
+                prop_assert_eq!(had, naive.contains(&slot));
+                if join != had {
+                    let after = if join { sets.with(*holders, slot) } else { sets.without(holders.unwrap(), slot) };
+                    sets.changed(*holders, after);
+                    *holders = after;
+                    if join { naive.insert(slot) } else { naive.remove(&slot) };
+                }
+                for (holders, naive) in &blocks {
+                    let members = holders.map(|holders| sets.members(holders));
+                    let members = members.as_ref().map_or(&[][..], Members::as_slice);
+                    prop_assert!(members.iter().eq(naive));
+                    prop_assert!(blocks.iter().all(|other| (other.0 == *holders) == (other.1 == *naive)));
+                }
+            }
+            for (holders, _) in &blocks {
+                sets.changed(*holders, None);
+            }
+            prop_assert_eq!((sets.len(), sets.by_mark.len()), (0, 0));
+        }
     }
 }

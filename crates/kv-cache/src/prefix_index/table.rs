@@ -1,9 +1,11 @@
 //! Block to holders: a hash table that never stops for long.
 //!
 //! Open addressing in 1,024 parts that grow each by itself, so that no insertion copies more than some thousand entries while lookups wait. 16 bytes for a block: 96 bits of a mix of its hash,
-//! which is enough to tell blocks apart (a collision would cost a wrong guess of where a prefix is, and nothing else), and its holders.
+//! which is enough to tell blocks apart (a collision would cost a wrong guess of where a prefix is, and nothing else), and its holders. Four of them share a line of the cache, in which a block may
+//! have any place: nearly every block is in its first line, so a lookup is one load and no branch that could go wrong.
 
 use std::hash::{BuildHasher, RandomState};
+use std::hint::{black_box, select_unpredictable};
 
 use baton_types::BlockHash;
 
@@ -12,9 +14,9 @@ use super::holders::Holders;
 const PARTS: usize = 1 << PART_BITS;
 const PART_BITS: u32 = 10;
 /// Blocks that are looked up together.
-pub(super) const MANY: usize = 16;
-/// Entries of a part that has any.
-const SMALLEST_PART: usize = 8;
+pub(super) const MANY: usize = 32;
+/// Entries of a line.
+const LINE: usize = 4;
 
 /// What a block is known by here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,9 +30,9 @@ impl Key {
         (self.mixed >> (u64::BITS - PART_BITS)) as usize
     }
 
-    /// Where to begin to look in a part of `1 << bits` entries.
+    /// The line where to begin to look in a part of `1 << bits` lines.
     fn home(self, bits: u32) -> usize {
-        // Shifted twice: a part without entries has 0 bits.
+        // Shifted twice: a part of one line has 0 bits.
         ((self.mixed << PART_BITS) >> 1 >> (u64::BITS - 1 - bits.min(u64::BITS - 1))) as usize
     }
 }
@@ -48,92 +50,157 @@ impl Entry {
     fn key(&self) -> Key {
         Key { mixed: self.mixed, tag: self.tag }
     }
+
+    fn is_free(&self) -> bool {
+        self.holders.is_none()
+    }
 }
 
-/// Linear probing; an entry lies between its home and the first free one after it.
+/// What memory brings at once.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
+struct Line([Entry; LINE]);
+
+/// Which entries of a line are the key's (one at most), and which are free, a bit each.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    same: u32,
+    free: u32,
+}
+
+impl Line {
+    /// Compares all entries, without a branch: a guess which one it is would be wrong every other time, and the loads for the blocks after it would wait until that is known.
+    fn look(&self, key: Key) -> Look {
+        let (mut same, mut free) = (0, 0);
+        for (n, entry) in self.0.iter().enumerate() {
+            let differs = (entry.mixed ^ key.mixed) | u64::from(entry.tag ^ key.tag);
+            same |= u32::from(differs == 0) << n;
+            free |= u32::from(entry.is_free()) << n;
+        }
+        // A free one looks like the key of zeros.
+        Look { same: same & !free, free }
+    }
+
+    /// Holders of the key that was looked for, if it is here.
+    fn holders(&self, look: Look) -> Option<Holders> {
+        let entry = &self.0[look.same.trailing_zeros() as usize % LINE];
+        select_unpredictable(look.same != 0, entry.holders, None)
+    }
+}
+
+impl Look {
+    /// Whether the key may be in the next line.
+    fn goes_on(self) -> bool {
+        self.same | self.free == 0
+    }
+}
+
+/// Where an entry is: its line, and its place there.
+type At = (usize, usize);
+
+/// Linear probing by lines: all lines from an entry's home to the one before its own are full.
 #[derive(Debug, Default)]
 struct Part {
     /// None, or a power of two.
-    entries: Box<[Entry]>,
+    lines: Box<[Line]>,
     used: usize,
 }
 
 impl Part {
     fn bits(&self) -> u32 {
-        self.entries.len().trailing_zeros()
+        self.lines.len().trailing_zeros()
     }
 
-    /// Index of the key's entry, or of the free one where it would be.
-    fn find(&self, key: Key) -> Result<usize, usize> {
-        let last = self.entries.len() - 1;
-        let mut at = key.home(self.bits());
+    fn next(&self, line: usize) -> usize {
+        (line + 1) & (self.lines.len() - 1)
+    }
+
+    /// Where the key's entry is, or the free one that it would get. Some entry is free.
+    fn find(&self, key: Key) -> Result<At, At> {
+        let mut line = key.home(self.bits());
         loop {
-            let entry = &self.entries[at];
-            match entry.holders {
-                None => return Err(at),
-                Some(_) if entry.key() == key => return Ok(at),
-                Some(_) => at = (at + 1) & last,
+            let look = self.lines[line].look(key);
+            if look.same != 0 {
+                return Ok((line, look.same.trailing_zeros() as usize));
             }
+            if look.free != 0 {
+                return Err((line, look.free.trailing_zeros() as usize));
+            }
+            line = self.next(line);
         }
     }
 
     fn get(&self, key: Key) -> Option<Holders> {
-        if self.entries.is_empty() {
+        if self.lines.is_empty() {
             return None;
         }
-        self.find(key).ok().and_then(|at| self.entries[at].holders)
+        let (line, n) = self.find(key).ok()?;
+        self.lines[line].0[n].holders
     }
 
     /// Gives the key other holders, or none.
     fn update(&mut self, key: Key, change: impl FnOnce(Option<Holders>) -> Option<Holders>) {
         // Full to seven eighths at most: beyond, probes get long.
-        if (self.used + 1) * 8 > self.entries.len() * 7 {
-            self.resize((self.entries.len() * 2).max(SMALLEST_PART));
+        if (self.used + 1) * 8 > self.lines.len() * LINE * 7 {
+            self.resize((self.lines.len() * 2).max(1));
         }
         match self.find(key) {
-            Ok(at) => match change(self.entries[at].holders) {
-                Some(holders) => self.entries[at].holders = Some(holders),
-                None => self.remove_at(at),
-            },
-            Err(at) => {
+            Ok((line, n)) => {
+                let entry = &mut self.lines[line].0[n];
+                match change(entry.holders) {
+                    Some(holders) => entry.holders = Some(holders),
+                    None => self.remove((line, n)),
+                }
+            }
+            Err((line, n)) => {
                 if let Some(holders) = change(None) {
-                    self.entries[at] = Entry { mixed: key.mixed, tag: key.tag, holders: Some(holders) };
+                    self.lines[line].0[n] = Entry { mixed: key.mixed, tag: key.tag, holders: Some(holders) };
                     self.used += 1;
                 }
             }
         }
     }
 
-    /// Frees an entry, and moves those back that were pushed on by it.
-    fn remove_at(&mut self, mut free: usize) {
-        let (last, bits) = (self.entries.len() - 1, self.bits());
+    /// Frees an entry, and moves one back that was pushed on by it, and so on.
+    fn remove(&mut self, (mut line, mut n): At) {
         self.used -= 1;
-        let mut at = free;
-        loop {
-            at = (at + 1) & last;
-            let entry = self.entries[at];
-            if entry.holders.is_none() {
-                break;
-            }
-            // It may go to the free place if its home is not after that.
-            let distance = |from: usize| at.wrapping_sub(from) & last;
-            if distance(entry.key().home(bits)) >= distance(free) {
-                self.entries[free] = entry;
-                free = at;
-            }
+        while let Some((from, m)) = self.pushed_on(line) {
+            self.lines[line].0[n] = self.lines[from].0[m];
+            (line, n) = (from, m);
         }
-        self.entries[free] = Entry::default();
-        if self.used * 8 < self.entries.len() && self.entries.len() > SMALLEST_PART {
-            self.resize(self.entries.len() / 2);
+        self.lines[line].0[n] = Entry::default();
+        let lines = self.lines.len();
+        if self.used * 8 < lines * LINE && lines > 1 {
+            self.resize(lines / 2);
         }
     }
 
-    fn resize(&mut self, entries: usize) {
-        let old = std::mem::replace(&mut self.entries, vec![Entry::default(); entries].into());
-        for entry in old.iter().filter(|entry| entry.holders.is_some()) {
-            let (Ok(at) | Err(at)) = self.find(entry.key());
-            self.entries[at] = *entry;
+    /// An entry after this line that could be in it.
+    fn pushed_on(&self, line: usize) -> Option<At> {
+        let (last, bits) = (self.lines.len() - 1, self.bits());
+        let mut at = line;
+        while !self.lines[at].0.iter().any(Entry::is_free) {
+            at = self.next(at);
+            let distance = |from: usize| at.wrapping_sub(from) & last;
+            let fits = |entry: &Entry| !entry.is_free() && distance(entry.key().home(bits)) >= distance(line);
+            if let Some(n) = self.lines[at].0.iter().position(fits) {
+                return Some((at, n));
+            }
         }
+        None
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.lines.iter().flat_map(|line| &line.0).filter(|entry| !entry.is_free())
+    }
+
+    fn resize(&mut self, lines: usize) {
+        let mut other = Self { lines: vec![Line::default(); lines].into(), used: self.used };
+        for entry in self.entries() {
+            let (Ok((line, n)) | Err((line, n))) = other.find(entry.key());
+            other.lines[line].0[n] = *entry;
+        }
+        *self = other;
     }
 }
 
@@ -178,27 +245,30 @@ impl BlockTable {
         self.parts[key.part()].get(key)
     }
 
-    /// The holders of up to 16 blocks, in their order.
+    /// The holders of up to 32 blocks, in their order.
     pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
-        let mut looks = [(Key::default(), 0); MANY];
-        for (look, hash) in looks.iter_mut().zip(hashes) {
-            let key = self.key(hash);
-            *look = (key, key.home(self.parts[key.part()].bits()));
+        let (mut keys, mut homes) = ([Key::default(); MANY], [None; MANY]);
+        for ((key, home), hash) in keys.iter_mut().zip(&mut homes).zip(hashes) {
+            *key = self.key(hash);
+            let part = &self.parts[key.part()];
+            *home = part.lines.get(key.home(part.bits()));
         }
-        // All first entries, and nothing else, before anything depends on one of them: memory is waited for once, and not sixteen times.
-        let mut entries = [Entry::default(); MANY];
-        for (entry, (key, home)) in entries.iter_mut().zip(&looks) {
-            if let Some(first) = self.parts[key.part()].entries.get(*home) {
-                *entry = *first;
+        // All lines, and nothing else, before anything depends on one of them: so few instructions that the core has begun all loads before it waits for the first.
+        black_box(homes.iter().flatten().fold(0, |touched, line| touched ^ line.0[0].mixed));
+        let (mut holders, mut elsewhere) = ([None; MANY], 0_u32);
+        for n in 0..MANY {
+            if let Some(line) = homes[n] {
+                let look = line.look(keys[n]);
+                holders[n] = line.holders(look);
+                elsewhere |= u32::from(look.goes_on()) << n;
             }
         }
-        std::array::from_fn(|n| {
-            let (entry, (key, _)) = (&entries[n], looks[n]);
-            match entry.holders {
-                Some(_) if entry.key() != key => self.parts[key.part()].get(key),
-                holders => holders,
-            }
-        })
+        while elsewhere != 0 {
+            let n = elsewhere.trailing_zeros() as usize;
+            holders[n] = self.parts[keys[n].part()].get(keys[n]);
+            elsewhere &= elsewhere - 1;
+        }
+        holders
     }
 
     /// Gives a block other holders, or none.
@@ -211,7 +281,7 @@ impl BlockTable {
 
     /// The blocks of one part.
     pub(super) fn part(&self, part: usize) -> Vec<(Key, Holders)> {
-        self.parts[part].entries.iter().filter_map(|entry| Some((entry.key(), entry.holders?))).collect()
+        self.parts[part].entries().filter_map(|entry| Some((entry.key(), entry.holders?))).collect()
     }
 }
 
@@ -228,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_16_bytes() {
-        assert_eq!(size_of::<Entry>(), 16);
+    fn an_entry_is_16_bytes_and_four_are_a_line() {
+        assert_eq!((size_of::<Entry>(), size_of::<Line>()), (16, 64));
     }
 
     proptest! {
@@ -244,7 +314,7 @@ mod tests {
                     None => map.remove(&n),
                 };
                 part.update(key, |_| value.map(holders));
-                prop_assert_eq!(part.used, map.len());
+                prop_assert_eq!((part.used, part.entries().count()), (map.len(), map.len()));
                 for n in 0..60 {
                     let key = Key { mixed: (n % 7) << 45 | n, tag: n as u32 };
                     prop_assert_eq!(part.get(key), map.get(&n).map(|slot| holders(*slot)));

@@ -2,18 +2,16 @@
 
 use baton_types::BlockHash;
 
-use super::holders::Holders;
+use super::holders::{Holders, Members};
 use super::table::MANY;
 use super::{Inner, NodeSlot};
 
 /// Blocks of a chain that are looked at after its first ones, about, however long it is.
-const LOOKS: usize = 64;
-/// Looking for one slot among so many members takes about as long as going over them.
-const FEW: usize = 8;
+const LOOKS: usize = 48;
 
 /// How many leading blocks of a chain each node holds; nodes that hold none are not in it.
 ///
-/// Of a chain of more than 80 blocks every second, third... is looked at after the first 16, and those between two looks only where a node is lost from one to the next: a node that holds a block holds those before it, but for
+/// Of a chain of more than 80 blocks every second, third... is looked at after the first 32, and those between two looks only where a node is lost from one to the next: a node that holds a block holds those before it, but for
 /// what was evicted from their middle, and the node finds that out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrefixMatches(Vec<(NodeSlot, u32)>);
@@ -28,11 +26,12 @@ impl PrefixMatches {
 /// Where the walk is.
 struct Walk<'a> {
     inner: &'a Inner,
-    /// Nodes that hold every block so far, ascending.
-    alive: Vec<u16>,
+    /// Nodes that were lost, with the blocks that they hold, and then those that hold every block so far, ascending.
+    nodes: Vec<(NodeSlot, u32)>,
+    /// How many were lost.
+    lost: usize,
     /// Who holds the last block.
     last: Option<Holders>,
-    matches: Vec<(NodeSlot, u32)>,
 }
 
 impl Walk<'_> {
@@ -44,7 +43,7 @@ impl Walk<'_> {
         let Some(holders) = holders else { return false };
         let members = self.inner.sets.members(holders);
         let mut members = members.as_slice().iter();
-        self.alive.iter().all(|slot| members.any(|member| member == slot))
+        self.nodes[self.lost..].iter().all(|(slot, _)| members.any(|member| *member == slot.0))
     }
 
     /// Goes on to the block with the number `depth`, from 0; whether anybody holds it.
@@ -54,25 +53,54 @@ impl Walk<'_> {
         }
         self.last = holders;
         let members = holders.map(|holders| self.inner.sets.members(holders));
-        let members = members.as_ref().map_or(&[][..], |members| members.as_slice());
-        let matches = &mut self.matches;
-        let mut keep = |slot: &u16, holds: bool| {
-            if !holds {
-                matches.push((NodeSlot(*slot), depth));
-            }
-            holds
-        };
-        if members.len() > FEW * self.alive.len() {
-            self.alive.retain(|slot| keep(slot, members.binary_search(slot).is_ok()));
-        } else {
-            let mut members = members.iter().peekable();
-            self.alive.retain(|slot| {
-                while members.next_if(|member| *member < slot).is_some() {}
-                keep(slot, members.peek() == Some(&slot))
-            });
-        }
-        !self.alive.is_empty()
+        let members = members.as_ref().map_or(&[][..], Members::as_slice);
+        let alive = &mut self.nodes[self.lost..];
+        let lost = keep(alive, members);
+        alive[..lost].iter_mut().for_each(|(_, blocks)| *blocks = depth);
+        self.lost += lost;
+        self.lost < self.nodes.len()
     }
+}
+
+/// Moves the nodes that are among the members to the end, in their order; how many are not.
+fn keep(nodes: &mut [(NodeSlot, u32)], members: &[u16]) -> usize {
+    let mut lost = nodes.len();
+    let mut keep = |nodes: &mut [(NodeSlot, u32)], at| {
+        lost -= 1;
+        nodes.swap(at, lost);
+    };
+    // From the end, so that those that change places with them have been looked at. Each of the fewer is looked for among the others.
+    if members.len() < nodes.len() {
+        let mut end = nodes.len();
+        for member in members.iter().rev() {
+            let at = search_back(&nodes[..end], *member, |(slot, _)| slot.0);
+            end = at.unwrap_or_else(|at| at);
+            if at.is_ok() {
+                keep(nodes, end);
+            }
+        }
+    } else {
+        let mut end = members.len();
+        for n in (0..nodes.len()).rev() {
+            let at = search_back(&members[..end], nodes[n].0.0, |member| *member);
+            end = at.unwrap_or_else(|at| at);
+            if at.is_ok() {
+                keep(nodes, n);
+            }
+        }
+    }
+    lost
+}
+
+/// Where a slot is, or would be. Takes the logarithm of how far it is from the end.
+fn search_back<T>(sorted: &[T], slot: u16, slot_of: impl Fn(&T) -> u16) -> Result<usize, usize> {
+    let mut reach = 1;
+    while reach < sorted.len() && slot_of(&sorted[sorted.len() - reach]) > slot {
+        reach *= 2;
+    }
+    let begin = sorted.len().saturating_sub(reach);
+    let at = sorted[begin..].binary_search_by_key(&slot, slot_of);
+    at.map(|at| begin + at).map_err(|at| begin + at)
 }
 
 impl Inner {
@@ -80,16 +108,15 @@ impl Inner {
         let (head, rest) = hashes.split_at(hashes.len().min(MANY));
         let looked = self.table.get_many(head.iter());
         let Some(first) = looked[0].filter(|_| !hashes.is_empty()) else { return PrefixMatches::default() };
-        let alive = self.sets.members(first).as_slice().to_vec();
-        let matches = Vec::with_capacity(alive.len());
-        let mut walk = Walk { inner: self, alive, last: Some(first), matches };
+        let mut nodes: Vec<_> = self.sets.members(first).as_slice().iter().map(|slot| (NodeSlot(*slot), 0)).collect();
         if self.clearing > 0 {
-            walk.alive.retain(|slot| !self.is_clearing(NodeSlot(*slot)));
+            nodes.retain(|(slot, _)| !self.is_clearing(*slot));
         }
+        let mut walk = Walk { inner: self, nodes, lost: 0, last: Some(first) };
         let depth = walk.along(&looked[..head.len()], rest);
-        let Walk { alive, mut matches, .. } = walk;
-        matches.extend(alive.into_iter().map(|slot| (NodeSlot(slot), depth)));
-        PrefixMatches(matches)
+        let Walk { mut nodes, lost, .. } = walk;
+        nodes[lost..].iter_mut().for_each(|(_, blocks)| *blocks = depth);
+        PrefixMatches(nodes)
     }
 }
 
@@ -147,6 +174,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn those_among_the_members_are_kept(
+            nodes in prop::collection::btree_set(0u16..200, 0..100),
+            members in prop::collection::btree_set(0u16..200, 0..100),
+        ) {
+            let mut found: Vec<_> = nodes.iter().map(|slot| (NodeSlot(*slot), 0)).collect();
+            let lost = keep(&mut found, &members.iter().copied().collect::<Vec<_>>());
+            prop_assert!(found[lost..].iter().map(|(slot, _)| &slot.0).eq(nodes.intersection(&members)));
+            found.sort_unstable();
+            prop_assert!(found.iter().map(|(slot, _)| &slot.0).eq(&nodes));
+        }
+
         /// Nodes that hold the beginning of a chain are found with as many blocks as they hold, however long it is.
         #[test]
         fn of_long_chains_the_beginnings_are_found(
