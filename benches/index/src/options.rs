@@ -24,8 +24,8 @@ pub struct Options {
     /// Of the choice of nodes
     #[arg(long, default_value = "1")]
     pub seed: u64,
-    /// Instead: Baton alone, 1,000 nodes, 10 million entries, lookups while events come at full rate
-    #[arg(long)]
+    /// Instead: Baton alone, 1,000 nodes, 10 million entries, lookups while events come at full rate, on two cores
+    #[arg(long, conflicts_with_all = ["trace", "nodes", "capacity", "rounds"])]
     pub large: bool,
     /// Seconds of each part of --large
     #[arg(long, default_value = "10", value_parser = between(1, 600))]
