@@ -98,10 +98,8 @@ impl FrontDoor {
 
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {
         let changes = events.events.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>()?;
-        let applied = match events.snapshot {
-            true => self.index.snapshot(&info.node, info.generation, events.sequence, &changes),
-            false => self.index.apply(&info.node, info.generation, events.sequence, &changes),
-        };
+        let (sequence, snapshot) = (events.sequence, events.snapshot);
+        let applied = self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes);
         if applied == Applied::Gap {
             tracing::info!(node = %info.node, "prefix events were missed: asking for a snapshot");
             self.nodes.send(&info.node, Command::KvSnapshot(v1::KvSnapshotRequest {}));

@@ -9,6 +9,7 @@ use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::{Paint, line};
 use crate::table::table;
+use crate::timeline::seconds;
 
 /// Prints where a request would go now, and by what that is decided. Nothing is generated.
 pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
@@ -96,10 +97,6 @@ fn decode_row(row: &v1::DecodeExplanation) -> Vec<String> {
 
 fn none() -> String {
     "-".to_owned()
-}
-
-fn seconds(seconds: f64) -> String {
-    if seconds < 1.0 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
 }
 
 fn to_json(explained: &v1::ExplainResponse) -> Value {
@@ -199,12 +196,12 @@ policies  placement baton, admission selective
 goes to   p0, then d0: 64 tokens cached, TTFT 1.50 s, TBT 12.0 ms
 
 PREFILL       VERDICT             PENDING  CACHED  QUEUE   TRANSFER  COMPUTE  PASSES  COST
-p0            chosen              3        64      2.1 ms  0.0 ms    1.50 s   2       1.2500
+p0            chosen              3        64      2.1 ms  0 us      1.50 s   2       1.2500
   with fetch                               96      2.1 ms  10.0 ms   1.50 s   2
 p1            left out: draining  0        -       -       -         -        -       -
 
 DECODE  VERDICT  SEQUENCES  TBT      PUSH
-d0      chosen   7          12.0 ms  0.0 ms";
+d0      chosen   7          12.0 ms  0 us";
         assert_eq!(text, expected);
     }
 

@@ -62,7 +62,7 @@ fn node(name: &Option<String>) -> &str {
 }
 
 /// `1.50 s`, `12.3 ms` or `45 us`.
-fn seconds(value: f64) -> String {
+pub fn seconds(value: f64) -> String {
     match value {
         s if s >= 1.0 => format!("{s:.2} s"),
         s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),

@@ -1,4 +1,4 @@
-//! Block pool, chained block hashes, prefix index and eviction. Pure and sync: no clock, no IO, no randomness.
+//! Block pool, chained block hashes, prefix index and eviction. Sync: no clock, no IO; and pure, but for the prefix index, which threads share.
 //!
 //! - [`BlockHasher`] chains hashes over the full blocks of a token sequence.
 //! - [`BlockPool`] is a node's bookkeeping of its arena: who holds which block, what is cached, what is promised.

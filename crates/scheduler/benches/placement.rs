@@ -75,6 +75,7 @@ const LIMIT: Duration = Duration::from_micros(200);
 fn measure(kind: PlacementKind) -> bool {
     let mut now = Instant::now();
     let mut cluster = cluster(now, kind);
+    let index = cluster.index();
     let chains: Vec<_> = (0..64).map(chain).collect();
     let (mut times, mut lookups) = (Vec::new(), Vec::new());
     let mut state = 1_u64;
@@ -97,7 +98,7 @@ fn measure(kind: PlacementKind) -> bool {
             exclude: &[],
         };
         let begin = Instant::now();
-        cluster.prefix_holders(request.block_hashes);
+        index.matches(request.block_hashes);
         lookups.push(begin.elapsed());
         let begin = Instant::now();
         let _ = cluster.place(now, &request, &mut rng);

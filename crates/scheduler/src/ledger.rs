@@ -40,7 +40,7 @@ pub(crate) struct DecodeCharge {
     pub kv_tokens: u64,
     /// Its objective of the time between tokens.
     pub tbt: Option<Duration>,
-    /// When its prompt is computed: predicted until it is so.
+    /// When its first token goes out: predicted until it does.
     pub begins: Instant,
     pub begun: bool,
 }
@@ -121,7 +121,7 @@ impl NodeCharges {
         self.decoding.insert(key, charge);
     }
 
-    /// The prompt is computed: the sequence decodes from now on.
+    /// The first token goes out: the sequence decodes from now on.
     pub(crate) fn begin_decode(&mut self, now: Instant, key: RequestKey) {
         if let Some(charge) = self.decoding.get_mut(&key) {
             charge.begins = now;

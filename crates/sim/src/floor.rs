@@ -8,7 +8,7 @@ use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
 
 /// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
 /// queue, no fetch. The speed of the replay does not matter.
-pub fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, window: Window) -> f64 {
+pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, window: Window) -> f64 {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
     let (mut seen, mut sum, mut counted) = (HashSet::new(), 0.0, 0_u32);
     for request in &trace.requests {

@@ -25,7 +25,6 @@ mod world;
 
 pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table};
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
-pub use floor::floor_ttft_mean;
 pub use options::{SimOptions, Window};
 pub use profile::{ModelProfile, ProfileError};
 pub use random::Random;

@@ -157,6 +157,21 @@ impl PrefixIndex {
         self.write().leave(node);
     }
 
+    /// A message of a node: changes ([`Self::apply`]), or all that it holds ([`Self::snapshot`]), as in [`crate::KvEventBatch`].
+    pub fn on_events(
+        &self,
+        node: &NodeId,
+        generation: Generation,
+        sequence: u64,
+        snapshot: bool,
+        events: &[KvEvent],
+    ) -> Applied {
+        match snapshot {
+            true => self.snapshot(node, generation, sequence, events),
+            false => self.apply(node, generation, sequence, events),
+        }
+    }
+
     /// Takes in events of a node, the first of which has the number `sequence`. Overlap with what is known is skipped. A node's events come from one thread at a time.
     pub fn apply(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
         let mut applied = Applied::Stale;

@@ -245,7 +245,7 @@ impl BlockTable {
         self.parts[key.part()].get(key)
     }
 
-    /// The holders of up to 32 blocks, in their order.
+    /// The holders of up to `MANY` blocks, in their order.
     pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
         let (mut keys, mut homes) = ([Key::default(); MANY], [None; MANY]);
         for ((key, home), hash) in keys.iter_mut().zip(&mut homes).zip(hashes) {

@@ -6,7 +6,7 @@ use super::holders::{Holders, Members};
 use super::table::MANY;
 use super::{Inner, NodeSlot};
 
-/// Blocks of a chain that are looked at after its first ones, about, however long it is.
+/// Blocks of a chain that are looked at after its first `MANY`, about, however long it is. Both together are what `PrefixMatches` promises.
 const LOOKS: usize = 48;
 
 /// How many leading blocks of a chain each node holds; nodes that hold none are not in it.

@@ -74,7 +74,7 @@ pub struct Assessment {
     pub relief: Relief,
     /// The decode node as it runs now; `None` where none is needed.
     pub decode_now: Option<DecodeLoad>,
-    /// When the prompt would be computed, every answer taking as long as the mean.
+    /// When the prompt would be computed, every answer taking the same fixed number of times the mean.
     pub decode_then: Option<DecodeLoad>,
     /// When the prompt would be computed, each answer going on with its probability.
     pub decode_expected: Option<DecodeLoad>,

@@ -2,7 +2,7 @@
 
 use super::{AdmissionPolicy, Assessment, Excess};
 
-/// Adds the prompts that are computed by then to the decode node's batch, and drops the answers that are older than the mean by then.
+/// Adds the prompts that are computed by then to the decode node's batch, and drops the answers that are by then older than a fixed number of times the mean (`ClusterConfig::answer_factor`).
 #[derive(Debug)]
 pub struct Predictive;
 

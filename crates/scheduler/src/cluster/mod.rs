@@ -151,11 +151,6 @@ impl Cluster {
         Arc::clone(&self.index)
     }
 
-    /// How many leading blocks of a chain each node holds; nodes that hold none are left out.
-    pub fn prefix_holders(&self, block_hashes: &[BlockHash]) -> Vec<(NodeId, u32)> {
-        self.index.longest_prefix(block_hashes)
-    }
-
     /// Requests that are charged.
     pub fn placed(&self) -> usize {
         self.charges.len()
@@ -220,21 +215,6 @@ impl Cluster {
         }
     }
 
-    /// A node missed reports.
-    pub fn on_node_suspect(&mut self, node: &NodeId) {
-        if let Some(node) = self.nodes.get_mut(node) {
-            node.on_suspect();
-        }
-    }
-
-    /// A node that was suspected is well.
-    pub fn on_node_ok(&mut self, now: Instant, node: &NodeId) {
-        if let Some(node) = self.nodes.get_mut(node) {
-            let load = node.load().clone();
-            node.on_load(now, load);
-        }
-    }
-
     /// A node takes nothing new.
     pub fn on_node_draining(&mut self, node: &NodeId) {
         if let Some(node) = self.nodes.get_mut(node) {
@@ -279,10 +259,7 @@ impl Cluster {
         snapshot: bool,
         events: &[KvEvent],
     ) -> Applied {
-        match snapshot {
-            true => self.index.snapshot(node, generation, sequence, events),
-            false => self.index.apply(node, generation, sequence, events),
-        }
+        self.index.on_events(node, generation, sequence, snapshot, events)
     }
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].

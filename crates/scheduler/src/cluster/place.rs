@@ -22,13 +22,16 @@ pub(super) const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
 const RETRY_RANGE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 pub(super) fn refuse<T>(kind: ErrorKind, message: String, retry_after: Option<Duration>) -> Result<T, Refusal> {
+    Err(refusal(kind, message, retry_after))
+}
+
+fn refusal(kind: ErrorKind, message: String, retry_after: Option<Duration>) -> Refusal {
     let retry_after = retry_after.map(|after| after.clamp(RETRY_RANGE.0, RETRY_RANGE.1));
-    Err(Refusal { kind, message, retry_after, hold: None })
+    Refusal { kind, message, retry_after, hold: None }
 }
 
 fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
-    let retry_after = Some(excess.retry_after(relief).clamp(RETRY_RANGE.0, RETRY_RANGE.1));
-    Refusal { kind: ErrorKind::Overloaded, message: excess.to_string(), retry_after, hold: None }
+    refusal(ErrorKind::Overloaded, excess.to_string(), Some(excess.retry_after(relief)))
 }
 
 /// A choice, and what is predicted for it.

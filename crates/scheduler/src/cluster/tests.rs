@@ -474,7 +474,7 @@ fn suspects_serve_only_where_nobody_else_can() {
     assert_eq!(cluster.node(&id("p0")).unwrap().state(), NodeState::Suspect);
     cluster.on_load(later, &id("p1"), Load { draining: true, ..Load::default() });
     assert_eq!(place(&mut cluster, later, &request(3, &[])).unwrap().prefill, id("p0"));
-    cluster.on_node_ok(later, &id("p0"));
+    cluster.on_load(later, &id("p0"), Load::default());
     assert!(cluster.node(&id("p0")).unwrap().is_ready());
     cluster.on_node_draining(&id("p0"));
     assert_eq!(refusal(&mut cluster, later, &request(4, &[])).0, ErrorKind::Unavailable);
@@ -506,13 +506,13 @@ fn what_a_silent_node_holds_is_forgotten_until_it_tells_again() {
     }
     cluster.on_load(start + 50 * SECOND, &id("p1"), Load::default());
     cluster.on_tick(start + 61 * SECOND);
-    assert_eq!(cluster.prefix_holders(&hashes), [(id("p1"), 1)]);
+    assert_eq!(cluster.index().longest_prefix(&hashes), [(id("p1"), 1)]);
     cluster.on_load(start + 62 * SECOND, &id("p0"), Load::default());
     assert_eq!(cluster.on_kv_events(&id("p0"), Generation(1), 1, false, &events), Applied::Gap);
     assert_eq!(cluster.on_kv_events(&id("p0"), Generation(1), 2, true, &events), Applied::Applied);
     cluster.on_load(start + 63 * SECOND, &id("p1"), Load::default());
     cluster.on_tick(start + 64 * SECOND);
-    assert_eq!(cluster.prefix_holders(&hashes).len(), 2);
+    assert_eq!(cluster.index().longest_prefix(&hashes).len(), 2);
     let matched = |cluster: &mut Cluster, n, exclude: &[NodeId]| {
         place(cluster, start + 64 * SECOND, &PlacementRequest { exclude, ..request(n, &hashes) })
             .unwrap()

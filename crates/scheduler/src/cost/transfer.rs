@@ -36,7 +36,7 @@ impl TransferCost {
     }
 
     /// Bytes per second.
-    pub fn pair(&self, from: &NodeId, to: &NodeId) -> f64 {
+    fn pair(&self, from: &NodeId, to: &NodeId) -> f64 {
         if self.pairs.is_empty() {
             return self.bandwidth;
         }
@@ -84,7 +84,8 @@ impl TransferCost {
     }
 
     /// Bytes that are charged.
-    pub fn in_flight(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight.values().sum()
     }
 }

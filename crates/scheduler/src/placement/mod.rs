@@ -118,10 +118,12 @@ pub trait PlacementPolicy: fmt::Debug + Send {
     /// What a prefill node is compared by, the least winning: seconds, or requests where the policy counts them; with the decode node that was chosen. `None` where nothing is compared.
     fn cost(
         &self,
-        request: &PlacementRequest<'_>,
-        prefill: &PrefillCandidate<'_>,
-        decode: Option<&DecodeCandidate<'_>>,
-    ) -> Option<f64>;
+        _request: &PlacementRequest<'_>,
+        _prefill: &PrefillCandidate<'_>,
+        _decode: Option<&DecodeCandidate<'_>>,
+    ) -> Option<f64> {
+        None
+    }
 
     /// One that decides as this one would, for asking what it would do.
     fn boxed_clone(&self) -> Box<dyn PlacementPolicy>;

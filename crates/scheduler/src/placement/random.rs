@@ -18,10 +18,6 @@ impl PlacementPolicy for Random {
         Choice { prefill: draw(prefill.len()).unwrap_or(0), fetch: false, decode: draw(decode.len()) }
     }
 
-    fn cost(&self, _: &PlacementRequest<'_>, _: &PrefillCandidate<'_>, _: Option<&DecodeCandidate<'_>>) -> Option<f64> {
-        None
-    }
-
     fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
         Box::new(self.clone())
     }

@@ -23,10 +23,6 @@ impl PlacementPolicy for RoundRobin {
         Choice { prefill: turn % prefill.len(), fetch: false, decode: turn.checked_rem(decode.len()) }
     }
 
-    fn cost(&self, _: &PlacementRequest<'_>, _: &PrefillCandidate<'_>, _: Option<&DecodeCandidate<'_>>) -> Option<f64> {
-        None
-    }
-
     fn boxed_clone(&self) -> Box<dyn PlacementPolicy> {
         Box::new(self.clone())
     }
