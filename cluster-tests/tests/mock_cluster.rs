@@ -68,12 +68,14 @@ async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Res
     assert_eq!(first.kv_transfer().bytes, 4 * 94 * 256);
     assert_eq!(second.kv_transfer().bytes, 4 * 256);
 
-    // The next turn begins with the prompt and the answer of this one: the decode node holds those blocks, too.
+    // The next turn begins with the prompt and the answer of this one: the decode node holds those blocks, and the prefill node brings the one that it lacks.
     let mut turn = prompt(1500, 3);
     turn.extend(&first.token_ids);
     turn.extend(prompt(40, 9));
     let next = cluster.ask(Ask::tokens(turn).max_tokens(4)).await?;
-    assert_eq!(next.cached_tokens(), 1488);
+    assert_eq!(next.cached_tokens(), 1504);
+    let timeline = next.finished.timeline.as_ref().unwrap();
+    assert_eq!(timeline.prefix_fetch.as_ref().unwrap().bytes, 4 * 256);
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

@@ -32,6 +32,8 @@ pub struct Settings {
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective. The second look of the
     /// last four at the decode node, when the prompt is computed, is the simulator's so far.
     pub admission: String,
+    /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
+    pub fetch_prefixes: bool,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -54,6 +56,7 @@ impl Default for Settings {
             max_attempts: 3,
             placement: "baton".into(),
             admission: "selective".into(),
+            fetch_prefixes: true,
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -85,6 +88,9 @@ pub struct Flags {
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective [default: selective]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
+    /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub fetch_prefixes: Option<bool>,
     /// Requests served at once [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,

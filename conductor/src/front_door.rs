@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
-use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixIndex};
+use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixFetch, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
-    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
-    Slo, TokenId, Ttft,
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, PrefillJob, QueueTerms,
+    RequestId, RequestKey, Slo, TokenId, Ttft,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -252,7 +252,7 @@ impl FrontDoor {
         arrived: Instant,
     ) -> Result<Placement, GenerateError> {
         let key = RequestKey { request: job.request, attempt };
-        let (placement, target, starts) = {
+        let (placement, target, fetch, starts) = {
             let mut cluster = self.cluster();
             let now = self.clock.now();
             let waited = now.saturating_duration_since(arrived);
@@ -268,14 +268,15 @@ impl FrontDoor {
                 generation: node.info().generation,
                 address: node.info().address.clone(),
             });
+            let fetch = placement.fetch.as_ref().and_then(|fetch| fetch_source(&cluster, fetch));
             let start = |node: NodeId| cluster.node(&node).map(|known| (node.clone(), known.info().generation));
             let starts = placement.nodes().into_iter().filter_map(start).collect();
-            (placement, target, starts)
+            (placement, target, fetch, starts)
         };
         // Before the job goes out: its first event must find the attempt entered.
         entry.placed(attempt, starts);
-        let command =
-            v1::node_command::Command::Prefill((&job.prefill_job(self.id, key, target, placement.terms)).into());
+        let prefill = job.prefill_job(self.id, key, target, fetch, placement.terms);
+        let command = v1::node_command::Command::Prefill((&prefill).into());
         if !self.nodes.send(&placement.prefill, command) {
             self.cluster().on_ended(self.clock.now(), key);
             // It may be held before it is placed again: the loss of this node is none of its own then.
@@ -292,6 +293,15 @@ impl FrontDoor {
         self.cluster().on_finished(self.clock.now(), key, output_tokens);
     }
 
+    /// A prefix came to the attempt's prefill node from another one, or did not.
+    pub fn fetched(&self, key: RequestKey, placement: &Placement, report: &FetchReport) {
+        let mut cluster = self.cluster();
+        cluster.on_fetch_done(key);
+        if let (None, Some(fetch)) = (&report.failure, &placement.fetch) {
+            cluster.on_transfer(&fetch.from, &placement.prefill, report.bytes, report.elapsed.as_secs_f64());
+        }
+    }
+
     /// Ends an attempt on its nodes and in the ledger. Nodes that are done with it, or gone, do not mind.
     pub fn end(&self, key: RequestKey, placement: &Placement, abort: bool) {
         self.cluster().on_ended(self.clock.now(), key);
@@ -301,6 +311,16 @@ impl FrontDoor {
             }
         }
     }
+}
+
+fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
+    let info = cluster.node(&fetch.from)?.info();
+    Some(FetchSource {
+        node: info.node.clone(),
+        generation: info.generation,
+        address: info.address.clone(),
+        tokens: fetch.tokens,
+    })
 }
 
 fn prost_len(request: &v1::GenerateRequest) -> usize {
@@ -374,10 +394,11 @@ impl Job {
         conductor: ConductorId,
         key: RequestKey,
         decode: Option<DecodeTarget>,
+        fetch: Option<FetchSource>,
         terms: QueueTerms,
     ) -> PrefillJob {
         let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        PrefillJob { key, conductor, tokens, sampling, decode, salt: Arc::from([]), terms }
+        PrefillJob { key, conductor, tokens, sampling, decode, fetch, salt: Arc::from([]), terms }
     }
 
     /// The output's state before its first token.

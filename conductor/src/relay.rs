@@ -10,8 +10,8 @@ use baton_proto::v1::generate_response::Event;
 use baton_runtime::Phase;
 use baton_scheduler::Placement;
 use baton_types::{
-    Attempt, DecodeEvent, ErrorKind, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey, Timeline,
-    TokenLogprobs, Usage,
+    Attempt, DecodeEvent, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey,
+    Timeline, TokenLogprobs, Usage,
 };
 use tokio::sync::mpsc;
 
@@ -169,7 +169,11 @@ impl Relay {
         match event {
             PrefillEvent::Started { queue, cached_tokens } => {
                 self.timeline.prefill_queue = queue;
-                self.cached_tokens = cached_tokens;
+                self.cached_tokens += cached_tokens;
+                Ok(Progress::Going)
+            }
+            PrefillEvent::Fetched(report) => {
+                self.on_fetched(door, report);
                 Ok(Progress::Going)
             }
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
@@ -203,6 +207,18 @@ impl Relay {
             () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
             () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
         }
+    }
+
+    /// A prefix came from another node, or did not.
+    fn on_fetched(&mut self, door: &FrontDoor, report: FetchReport) {
+        door.fetched(self.key(), &self.placement, &report);
+        if let Some(reason) = report.failure {
+            tracing::info!(request = %self.job.request, attempt = self.attempt.0, %reason, "a prefix could not be brought and is computed");
+            return;
+        }
+        self.cached_tokens += report.tokens;
+        let (bytes, transport, elapsed) = (report.bytes, report.transport, report.elapsed);
+        self.timeline.prefix_fetch = Some(KvTransfer { bytes, transport, elapsed, ..KvTransfer::default() });
     }
 
     fn on_handed_over(&mut self, transfer: KvTransfer) {
@@ -280,6 +296,8 @@ impl Relay {
         // Its own reason says more than that no node is left.
         let placement = self.place_elsewhere(door, attempt).await.ok_or(error)?;
         self.attempt = attempt;
+        self.cached_tokens = 0;
+        self.timeline.prefix_fetch = None;
         self.placement = placement;
         self.transfer_settled = false;
         self.ended_by_node = false;

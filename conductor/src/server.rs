@@ -92,7 +92,8 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     };
     let placement: PlacementKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
     let admission: AdmissionKind = settings.admission.parse().map_err(|error| anyhow::anyhow!("admission: {error}"))?;
-    let cluster = Cluster::new(ClusterConfig { placement, admission, ..ClusterConfig::default() });
+    let fetches = settings.fetch_prefixes;
+    let cluster = Cluster::new(ClusterConfig { placement, admission, fetches, ..ClusterConfig::default() });
     let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
     tracing::info!(%id, model = model.name, "conductor starting");
     Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use baton_proto::v1;
 use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
-use baton_types::{BlockId, DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
+use baton_types::{DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, GrantAnswer, Input, NodeParts, Role, StepMetrics};
+use baton_worker::{EngineEvent, GrantAnswer, Input, LeaseDesk, NodeParts, Role, StepMetrics};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
@@ -33,6 +33,8 @@ pub struct DecodeRole {
     grant_answers: HashMap<RequestKey, oneshot::Sender<GrantAnswer>>,
     /// Prefill nodes that wait for the answer to a hand-over.
     handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
+    /// Prefill nodes that read here.
+    leases: LeaseDesk,
     /// The step in flight: rows, tokens attended to.
     step: Option<(StepId, u32, u64)>,
     metrics: Metrics,
@@ -55,6 +57,7 @@ impl DecodeRole {
             parts,
             grant_answers: HashMap::new(),
             handover_answers: HashMap::new(),
+            leases: LeaseDesk::default(),
             step: None,
             metrics: Metrics::default(),
             steps: StepMetrics::default(),
@@ -101,6 +104,11 @@ impl DecodeRole {
                     let _ = answer.send(result);
                 }
             }
+            DecodeEffect::Lease(effect) => {
+                if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
+                    self.core.on_release_lease(failed);
+                }
+            }
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
             DecodeEffect::Emit { conductor, events } => {
                 let wire = events.iter().map(|(key, event)| self.event(*key, event)).collect();
@@ -118,7 +126,7 @@ impl DecodeRole {
 
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
         self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
-        anyhow::ensure!(self.parts.engine.submit(plan), "the engine's thread is gone");
+        anyhow::ensure!(self.parts.engine.submit(plan, Vec::new()), "the engine's thread is gone");
         Ok(())
     }
 
@@ -133,7 +141,7 @@ impl DecodeRole {
         let spec = GrantSpec {
             id: reply.grant,
             segment: self.parts.segment,
-            ranges: self.ranges(&reply.blocks),
+            ranges: self.parts.model.layout.ranges(&reply.blocks),
             writer: Some((prefill, generation)),
             expires: Instant::now() + GRANT_LIFETIME,
         };
@@ -154,16 +162,6 @@ impl DecodeRole {
             self.metrics.granted.increment(1);
         }
         self.answer_grant(key, answer);
-    }
-
-    /// Byte ranges of blocks, in all layers.
-    fn ranges(&self, blocks: &[BlockId]) -> Vec<std::ops::Range<u64>> {
-        let layout = &self.parts.model.layout;
-        let range = |layer, block| {
-            let start = layout.offset(layer, block) as u64;
-            start..start + layout.block_bytes() as u64
-        };
-        (0..layout.num_layers).flat_map(|layer| blocks.iter().map(move |&block| range(layer, block))).collect()
     }
 
     fn revoke(&self, grant: GrantId) {
@@ -206,6 +204,11 @@ impl Role for DecodeRole {
                 self.grant_answers.insert(request.key, answer);
                 self.core.on_grant_request(now, request);
             }
+            Input::Lease(request, answer) => {
+                self.leases.ask(request.key, answer);
+                self.core.on_lease_request(now, request);
+            }
+            Input::ReleaseLease(lease) => self.core.on_release_lease(lease),
             Input::ReleaseGrant(key, grant) => self.core.on_release_grant(now, key, grant),
             // Its tokens would go nowhere: the conductor, or its session, is gone.
             Input::HandOver(handover, answer) if !self.parts.sessions.is_open(handover.conductor) => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
-use baton_types::{KvTransfer, PrefillEvent};
+use baton_types::{FetchReport, KvTransfer, PrefillEvent};
 use metrics::{Counter, Histogram, counter, histogram};
 
 const QUEUE: &str = "baton_prefill_queue_seconds";
@@ -11,6 +11,9 @@ const COMPUTE: &str = "baton_prefill_compute_seconds";
 const PUSHED: &str = "baton_prefill_pushed_bytes_total";
 const EXPOSED: &str = "baton_prefill_push_exposed_seconds";
 const CACHED: &str = "baton_prefill_prefix_cache_hits_total";
+const FETCHES: &str = "baton_prefill_prefix_fetches_total";
+const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
+const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
 const ENDED: &str = "baton_prefill_requests_total";
 
 /// What the prefill node registers.
@@ -46,6 +49,19 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Prompt tokens found in the prefix cache.",
     },
     MetricDoc {
+        name: FETCHES,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Prefixes that another node held: brought, or computed after all because that failed.",
+    },
+    MetricDoc { name: FETCHED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV brought from other nodes." },
+    MetricDoc {
+        name: FETCH,
+        kind: MetricKind::Histogram(LATENCY_BUCKETS),
+        labels: &[],
+        help: "From the question to the holder of a prefix to its last byte.",
+    },
+    MetricDoc {
         name: ENDED,
         kind: MetricKind::Counter,
         labels: &["outcome"],
@@ -60,6 +76,10 @@ pub struct Metrics {
     pushed: Counter,
     exposed: Histogram,
     cached: Counter,
+    brought: Counter,
+    computed: Counter,
+    fetched: Counter,
+    fetch: Histogram,
     handed_over: Counter,
     finished: Counter,
     failed: Counter,
@@ -73,6 +93,10 @@ impl Default for Metrics {
             pushed: counter!(PUSHED),
             exposed: histogram!(EXPOSED),
             cached: counter!(CACHED),
+            brought: counter!(FETCHES, "outcome" => "brought"),
+            computed: counter!(FETCHES, "outcome" => "computed"),
+            fetched: counter!(FETCHED),
+            fetch: histogram!(FETCH),
             handed_over: counter!(ENDED, "outcome" => "handed_over"),
             finished: counter!(ENDED, "outcome" => "finished"),
             failed: counter!(ENDED, "outcome" => "failed"),
@@ -88,6 +112,7 @@ impl Metrics {
                 self.queue.record(*queue);
                 self.cached.increment(u64::from(*cached_tokens));
             }
+            PrefillEvent::Fetched(report) => self.on_fetched(report),
             PrefillEvent::FirstToken { finish, compute, .. } => {
                 self.compute.record(*compute);
                 if finish.is_some() {
@@ -97,6 +122,15 @@ impl Metrics {
             PrefillEvent::HandedOver(transfer) => self.on_handed_over(transfer),
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.failed.increment(1),
         }
+    }
+
+    fn on_fetched(&self, report: &FetchReport) {
+        if report.failure.is_some() {
+            return self.computed.increment(1);
+        }
+        self.brought.increment(1);
+        self.fetched.increment(report.bytes);
+        self.fetch.record(report.elapsed);
     }
 
     fn on_handed_over(&self, transfer: &KvTransfer) {

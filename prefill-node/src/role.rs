@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
-    KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
+    FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
+    RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
 use baton_types::{
     BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, Input, NodeParts, Peers, Role, StepMetrics, refused};
+use baton_worker::{EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, Peers, Role, StepMetrics, refused};
 
+use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
 
 /// A push makes progress or is given up within this time.
@@ -30,6 +32,12 @@ pub enum PrefillInput {
     PushDone(RequestKey, PushId, Result<PushReport, Refused>),
     /// The decode node's answer to a hand-over.
     HandoverReply(RequestKey, Result<(), Refused>),
+    /// The holder of a prefix agreed, and has so many of the blocks asked for.
+    FetchBegun(RequestKey, usize),
+    /// One layer of a prefix is here.
+    Fetched(RequestKey, u32),
+    /// A prefix is here whole, or the rest will not come.
+    FetchDone(RequestKey, Result<FetchedBytes, Refused>),
 }
 
 /// Where granted blocks are.
@@ -50,6 +58,10 @@ pub struct PrefillRole {
     remotes: HashMap<RequestKey, RemoteArena>,
     /// Batches under way.
     pushes: HashMap<RequestKey, Vec<(PushId, CancelHandle)>>,
+    /// Prefixes on their way here.
+    fetches: HashMap<RequestKey, Fetching>,
+    /// Other nodes that read here.
+    leases: LeaseDesk,
     /// The step in flight: rows, tokens attended to.
     step: Option<(StepId, u32, u64)>,
     metrics: Metrics,
@@ -73,6 +85,8 @@ impl PrefillRole {
             transport: settings.transport,
             remotes: HashMap::new(),
             pushes: HashMap::new(),
+            fetches: HashMap::new(),
+            leases: LeaseDesk::default(),
             step: None,
             metrics: Metrics::default(),
             steps: StepMetrics::default(),
@@ -113,6 +127,12 @@ impl PrefillRole {
                 self.core.on_push_done(now, key, push, result);
             }
             PrefillInput::HandoverReply(key, result) => self.core.on_handover_reply(now, key, result),
+            PrefillInput::FetchBegun(key, blocks) => self.core.on_fetch_begun(now, key, blocks),
+            PrefillInput::Fetched(key, layer) => self.core.on_fetched(now, key, layer),
+            PrefillInput::FetchDone(key, result) => {
+                self.fetches.remove(&key);
+                self.core.on_fetch_done(now, key, result);
+            }
         }
         // What the core has forgotten needs no arena any more.
         self.remotes.retain(|key, _| self.core.knows(*key));
@@ -128,6 +148,17 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
+            PrefillEffect::Fetch { source, lease, destinations } => {
+                let key = lease.key;
+                let fetching = fetch::start(&self.parts, &self.peers, source, lease, destinations);
+                self.fetches.insert(key, fetching);
+            }
+            PrefillEffect::CancelFetch { key } => {
+                if let Some(fetching) = self.fetches.get(&key) {
+                    fetching.cancel.cancel();
+                }
+            }
+            PrefillEffect::Lease(effect) => self.lease(effect),
             PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
             PrefillEffect::ReleaseGrant { key, target, grant } => self.release_grant(key, target, grant),
             PrefillEffect::Emit { conductor, key, event } => {
@@ -141,8 +172,17 @@ impl PrefillRole {
 
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
         self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
-        anyhow::ensure!(self.parts.engine.submit(plan), "the engine's thread is gone");
+        let waiting = plan.sequences.iter().filter(|sequence| sequence.awaits_prefix);
+        let gates: Vec<LayerGate> =
+            waiting.filter_map(|sequence| Some(self.fetches.get(&sequence.key)?.gate.clone())).collect();
+        anyhow::ensure!(self.parts.engine.submit(plan, gates), "the engine's thread is gone");
         Ok(())
+    }
+
+    fn lease(&mut self, effect: LeaseEffect) {
+        if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
+            self.core.on_release_lease(Instant::now(), failed);
+        }
     }
 
     /// Runs a call and sends its answer back into the loop.
@@ -279,6 +319,11 @@ impl Role for PrefillRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::Role(input) => self.on_role(now, input),
+            Input::Lease(request, answer) => {
+                self.leases.ask(request.key, answer);
+                self.core.on_lease_request(now, request);
+            }
+            Input::ReleaseLease(lease) => self.core.on_release_lease(now, lease),
             // The service of a prefill node refuses what only decode nodes do, and the loop answers the rest.
             Input::Grant(..) | Input::ReleaseGrant(..) | Input::HandOver(..) => {}
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}

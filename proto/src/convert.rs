@@ -292,10 +292,35 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             tokens: job.tokens.to_vec(),
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(target),
+            fetch: job.fetch.as_ref().map(Into::into),
             salt: job.salt.to_vec(),
             priority: job.terms.priority,
             queue: Some((&job.terms).into()),
         }
+    }
+}
+
+impl From<&d::FetchSource> for w::FetchSource {
+    fn from(source: &d::FetchSource) -> Self {
+        Self {
+            node: source.node.to_string(),
+            generation: source.generation.to_string(),
+            address: source.address.clone(),
+            tokens: source.tokens,
+        }
+    }
+}
+
+impl TryFrom<w::FetchSource> for d::FetchSource {
+    type Error = InvalidMessage;
+
+    fn try_from(source: w::FetchSource) -> Result<Self, Self::Error> {
+        Ok(Self {
+            node: node_id("fetch.node", &source.node)?,
+            generation: generation("fetch.generation", &source.generation)?,
+            address: source.address,
+            tokens: source.tokens,
+        })
     }
 }
 
@@ -352,6 +377,7 @@ impl w::PrefillJob {
             tokens: self.tokens.into(),
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(target).transpose()?,
+            fetch: self.fetch.map(TryInto::try_into).transpose()?,
             salt: self.salt.into(),
             terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
         })
@@ -408,6 +434,7 @@ impl From<&d::Timeline> for w::Timeline {
             kv_transfer: Some((&t.kv_transfer).into()),
             decode_queue_s: t.decode_queue.as_secs_f64(),
             total_s: t.total.as_secs_f64(),
+            prefix_fetch: t.prefix_fetch.as_ref().map(Into::into),
         }
     }
 }
@@ -445,6 +472,32 @@ fn finish_from_wire(text: &str) -> Result<Option<d::FinishReason>, InvalidMessag
     }
 }
 
+impl From<&d::FetchReport> for w::PrefixFetched {
+    fn from(report: &d::FetchReport) -> Self {
+        Self {
+            tokens: report.tokens,
+            bytes: report.bytes,
+            transport: report.transport.clone(),
+            seconds: report.elapsed.as_secs_f64(),
+            failure: report.failure.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl TryFrom<w::PrefixFetched> for d::FetchReport {
+    type Error = InvalidMessage;
+
+    fn try_from(report: w::PrefixFetched) -> Result<Self, Self::Error> {
+        Ok(Self {
+            tokens: report.tokens,
+            bytes: report.bytes,
+            transport: report.transport,
+            elapsed: seconds("fetched.seconds", report.seconds)?,
+            failure: report.failure.map(Into::into),
+        })
+    }
+}
+
 impl w::PrefillEvent {
     /// An event about a request.
     pub fn from_domain(key: d::RequestKey, event: &d::PrefillEvent) -> Self {
@@ -462,6 +515,7 @@ impl w::PrefillEvent {
                     compute_s: compute.as_secs_f64(),
                 })
             }
+            d::PrefillEvent::Fetched(report) => Event::Fetched(report.into()),
             d::PrefillEvent::HandedOver(transfer) => Event::HandedOver(transfer.into()),
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
             d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
@@ -484,6 +538,7 @@ impl w::PrefillEvent {
                 finish: finish_from_wire(&t.finish_reason)?,
                 compute: seconds("first_token.compute_s", t.compute_s)?,
             },
+            Event::Fetched(report) => d::PrefillEvent::Fetched(report.try_into()?),
             Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
             Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
             Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
@@ -568,6 +623,22 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             prompt_tokens: request.prompt_tokens,
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
+        })
+    }
+}
+
+impl TryFrom<w::LeaseRequest> for d::LeaseRequest {
+    type Error = InvalidMessage;
+
+    fn try_from(request: w::LeaseRequest) -> Result<Self, Self::Error> {
+        if request.block_hashes.is_empty() {
+            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
+        }
+        Ok(Self {
+            key: key(request.key)?,
+            reader: node_id("reader_node", &request.reader_node)?,
+            reader_generation: generation("reader_generation", &request.reader_generation)?,
+            block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
         })
     }
 }

@@ -67,7 +67,14 @@ proptest! {
             generation: d::Generation(9),
             address: "http://127.0.0.1:1".into(),
         };
+        let source = d::FetchSource {
+            node: d::NodeId::new("decode-1").unwrap(),
+            generation: d::Generation(3),
+            address: "http://127.0.0.1:2".into(),
+            tokens: 4096,
+        };
         let job = d::PrefillJob {
+            fetch: (!has_target).then_some(source),
             key: k,
             conductor: d::ConductorId(5),
             tokens: tokens.into(),
@@ -91,6 +98,14 @@ proptest! {
     }
 
     #[test]
+    fn fetch_reports_round_trip(k in request_key(), tokens: u32, bytes: u64, millis in 0u64..1 << 30, fails: bool) {
+        let failure = fails.then(|| d::Refused { kind: d::ErrorKind::Unavailable, message: "gone".into() });
+        let elapsed = Duration::from_millis(millis);
+        let event = d::PrefillEvent::Fetched(d::FetchReport { tokens, bytes, transport: "shm".into(), elapsed, failure });
+        prop_assert_eq!(w::PrefillEvent::from_domain(k, &event).into_domain().unwrap(), (k, event));
+    }
+
+    #[test]
     fn decoded_tokens_round_trip(k in request_key(), index: u32, token: u32, l in prop::option::of(logprobs()), f in finish()) {
         let event = d::DecodeEvent::Token { index, token, logprobs: l, finish: f, queue: None };
         prop_assert_eq!(w::DecodeEvent::from_domain(k, &event).into_domain().unwrap(), (k, event));
@@ -108,6 +123,7 @@ proptest! {
         if let Ok(info) = w::NodeInfo::decode(&bytes[..]) { let _ = d::NodeInfo::try_from(info); }
         if let Ok(h) = w::Handover::decode(&bytes[..]) { let _ = d::Handover::try_from(h); }
         if let Ok(g) = w::GrantRequest::decode(&bytes[..]) { let _ = d::GrantRequest::try_from(g); }
+        if let Ok(l) = w::LeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRequest::try_from(l); }
     }
 }
 

@@ -102,6 +102,11 @@ impl Record {
                 exposed_seconds: moved.exposed_seconds,
                 bytes_at_compute_end: moved.bytes_at_compute_end,
             },
+            prefix_fetch: timeline.prefix_fetch.map(|fetch| PrefixFetch {
+                bytes: fetch.bytes,
+                transport: named(fetch.transport),
+                seconds: fetch.seconds,
+            }),
             timeline: Timeline {
                 placement_s: timeline.placement_s,
                 prefill_queue_s: timeline.prefill_queue_s,
@@ -155,6 +160,8 @@ pub struct Report {
     pub decode_node: Option<String>,
     /// What crossed between the two.
     pub kv_transfer: KvTransfer,
+    /// What was brought to the prefill node from another one; null where nothing was.
+    pub prefix_fetch: Option<PrefixFetch>,
     /// Where the time went.
     pub timeline: Timeline,
 }
@@ -223,6 +230,17 @@ pub struct KvTransfer {
     pub exposed_seconds: f64,
     /// Confirmed when the last layer's compute ended.
     pub bytes_at_compute_end: u64,
+}
+
+/// A prefix that another node held.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PrefixFetch {
+    /// Of the blocks brought, all layers.
+    pub bytes: u64,
+    /// What carried them.
+    pub transport: Option<String>,
+    /// From the question to the holder to the last byte.
+    pub seconds: f64,
 }
 
 /// Where the time went, seconds.

@@ -7,7 +7,7 @@ use crate::screen::Paint;
 pub fn render(report: &Report, paint: Paint) -> String {
     let rows = [
         ("queue", queue(report)),
-        ("cached tokens", format!("{} of {}", report.cached_tokens, report.prompt_tokens)),
+        ("cached tokens", cached(report)),
         ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
         ("KV moved", moved(report)),
         ("TTFT", seconds(report.ttft_s)),
@@ -22,6 +22,13 @@ fn queue(report: &Report) -> String {
     let timeline = &report.timeline;
     let (placement, prefill) = (seconds(timeline.placement_s), seconds(timeline.prefill_queue_s));
     format!("{prefill} for prefill, {} for decode; placement took {placement}", seconds(timeline.decode_queue_s))
+}
+
+fn cached(report: &Report) -> String {
+    let cached = format!("{} of {}", report.cached_tokens, report.prompt_tokens);
+    let Some(fetch) = &report.prefix_fetch else { return cached };
+    let transport = fetch.transport.as_deref().unwrap_or("-");
+    format!("{cached}; {} brought over {transport} in {}", bytes(fetch.bytes), seconds(fetch.seconds))
 }
 
 fn moved(report: &Report) -> String {

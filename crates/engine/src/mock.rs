@@ -210,6 +210,8 @@ impl Engine for MockEngine {
         check_batch(batch, &self.model, self.arena.layout())?;
         let time = self.options.time(batch);
         for layer in 0..self.options.num_layers {
+            // A record depends on the one before it.
+            observer.await_prefix(layer)?;
             for sequence in batch {
                 self.write_layer(layer, sequence);
             }

@@ -24,6 +24,11 @@ impl InvalidConfig {
     }
 }
 
+/// Readers of a node's cache at once.
+const MAX_LEASES: usize = 256;
+/// A reader gives up before that, so that a lease is not ended under it.
+const LEASE_TTL: Duration = Duration::from_secs(40);
+
 fn at_least_one(field: &'static str, value: usize) -> Result<(), InvalidConfig> {
     if value > 0 { Ok(()) } else { Err(InvalidConfig { field, value: "0".into(), expected: "at least 1" }) }
 }
@@ -89,6 +94,10 @@ pub struct PrefillConfig {
     pub grant_timeout: Duration,
     /// Longest wait for the decode node's answer to the hand-over.
     pub handover_timeout: Duration,
+    /// Most leases of other nodes at once.
+    pub max_leases: usize,
+    /// Longest that a lease lasts.
+    pub lease_ttl: Duration,
     /// Which cached blocks go first.
     pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
@@ -112,6 +121,8 @@ impl PrefillConfig {
             queue_timeout: Duration::from_secs(60),
             grant_timeout: Duration::from_secs(15),
             handover_timeout: Duration::from_secs(15),
+            max_leases: MAX_LEASES,
+            lease_ttl: LEASE_TTL,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
@@ -143,6 +154,10 @@ pub struct DecodeConfig {
     pub max_waiting: usize,
     /// A grant ends when neither bytes nor the hand-over came for this long.
     pub grant_ttl: Duration,
+    /// Most leases of other nodes at once.
+    pub max_leases: usize,
+    /// Longest that a lease lasts.
+    pub lease_ttl: Duration,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,
     /// Which cached blocks go first.
@@ -159,6 +174,8 @@ impl DecodeConfig {
             max_running: 64,
             max_waiting: 256,
             grant_ttl: Duration::from_secs(60),
+            max_leases: MAX_LEASES,
+            lease_ttl: LEASE_TTL,
             max_tombstones: 4096,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,

@@ -13,6 +13,7 @@ mod config;
 mod cost;
 mod deadlines;
 mod decode;
+mod lease;
 mod ledger;
 mod load;
 mod placement;
@@ -33,12 +34,13 @@ pub use cluster::{
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
+pub use lease::LeaseEffect;
 pub use placement::{
     Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Mooncake, Placement, PlacementKind,
     PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Random, Refusal, RoundRobin,
     UnknownPolicy, estimated_ttft,
 };
-pub use prefill::{PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
+pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 

@@ -42,6 +42,8 @@ pub struct StepSequence {
     pub sampling: Arc<SamplingParams>,
     /// Whether a token is drawn from the last row. Always so in decode.
     pub is_last_chunk: bool,
+    /// Prefill: the KV of positions before `range` is still coming in, layer by layer; each layer's attention waits for it.
+    pub awaits_prefix: bool,
 }
 
 /// One step: at most one is in flight per node.

@@ -7,6 +7,8 @@
 //!
 //! One layer of one block is one contiguous span, so it is one write on the wire; neighbouring blocks of a layer coalesce.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{BlockId, ModelFingerprint};
@@ -102,6 +104,18 @@ impl KvLayout {
         assert!(layer < self.num_layers, "layer {layer} of {}", self.num_layers);
         assert!(block.0 < self.num_blocks, "block {} of {}", block.0, self.num_blocks);
         (layer as usize * self.num_blocks as usize + block.index()) * self.block_bytes()
+    }
+
+    /// Where blocks lie in the arena, in every layer.
+    ///
+    /// # Panics
+    /// As [`Self::offset`].
+    pub fn ranges(&self, blocks: &[BlockId]) -> Vec<Range<u64>> {
+        let range = |layer, block| {
+            let start = self.offset(layer, block) as u64;
+            start..start + self.block_bytes() as u64
+        };
+        (0..self.num_layers).flat_map(|layer| blocks.iter().map(move |&block| range(layer, block))).collect()
     }
 
     /// Blocks that `tokens` tokens occupy.

@@ -32,6 +32,8 @@ pub struct PrefillJob {
     pub sampling: Arc<SamplingParams>,
     /// Where the KV goes; `None` where one token or only scoring is asked.
     pub decode: Option<DecodeTarget>,
+    /// Who holds more of the prompt than this node, where bringing it takes less time than computing it.
+    pub fetch: Option<FetchSource>,
     /// Separates the caches of tenants: part of every block hash's key.
     pub salt: Arc<[u8]>,
     /// How it waits in the queue.
@@ -47,6 +49,41 @@ pub struct DecodeTarget {
     pub generation: Generation,
     /// Its gRPC address, `http://host:port`.
     pub address: String,
+}
+
+/// A node that holds a longer prefix of a prompt than its prefill node does, as far as the conductor knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchSource {
+    /// Its name.
+    pub node: NodeId,
+    /// The start of it that the conductor knows; a later start refuses.
+    pub generation: Generation,
+    /// Its gRPC address, `http://host:port`.
+    pub address: String,
+    /// Leading tokens of the prompt that it holds, in whole blocks.
+    pub tokens: u32,
+}
+
+/// To any node: let me read these blocks of your cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseRequest {
+    /// The request and attempt that they are for.
+    pub key: RequestKey,
+    /// Who will read.
+    pub reader: NodeId,
+    /// The reader's start.
+    pub reader_generation: Generation,
+    /// Hashes of consecutive blocks of a prompt.
+    pub block_hashes: Arc<[BlockHash]>,
+}
+
+/// The holder's answer: read here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseReply {
+    /// The right to read.
+    pub lease: GrantId,
+    /// Where the first so many of the blocks asked for are; the rest is not held any more. Never empty.
+    pub blocks: Vec<BlockId>,
 }
 
 /// Prefill node to decode node: reserve room for this sequence.
@@ -118,6 +155,8 @@ pub enum PrefillEvent {
         /// Tokens whose KV the node already held.
         cached_tokens: u32,
     },
+    /// The part of the prompt that another node held is here, or will not come. Before the first token, of a request that had a [`FetchSource`] only.
+    Fetched(FetchReport),
     /// Output token 0.
     FirstToken {
         /// The token.
@@ -137,6 +176,21 @@ pub enum PrefillEvent {
     Failed(Refused),
     /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
     DecodeFailed(Refused),
+}
+
+/// What became of bringing a prefix from another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchReport {
+    /// Prompt tokens that did not have to be computed because of it.
+    pub tokens: u32,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// What carried them; empty where none came.
+    pub transport: String,
+    /// From the question to the holder to the last byte.
+    pub elapsed: Duration,
+    /// Why the prefix is computed after all.
+    pub failure: Option<Refused>,
 }
 
 /// Decode node to conductor, about one request.

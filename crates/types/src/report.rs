@@ -87,4 +87,6 @@ pub struct Timeline {
     pub decode_queue: Duration,
     /// From arrival to the end.
     pub total: Duration,
+    /// A prefix that another node held, on its way to the prefill node; `None` where none came.
+    pub prefix_fetch: Option<KvTransfer>,
 }

@@ -9,6 +9,8 @@ use baton_scheduler::{StepId, StepOutput, StepPlan, StepSequence};
 use baton_types::Refused;
 use tokio::sync::mpsc;
 
+use crate::layer_gate::LayerGate;
+
 /// Steps that may wait for the thread: the loops have one in flight.
 const QUEUED_STEPS: usize = 2;
 
@@ -28,16 +30,22 @@ pub enum EngineEvent {
         step: StepId,
         /// One output per sequence, in the plan's order.
         result: Result<Vec<StepOutput>, Refused>,
-        /// How long it took, sampling included.
+        /// How long it took, sampling included, waits for prefixes not.
         elapsed: Duration,
         /// When its last layer was computed.
         layers_ended: Instant,
     },
 }
 
+/// A step, and the prefixes that it waits for.
+struct Task {
+    plan: StepPlan,
+    gates: Vec<LayerGate>,
+}
+
 /// Handle of the thread. Dropping it ends the thread after the step in hand.
 pub struct EngineThread {
-    steps: std_mpsc::SyncSender<StepPlan>,
+    steps: std_mpsc::SyncSender<Task>,
     thread: JoinHandle<()>,
 }
 
@@ -55,9 +63,9 @@ impl EngineThread {
         Ok(Self { steps, thread })
     }
 
-    /// Hands a step over. `false`: the thread is gone, which is the end of the node.
-    pub fn submit(&self, plan: StepPlan) -> bool {
-        self.steps.try_send(plan).is_ok()
+    /// Hands a step over, with a gate for each prefix that is still coming in. `false`: the thread is gone, which is the end of the node.
+    pub fn submit(&self, plan: StepPlan, gates: Vec<LayerGate>) -> bool {
+        self.steps.try_send(Task { plan, gates }).is_ok()
     }
 
     /// Whether the thread ended: only by a panic while the handle lives.
@@ -69,14 +77,16 @@ impl EngineThread {
 fn run<T: From<EngineEvent>>(
     mut engine: Box<dyn Engine>,
     watch_layers: bool,
-    queue: &std_mpsc::Receiver<StepPlan>,
+    queue: &std_mpsc::Receiver<Task>,
     events: &mpsc::Sender<T>,
 ) {
-    while let Ok(plan) = queue.recv() {
+    while let Ok(task) = queue.recv() {
         let began = Instant::now();
-        let mut layers_ended = began;
-        let result = step(&mut *engine, &plan, watch_layers, events, &mut layers_ended);
-        let done = EngineEvent::StepDone { step: plan.id, result, elapsed: began.elapsed(), layers_ended };
+        let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO };
+        let result = step(&mut *engine, &task, watch_layers, events, &mut times);
+        let StepTimes { layers_ended, waited } = times;
+        let elapsed = began.elapsed().saturating_sub(waited);
+        let done = EngineEvent::StepDone { step: task.plan.id, result, elapsed, layers_ended };
         if events.blocking_send(done.into()).is_err() {
             return;
         }
@@ -85,15 +95,15 @@ fn run<T: From<EngineEvent>>(
 
 fn step<T: From<EngineEvent>>(
     engine: &mut dyn Engine,
-    plan: &StepPlan,
+    Task { plan, gates }: &Task,
     watch_layers: bool,
     events: &mpsc::Sender<T>,
-    layers_ended: &mut Instant,
+    times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
     let batch: Vec<_> = plan.sequences.iter().map(sequence_step).collect();
     let arena = engine.arena().clone();
-    let mut observer =
-        Observer { plan, arena, watch_layers, events, layers_ended, outputs: empty_outputs(plan), error: None };
+    let outputs = empty_outputs(plan);
+    let mut observer = Observer { plan, gates, arena, watch_layers, events, times, outputs, error: None };
     let stepped = engine.step(&batch, &mut observer).and_then(|()| observer.error.take().map_or(Ok(()), Err));
     stepped.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })?;
     Ok(observer.outputs)
@@ -117,13 +127,21 @@ fn sequence_step(sequence: &StepSequence) -> SequenceStep<'_> {
     }
 }
 
-/// Samples rows and reports layers while the step runs.
+/// When things happened in a step.
+struct StepTimes {
+    layers_ended: Instant,
+    /// For prefixes.
+    waited: Duration,
+}
+
+/// Samples rows, reports layers and waits for prefixes while the step runs.
 struct Observer<'a, T> {
     plan: &'a StepPlan,
+    gates: &'a [LayerGate],
     arena: KvArena,
     watch_layers: bool,
     events: &'a mpsc::Sender<T>,
-    layers_ended: &'a mut Instant,
+    times: &'a mut StepTimes,
     outputs: Vec<StepOutput>,
     error: Option<EngineError>,
 }
@@ -156,8 +174,18 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
         }
     }
 
+    fn await_prefix(&mut self, layer: u32) -> Result<(), EngineError> {
+        if self.gates.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let here = self.gates.iter().all(|gate| gate.wait(layer));
+        self.times.waited += began.elapsed();
+        if here { Ok(()) } else { Err(EngineError::PrefixLost { layer }) }
+    }
+
     fn layers_done(&mut self) {
-        *self.layers_ended = Instant::now();
+        self.times.layers_ended = Instant::now();
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {

@@ -1,10 +1,11 @@
 //! What a node's loop takes in, from wherever it comes.
 
 use baton_proto::v1;
-use baton_types::{ConductorId, GrantId, GrantRequest, Handover, Load, PrefillJob, Refused, RequestKey};
+use baton_types::{ConductorId, GrantId, GrantRequest, Handover, LeaseRequest, Load, PrefillJob, Refused, RequestKey};
 use tokio::sync::oneshot;
 
 use crate::engine_thread::EngineEvent;
+use crate::lease_desk::LeaseAnswer;
 
 /// The answer to a grant request, once the transfer engine has the grant too.
 pub type GrantAnswer = Result<v1::GrantReply, Refused>;
@@ -26,6 +27,10 @@ pub enum Input<E> {
     Grant(GrantRequest, oneshot::Sender<GrantAnswer>),
     /// It does not any more.
     ReleaseGrant(RequestKey, GrantId),
+    /// Another node wants to read here.
+    Lease(LeaseRequest, oneshot::Sender<LeaseAnswer>),
+    /// It does not any more.
+    ReleaseLease(GrantId),
     /// Another node hands a sequence over.
     HandOver(Handover, oneshot::Sender<Result<(), Refused>>),
     /// Prove that each block is accounted for.

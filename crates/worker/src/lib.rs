@@ -9,6 +9,8 @@ pub mod config;
 mod engine_thread;
 mod http;
 mod input;
+mod layer_gate;
+mod lease_desk;
 mod main_fn;
 mod metrics;
 mod node;
@@ -22,6 +24,8 @@ mod transfer;
 
 pub use engine_thread::{EngineEvent, EngineThread};
 pub use input::{GrantAnswer, Input, IntegrityReport};
+pub use layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
+pub use lease_desk::{LeaseAnswer, LeaseDesk};
 pub use main_fn::main_of;
 pub use metrics::{METRICS, StepMetrics};
 pub use node::{NodeParts, run};

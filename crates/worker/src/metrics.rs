@@ -8,6 +8,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 const STEPS: &str = "baton_node_steps_total";
 const STEP_SECONDS: &str = "baton_node_step_seconds";
 const STEP_ROWS: &str = "baton_node_step_rows_total";
+const LEASES: &str = "baton_node_leases_total";
 
 /// What every node registers.
 pub const METRICS: &[MetricDoc] = &[
@@ -18,6 +19,12 @@ pub const METRICS: &[MetricDoc] = &[
         kind: MetricKind::Counter,
         labels: &[],
         help: "Rows computed: prompt tokens, or sequences.",
+    },
+    MetricDoc {
+        name: LEASES,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Answers to nodes that wanted to read a prefix here: granted, refused.",
     },
 ];
 
@@ -40,5 +47,24 @@ impl StepMetrics {
         self.steps.increment(1);
         self.seconds.record(elapsed);
         self.rows.increment(u64::from(rows));
+    }
+}
+
+/// Handles, made once.
+pub struct LeaseMetrics {
+    granted: Counter,
+    refused: Counter,
+}
+
+impl Default for LeaseMetrics {
+    fn default() -> Self {
+        Self { granted: counter!(LEASES, "outcome" => "granted"), refused: counter!(LEASES, "outcome" => "refused") }
+    }
+}
+
+impl LeaseMetrics {
+    /// A reader was answered.
+    pub fn on_answer(&self, granted: bool) {
+        if granted { self.granted.increment(1) } else { self.refused.increment(1) }
     }
 }

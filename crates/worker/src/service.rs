@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
 use baton_runtime::TaskSet;
-use baton_types::{ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, NodeInfo, NodeRole, Refused};
+use baton_types::{
+    ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRequest, NodeInfo, NodeRole, Refused,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -59,6 +61,13 @@ impl<E: Send + 'static> NodeService<E> {
             return Ok(());
         }
         Err(baton_proto::status(ErrorKind::Invalid, format!("{} is a {} node", self.info.node, self.info.role), None))
+    }
+
+    fn check_layout(&self, layout: Option<v1::KvLayout>) -> Result<(), Status> {
+        let layout: KvLayout = required("layout", layout)?.try_into()?;
+        let mismatch =
+            |error: baton_types::LayoutMismatch| baton_proto::status(ErrorKind::Invalid, error.to_string(), None);
+        self.info.layout.check_compatible(&layout).map_err(mismatch)
     }
 
     fn check_generation(&self, target: Generation) -> Result<(), Status> {
@@ -142,10 +151,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         let request = request.into_inner();
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
-        let layout: KvLayout = required("layout", request.layout.clone())?.try_into()?;
-        let mismatch =
-            |error: baton_types::LayoutMismatch| baton_proto::status(ErrorKind::Invalid, error.to_string(), None);
-        self.info.layout.check_compatible(&layout).map_err(mismatch)?;
+        self.check_layout(request.layout.clone())?;
         let request = baton_types::GrantRequest::try_from(request)?;
         let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)
@@ -159,6 +165,24 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         let request = request.into_inner();
         self.input(Input::ReleaseGrant(baton_proto::key(request.key)?, GrantId(request.grant))).await?;
         Ok(Response::new(v1::ReleaseGrantReply {}))
+    }
+
+    async fn lease(&self, request: Request<v1::LeaseRequest>) -> Result<Response<v1::LeaseReply>, Status> {
+        let request = request.into_inner();
+        check_protocol_version(request.protocol_version)?;
+        self.check_generation(generation("target_generation", &request.target_generation)?)?;
+        self.check_layout(request.layout.clone())?;
+        let request = LeaseRequest::try_from(request)?;
+        let answer = self.ask(|answer| Input::Lease(request, answer)).await?;
+        answer.map(Response::new).map_err(refused_status)
+    }
+
+    async fn release_lease(
+        &self,
+        request: Request<v1::ReleaseLeaseRequest>,
+    ) -> Result<Response<v1::ReleaseLeaseReply>, Status> {
+        self.input(Input::ReleaseLease(GrantId(request.into_inner().lease))).await?;
+        Ok(Response::new(v1::ReleaseLeaseReply {}))
     }
 
     async fn hand_over(&self, request: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {

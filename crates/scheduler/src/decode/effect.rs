@@ -2,7 +2,7 @@
 
 use baton_types::{ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, Refused, RequestKey};
 
-use crate::StepPlan;
+use crate::{LeaseEffect, StepPlan};
 
 /// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +40,8 @@ pub enum DecodeEffect {
     },
     /// Run a step of one token per sequence. Answer: `on_step_done`.
     RunStep(StepPlan),
+    /// About other nodes that read here.
+    Lease(LeaseEffect),
     /// Tell a conductor everything that one step gave for its requests. No answer.
     Emit {
         /// The conductor.

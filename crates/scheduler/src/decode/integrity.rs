@@ -12,7 +12,7 @@ impl DecodeCore {
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.sequences.values().flat_map(|sequence| sequence.blocks.iter().copied());
         let reserved = self.sequences.values().map(|sequence| sequence.reservation.blocks()).sum();
-        self.pool.check_integrity_with(held.chain(self.closing_blocks()), reserved)?;
+        self.pool.check_integrity_with(held.chain(self.closing_blocks()).chain(self.leases.blocks()), reserved)?;
         self.check_grants()?;
         self.check_sequences()?;
         for key in self.deadlines.keys() {

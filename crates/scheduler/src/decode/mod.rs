@@ -19,10 +19,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
-use baton_types::{ConductorId, DecodeEvent, ErrorKind, GrantId, Load, Refused, RequestKey};
+use baton_types::{ConductorId, DecodeEvent, ErrorKind, GrantId, LeaseRequest, Load, Refused, RequestKey};
 
 use crate::config::{DecodeConfig, InvalidConfig};
 use crate::deadlines::Deadlines;
+use crate::lease::Leases;
 use crate::load::pool_load;
 
 pub use effect::DecodeEffect;
@@ -44,6 +45,7 @@ pub struct DecodeCore {
     running: Vec<RequestKey>,
     step: Option<RunningStep>,
     tombstones: Tombstones,
+    leases: Leases,
     deadlines: Deadlines,
     effects: VecDeque<DecodeEffect>,
     next_step: u64,
@@ -62,6 +64,7 @@ impl DecodeCore {
     pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
+        let leases = Leases::new(config.max_leases, config.lease_ttl);
         let tombstones = Tombstones::new(config.max_tombstones);
         Ok(Self {
             config,
@@ -72,6 +75,7 @@ impl DecodeCore {
             running: Vec::new(),
             step: None,
             tombstones,
+            leases,
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
@@ -89,7 +93,7 @@ impl DecodeCore {
 
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        self.deadlines.next()
+        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).min()
     }
 
     /// What the node is doing now.
@@ -108,9 +112,9 @@ impl DecodeCore {
         }
     }
 
-    /// Whether nothing is granted, waits or runs.
+    /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none()
+        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && self.leases.is_empty()
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
@@ -158,7 +162,28 @@ impl DecodeCore {
             let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }
+        while let Some(effect) = self.leases.expire(now, &mut self.pool) {
+            self.effects.push_back(DecodeEffect::Lease(effect));
+        }
         self.plan_step(now);
+    }
+
+    /// A prefill node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
+    pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
+        let id = GrantId(self.next_grant);
+        self.next_grant += 1;
+        let effect = match self.draining {
+            true => self.leases.refuse_draining(&request),
+            false => self.leases.open(now, &mut self.pool, id, request),
+        };
+        self.effects.push_back(DecodeEffect::Lease(effect));
+    }
+
+    /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
+    pub fn on_release_lease(&mut self, lease: GrantId) {
+        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+            self.effects.push_back(DecodeEffect::Lease(effect));
+        }
     }
 
     /// Ends a request, wherever it is. `event` goes to its conductor if it was handed over. What ended already, or is not here, stays as it is.

@@ -100,6 +100,7 @@ impl Sequence {
             zero_tail: None,
             sampling: handed_over.sampling.clone(),
             is_last_chunk: true,
+            awaits_prefix: false,
         })
     }
 }

@@ -71,7 +71,9 @@ impl PrefillCore {
         let Some(running) = self.step.as_mut().filter(|running| !running.layers.contains(&layer)) else { return };
         running.layers.insert(layer);
         for (key, range) in running.sequences.clone() {
-            let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { continue };
+            let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended && !request.spoiled) else {
+                continue;
+            };
             if let Some(transfer) = &mut request.transfer {
                 transfer.on_ready(layer, range.start / block_tokens..range.end.div_ceil(block_tokens));
             }
@@ -95,13 +97,17 @@ impl PrefillCore {
         if let Some(Refused { kind, message }) = failure {
             return self.end(key, Some(failed(*kind, format!("the engine failed: {message}"))));
         }
+        if std::mem::take(&mut request.spoiled) {
+            return;
+        }
+        assert!(request.fetch.is_none(), "a step is over before the prefix that it waited for");
         let Some(output) = output else {
             return self.end(key, Some(failed(ErrorKind::Internal, "the step gave no output for the request".into())));
         };
         request.num_computed_tokens = range.end;
         request.prompt_logprobs.extend(output.prompt_logprobs);
         let is_last = request.remaining_tokens() == 0;
-        self.complete_blocks(key);
+        self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
             (false, None) => {}
@@ -112,15 +118,14 @@ impl PrefillCore {
         }
     }
 
-    /// Makes the blocks that are full shareable.
-    fn complete_blocks(&mut self, key: RequestKey) {
+    /// Makes the first `full` blocks, which are full, shareable.
+    pub(super) fn complete_blocks(&mut self, key: RequestKey, full: usize) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let full = request.num_computed_tokens / self.config.model.block_tokens();
         for index in request.num_complete_blocks..full {
             let parent = index.checked_sub(1).map(|parent| request.hashes[parent]);
             self.pool.complete(request.blocks[index], request.hashes[index], parent);
         }
-        request.num_complete_blocks = full;
+        request.num_complete_blocks = request.num_complete_blocks.max(full);
     }
 
     fn on_first_token(&mut self, now: Instant, key: RequestKey, token: TokenId, logprobs: Option<TokenLogprobs>) {
@@ -161,7 +166,7 @@ impl PrefillCore {
                     continue;
                 }
             }
-            self.add_share(key, &mut budget, &mut sequences);
+            self.add_share(now, key, &mut budget, &mut sequences);
         }
         if sequences.is_empty() {
             return;
@@ -174,17 +179,31 @@ impl PrefillCore {
     }
 
     /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.
-    fn add_share(&mut self, key: RequestKey, budget: &mut usize, sequences: &mut Vec<StepSequence>) {
+    fn add_share(&mut self, now: Instant, key: RequestKey, budget: &mut usize, sequences: &mut Vec<StepSequence>) {
         let block_tokens = self.config.model.block_tokens();
         let Some(request) = self.active.get_mut(&key) else { return };
         let remaining = request.remaining_tokens();
         let share = if remaining <= *budget { remaining } else { *budget / block_tokens * block_tokens };
-        if share == 0 || sequences.len() >= self.config.max_sequences_per_chunk {
+        let num_layers = self.config.model.layout.num_layers;
+        let has_place = share > 0 && sequences.len() < self.config.max_sequences_per_chunk;
+        if !has_place || !request.may_compute(now, num_layers, share) {
             return;
         }
         *budget -= share;
         request.in_step = true;
         sequences.push(step_sequence(request, share, block_tokens));
+        self.tell_started(now, key);
+    }
+
+    /// Tells the conductor, once, that compute begins.
+    fn tell_started(&mut self, now: Instant, key: RequestKey) {
+        let Some(request) = self.active.get_mut(&key).filter(|request| !request.started_told) else { return };
+        request.started_told = true;
+        request.started = now;
+        let queue = now.saturating_duration_since(request.submitted);
+        let event = PrefillEvent::Started { queue, cached_tokens: request.held_tokens as u32 };
+        let conductor = request.job.conductor;
+        self.emit(conductor, key, event);
     }
 
     /// Everybody whose prompt is to be computed, in the order of the queue: one that has begun may be passed by one that has not.
@@ -216,12 +235,12 @@ impl PrefillCore {
 
     fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
-        let (key, conductor) = (job.key, job.conductor);
-        let cached_tokens = num_cached * self.config.model.block_tokens();
-        self.prefix_hits += cached_tokens as u64;
+        let (key, block_tokens) = (job.key, self.config.model.block_tokens());
+        let held_tokens = num_cached * block_tokens;
+        self.prefix_hits += held_tokens as u64;
         self.deadlines.clear(key);
-        let queue = now.saturating_duration_since(submitted);
-        self.emit(conductor, key, PrefillEvent::Started { queue, cached_tokens: cached_tokens as u32 });
+        let fetch = self.fetch_of(now, &job, num_cached, reusable_blocks(&job, block_tokens));
+        let cached_tokens = fetch.as_ref().map_or(held_tokens, |fetch| fetch.blocks.end * block_tokens);
         let mut request = Active {
             job,
             hashes,
@@ -229,16 +248,24 @@ impl PrefillCore {
             submitted,
             turn,
             started: now,
+            held_tokens,
             cached_tokens,
             num_computed_tokens: cached_tokens,
             num_complete_blocks: num_cached,
+            fetch: None,
+            started_told: false,
             in_step: false,
+            spoiled: false,
             ended: false,
             prompt_logprobs: Vec::new(),
             first_token: None,
             transfer: None,
         };
         self.request_grant(now, &mut request, num_cached);
+        if let Some(fetch) = fetch {
+            self.start_fetch(&request, &fetch);
+            request.fetch = Some(fetch);
+        }
         self.computing.push(key);
         self.active.insert(key, request);
     }
@@ -293,5 +320,6 @@ fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSeq
         zero_tail: last_block.map(|block| (block, partial)),
         sampling: request.job.sampling.clone(),
         is_last_chunk,
+        awaits_prefix: request.fetch.is_some(),
     }
 }

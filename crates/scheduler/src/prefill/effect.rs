@@ -2,9 +2,12 @@
 
 use std::time::Instant;
 
-use baton_types::{BlockId, ConductorId, DecodeTarget, GrantId, GrantRequest, Handover, PrefillEvent, RequestKey};
+use baton_types::{
+    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest, PrefillEvent,
+    RequestKey,
+};
 
-use crate::StepPlan;
+use crate::{LeaseEffect, StepPlan};
 
 /// One batch of writes of one request. Ascending within a node's generation; travels as the batch's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +37,15 @@ pub struct PushReport {
     pub completed: Instant,
 }
 
+/// A prefix has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchedBytes {
+    /// Bytes read.
+    pub bytes: u64,
+    /// What carried them.
+    pub transport: String,
+}
+
 /// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrefillEffect {
@@ -46,6 +58,23 @@ pub enum PrefillEffect {
     },
     /// Run a step. Answers: `on_kv_ready` per layer, then `on_step_done`.
     RunStep(StepPlan),
+    /// Lease blocks of another node and read them into this node's arena, one layer after the other. Answers: `on_fetch_begun` once the holder agreed, `on_fetched` per layer,
+    /// then `on_fetch_done`; or `on_fetch_done` with an error at any point. Until the last one the destinations are left alone.
+    Fetch {
+        /// The holder.
+        source: FetchSource,
+        /// What to ask it.
+        lease: LeaseRequest,
+        /// Where the blocks go, in the order of the hashes asked for.
+        destinations: Vec<BlockId>,
+    },
+    /// Stop the request's fetch. It still answers `on_fetch_done`.
+    CancelFetch {
+        /// The request.
+        key: RequestKey,
+    },
+    /// About other nodes that read here.
+    Lease(LeaseEffect),
     /// Write blocks into the decode node's arena. Answer: `on_push_done`, and until then the source blocks are left alone.
     Push {
         /// The request.

@@ -9,7 +9,7 @@ impl PrefillCore {
     /// Proves that every block is accounted for and that no request is forgotten: each one waits for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
-        self.pool.check_integrity_with(held, 0)?;
+        self.pool.check_integrity_with(held.chain(self.leases.blocks()), 0)?;
         for key in &self.computing {
             ensure(self.active.contains_key(key), || format!("{key:?} is to be computed, but is not here"))?;
         }
@@ -27,7 +27,7 @@ impl PrefillCore {
 
     fn waits(&self, request: &Active) -> bool {
         if request.ended {
-            return request.is_pushing();
+            return request.is_pushing() || request.fetch.is_some();
         }
         let computing = self.computing.contains(&request.job.key);
         let transferring = request.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete());

@@ -5,11 +5,14 @@
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
+//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`.
+//!
 //! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
-//! after an abort. Its blocks stay until its step is over and each of its batches has answered.
+//! after an abort. Its blocks stay until its step is over, its fetch, and each of its batches has answered.
 
 mod chunk;
 mod effect;
+mod fetch;
 mod integrity;
 mod request;
 mod transfer;
@@ -23,9 +26,10 @@ use baton_types::{BlockHash, ConductorId, ErrorKind, Load, PrefillEvent, Prefill
 
 use crate::config::{InvalidConfig, PrefillConfig};
 use crate::deadlines::Deadlines;
+use crate::lease::Leases;
 use crate::load::pool_load;
 
-pub use effect::{PrefillEffect, PushId, PushReport, PushSpan};
+pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
@@ -44,10 +48,12 @@ pub struct PrefillCore {
     layers_ended: Option<Instant>,
     /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
+    leases: Leases,
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
     next_push: u64,
+    next_lease: u64,
     submitted: u64,
     prefix_queries: u64,
     prefix_hits: u64,
@@ -67,6 +73,7 @@ impl PrefillCore {
     pub fn new(config: PrefillConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
+        let leases = Leases::new(config.max_leases, config.lease_ttl);
         Ok(Self {
             config,
             pool,
@@ -76,10 +83,12 @@ impl PrefillCore {
             step: None,
             layers_ended: None,
             late_grants: BTreeMap::new(),
+            leases,
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
             next_push: 0,
+            next_lease: 0,
             submitted: 0,
             prefix_queries: 0,
             prefix_hits: 0,
@@ -94,7 +103,7 @@ impl PrefillCore {
 
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        self.deadlines.next()
+        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).min()
     }
 
     /// What the node is doing now.
@@ -119,9 +128,9 @@ impl PrefillCore {
         self.queued.contains_key(&key) || self.active.contains_key(&key)
     }
 
-    /// Whether nothing is queued, computed, pushed or handed over.
+    /// Whether nothing is queued, computed, pushed, handed over or read by others.
     pub fn is_idle(&self) -> bool {
-        self.queued.is_empty() && self.active.is_empty() && self.step.is_none()
+        self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && self.leases.is_empty()
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
@@ -188,6 +197,7 @@ impl PrefillCore {
             let event = self.timeout_event(key);
             self.end(key, Some(event));
         }
+        self.expire_leases(now);
         self.plan_step(now);
     }
 
@@ -272,6 +282,9 @@ impl PrefillCore {
             self.emit(conductor, key, event);
         }
         self.drop_transfer(key);
+        if self.active.get(&key).is_some_and(|request| request.fetch.is_some()) {
+            self.effects.push_back(PrefillEffect::CancelFetch { key });
+        }
         self.release_if_unused(key);
     }
 
@@ -300,7 +313,8 @@ impl PrefillCore {
 
     /// Lets go of the blocks of a request that ended, once neither the engine nor the transfer engine touches them.
     fn release_if_unused(&mut self, key: RequestKey) {
-        let unused = |request: &Active| request.ended && !request.in_step && !request.is_pushing();
+        let unused =
+            |request: &Active| request.ended && !request.in_step && !request.is_pushing() && request.fetch.is_none();
         if self.active.get(&key).is_some_and(unused)
             && let Some(request) = self.active.remove(&key)
         {

@@ -9,6 +9,7 @@ use baton_types::{
     BlockHash, BlockId, DecodeTarget, FinishReason, GrantReply, KvTransfer, PrefillJob, TokenId, TokenLogprobs,
 };
 
+use super::fetch::Fetch;
 use super::{PushId, PushReport, PushSpan};
 use crate::queue::QueueItem;
 
@@ -41,13 +42,21 @@ pub(super) struct Active {
     pub turn: u64,
     pub started: Instant,
     /// Tokens whose KV the node held when it started.
+    pub held_tokens: usize,
+    /// Tokens whose KV need not be computed: those held, and those that come from another node.
     pub cached_tokens: usize,
-    /// Tokens whose KV is in the arena.
+    /// Tokens whose KV is in the arena, or on its way.
     pub num_computed_tokens: usize,
     /// Leading blocks that are hashed.
     pub num_complete_blocks: usize,
+    /// A prefix that comes from another node.
+    pub fetch: Option<Fetch>,
+    /// The conductor knows that compute has begun.
+    pub started_told: bool,
     /// The engine works on it.
     pub in_step: bool,
+    /// The fetch failed under the step: what it gives for this request means nothing.
+    pub spoiled: bool,
     /// Its outcome is told; it stays only until nobody touches its blocks.
     pub ended: bool,
     pub prompt_logprobs: Vec<TokenLogprobs>,
@@ -63,6 +72,12 @@ impl Active {
 
     pub(super) fn remaining_tokens(&self) -> usize {
         self.prompt_tokens() - self.num_computed_tokens
+    }
+
+    /// Its first `tokens` tokens need not be computed, and no others are.
+    pub(super) fn reset_to(&mut self, tokens: usize) {
+        self.cached_tokens = tokens;
+        self.num_computed_tokens = tokens;
     }
 
     pub(super) fn item(&self) -> QueueItem {
@@ -110,6 +125,8 @@ pub(super) struct Transfer {
     pub handover: HandoverState,
     /// Layers of runs of blocks that are final and not pushed yet.
     ready: VecDeque<(u32, Range<usize>)>,
+    /// Runs of blocks of each layer that were ever ready: what is computed a second time is not pushed again. A few: the prefix held, the one fetched, and what was computed.
+    told: BTreeMap<u32, Vec<Range<usize>>>,
     /// Bytes of each batch in the transfer engine.
     pub inflight: BTreeMap<PushId, u64>,
     acked_bytes: u64,
@@ -129,6 +146,7 @@ impl Transfer {
             grant: GrantState::Requested,
             handover: HandoverState::NotSent,
             ready: VecDeque::new(),
+            told: BTreeMap::new(),
             inflight: BTreeMap::new(),
             acked_bytes: 0,
             first_start: None,
@@ -141,9 +159,15 @@ impl Transfer {
 
     /// One layer of these blocks is final.
     pub(super) fn on_ready(&mut self, layer: u32, blocks: Range<usize>) {
-        if !blocks.is_empty() {
-            self.ready.push_back((layer, blocks));
+        let told = self.told.entry(layer).or_default();
+        let new = without(blocks, told);
+        for run in &new {
+            match told.iter_mut().find(|known| known.end == run.start) {
+                Some(known) => known.end = run.end,
+                None => told.push(run.clone()),
+            }
         }
+        self.ready.extend(new.into_iter().map(|run| (layer, run)));
     }
 
     /// The next batch, at most `max` spans, of what is ready and not held by the decode node. Empty while there is no grant.
@@ -208,5 +232,37 @@ impl Transfer {
             exposed: between(self.compute_ended, self.last_ack),
             bytes_at_compute_end: self.bytes_at_compute_end(),
         }
+    }
+}
+
+/// What is left of `run` without what lies in `others`.
+fn without(run: Range<usize>, others: &[Range<usize>]) -> Vec<Range<usize>> {
+    let outside = |piece: Range<usize>, other: &Range<usize>| {
+        let before = piece.start..piece.end.min(other.start.max(piece.start));
+        let after = piece.start.max(other.end.min(piece.end))..piece.end;
+        if other.start >= piece.end || other.end <= piece.start { vec![piece] } else { vec![before, after] }
+    };
+    others.iter().fold(vec![run], |pieces: Vec<Range<usize>>, other| {
+        pieces.into_iter().flat_map(|piece| outside(piece, other)).filter(|piece| !piece.is_empty()).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_told_once() {
+        assert_eq!(without(0..10, &[2..4, 6..12]), [0..2, 4..6]);
+        assert_eq!(without(3..5, &[0..4, 4..9]), []);
+        assert_eq!(without(3..8, &[0..3, 5..6, 8..9]), [3..5, 6..8]);
+        let mut transfer = Transfer::new(crate::tests::world::target());
+        transfer.on_ready(0, 0..2);
+        // The chunk after a prefix that is still coming, then the prefix, then all of it once more.
+        transfer.on_ready(0, 5..7);
+        transfer.on_ready(0, 2..5);
+        transfer.on_ready(0, 2..7);
+        transfer.on_ready(1, 2..7);
+        assert_eq!(transfer.ready, [(0, 0..2), (0, 5..7), (0, 2..5), (1, 2..7)]);
     }
 }

@@ -42,6 +42,17 @@ pub fn reference(prompt: &[TokenId], sampling: &SamplingParams, context: usize) 
     }
 }
 
+/// What a layer's compute finds of the positions before the step's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Past {
+    /// Their KV.
+    Here,
+    /// Their KV is still coming: the layer's own K and V do not depend on it.
+    Coming,
+    /// An earlier layer's attention read what was no KV: everything from there on means nothing.
+    Wrong,
+}
+
 /// One node's memory.
 #[derive(Debug, Default)]
 pub struct Arena {
@@ -60,8 +71,20 @@ impl Arena {
     /// One layer of a step: checks the KV of every earlier position, then writes that of the step's.
     pub fn compute_layer(&mut self, plan: &StepPlan, layer: u32) {
         for sequence in &plan.sequences {
+            self.compute_sequence(sequence, layer, Past::Here);
+        }
+    }
+
+    /// One sequence's part of it.
+    pub fn compute_sequence(&mut self, sequence: &StepSequence, layer: u32, past: Past) {
+        if past == Past::Here {
             self.check_past(sequence, layer);
-            self.write_range(sequence, layer);
+        }
+        self.write_range(sequence, layer);
+        if past == Past::Wrong {
+            for index in sequence.range.start / BLOCK_TOKENS..sequence.range.end.div_ceil(BLOCK_TOKENS) {
+                self.write(layer, sequence.block_table[index], 0xbad);
+            }
         }
     }
 

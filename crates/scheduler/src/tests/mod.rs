@@ -2,6 +2,7 @@
 
 mod decode;
 mod engine;
+mod fetch;
 mod prefill;
 mod random;
-mod world;
+pub(crate) mod world;

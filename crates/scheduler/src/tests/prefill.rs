@@ -13,28 +13,29 @@ use crate::{
     LogitsWanted, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, StepId, StepOutput, StepPlan,
 };
 
-const MS: Duration = Duration::from_millis(1);
+pub(super) const MS: Duration = Duration::from_millis(1);
 /// Bytes of one layer of one block.
 const SPAN_BYTES: u64 = 32;
 
 /// A core, its clock, and what it asked for and was not looked at yet.
-struct Node {
-    core: PrefillCore,
-    now: Instant,
-    effects: Vec<PrefillEffect>,
+pub(super) struct Node {
+    pub core: PrefillCore,
+    pub now: Instant,
+    pub effects: Vec<PrefillEffect>,
 }
 
-fn config() -> PrefillConfig {
+pub(super) fn config() -> PrefillConfig {
     PrefillConfig { token_budget: 16, ..PrefillConfig::new(NodeId::new("p0").unwrap(), Generation(1), model(20)) }
 }
 
-fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> PrefillJob {
+pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> PrefillJob {
     PrefillJob {
         key: key(n),
         conductor: ConductorId(0),
         tokens: tokens.into_iter().collect(),
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
+        fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),
     }
@@ -46,49 +47,49 @@ fn with_sampling(job: PrefillJob, change: impl FnOnce(&mut SamplingParams)) -> P
     PrefillJob { sampling: Arc::new(sampling), ..job }
 }
 
-fn refused(kind: ErrorKind) -> Refused {
+pub(super) fn refused(kind: ErrorKind) -> Refused {
     Refused { kind, message: "no".into() }
 }
 
 impl Node {
-    fn new(config: PrefillConfig) -> Self {
+    pub(super) fn new(config: PrefillConfig) -> Self {
         Self { core: PrefillCore::new(config).unwrap(), now: Instant::now(), effects: Vec::new() }
     }
 
     /// Lets time pass, tells the core something, and collects what it asks for.
-    fn after(&mut self, time: Duration, event: impl FnOnce(&mut PrefillCore, Instant)) {
+    pub(super) fn after(&mut self, time: Duration, event: impl FnOnce(&mut PrefillCore, Instant)) {
         self.now += time;
         event(&mut self.core, self.now);
         self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
         self.core.check_integrity().unwrap();
     }
 
-    fn submit(&mut self, job: PrefillJob) {
+    pub(super) fn submit(&mut self, job: PrefillJob) {
         self.after(MS, |core, now| core.on_submit(now, job));
     }
 
     /// The one effect that `pick` takes.
-    fn take<T>(&mut self, pick: impl Fn(&PrefillEffect) -> Option<T>) -> T {
+    pub(super) fn take<T>(&mut self, pick: impl Fn(&PrefillEffect) -> Option<T>) -> T {
         let index = self.effects.iter().position(|effect| pick(effect).is_some());
         let index = index.unwrap_or_else(|| panic!("not among {:?}", self.effects));
         pick(&self.effects.remove(index)).unwrap()
     }
 
-    fn take_step(&mut self) -> StepPlan {
+    pub(super) fn take_step(&mut self) -> StepPlan {
         self.take(|effect| match effect {
             PrefillEffect::RunStep(plan) => Some(plan.clone()),
             _ => None,
         })
     }
 
-    fn take_event(&mut self, of: u64) -> PrefillEvent {
+    pub(super) fn take_event(&mut self, of: u64) -> PrefillEvent {
         self.take(|effect| match effect {
             PrefillEffect::Emit { key: whose, event, .. } if *whose == key(of) => Some(event.clone()),
             _ => None,
         })
     }
 
-    fn take_failure(&mut self, of: u64) -> (ErrorKind, String) {
+    pub(super) fn take_failure(&mut self, of: u64) -> (ErrorKind, String) {
         match self.take_event(of) {
             PrefillEvent::Failed(Refused { kind, message }) | PrefillEvent::DecodeFailed(Refused { kind, message }) => {
                 (kind, message)
@@ -97,21 +98,21 @@ impl Node {
         }
     }
 
-    fn take_push(&mut self) -> (PushId, Vec<PushSpan>) {
+    pub(super) fn take_push(&mut self) -> (PushId, Vec<PushSpan>) {
         self.take(|effect| match effect {
             PrefillEffect::Push { push, spans, .. } => Some((*push, spans.clone())),
             _ => None,
         })
     }
 
-    fn take_release(&mut self) -> GrantId {
+    pub(super) fn take_release(&mut self) -> GrantId {
         self.take(|effect| match effect {
             PrefillEffect::ReleaseGrant { grant, .. } => Some(*grant),
             _ => None,
         })
     }
 
-    fn finish_step(&mut self, time: Duration, plan: &StepPlan, token: TokenId) {
+    pub(super) fn finish_step(&mut self, time: Duration, plan: &StepPlan, token: TokenId) {
         let outputs = plan.sequences.iter().map(|sequence| StepOutput {
             key: sequence.key,
             sampled: sequence.is_last_chunk.then_some((token, None)),
@@ -122,7 +123,7 @@ impl Node {
     }
 
     /// Runs a one-token job to its end.
-    fn run_alone(&mut self, job: PrefillJob) {
+    pub(super) fn run_alone(&mut self, job: PrefillJob) {
         self.submit(job);
         while self.core.load().running > 0 {
             let plan = self.take_step();
@@ -131,12 +132,12 @@ impl Node {
         self.effects.clear();
     }
 
-    fn grant(&mut self, of: u64, held_blocks: u32, blocks: std::ops::Range<u32>) {
+    pub(super) fn grant(&mut self, of: u64, held_blocks: u32, blocks: std::ops::Range<u32>) {
         let reply = GrantReply { grant: GrantId(9), held_blocks, blocks: blocks.map(BlockId).collect() };
         self.after(MS, |core, now| core.on_grant_reply(now, key(of), Ok(reply)));
     }
 
-    fn acknowledge(&mut self, of: u64, (push, spans): &(PushId, Vec<PushSpan>)) {
+    pub(super) fn acknowledge(&mut self, of: u64, (push, spans): &(PushId, Vec<PushSpan>)) {
         let bytes = spans.len() as u64 * SPAN_BYTES;
         self.after(2 * MS, |core, now| {
             let report = PushReport { bytes, transport: "tcp".into(), started: now - 2 * MS, completed: now };
@@ -145,7 +146,7 @@ impl Node {
     }
 }
 
-fn shares(plan: &StepPlan) -> Vec<(RequestKey, std::ops::Range<usize>)> {
+pub(super) fn shares(plan: &StepPlan) -> Vec<(RequestKey, std::ops::Range<usize>)> {
     plan.sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect()
 }
 

@@ -26,6 +26,10 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.quarantined += counts.quarantined;
         sum.refused_at_once += counts.refused_at_once;
         sum.snapshots += counts.snapshots;
+        sum.fetched_tokens += counts.fetched_tokens;
+        sum.failed_fetches += counts.failed_fetches;
+        sum.overlapped_fetches += counts.overlapped_fetches;
+        sum.spoiled_steps += counts.spoiled_steps;
     }
     sum
 }
@@ -38,26 +42,29 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.failed <= counts.refused_grants + counts.refused_at_once);
     assert!(counts.cached_tokens > 0 && counts.held_blocks > 0);
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
+    assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
 }
 
 #[test]
 fn every_request_ends_once_under_aborts_and_faults() {
-    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2 };
+    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8 };
     let counts = total(1000..1120, faults);
     assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
+    assert!(counts.fetched_tokens > 0 && counts.failed_fetches > 0 && counts.spoiled_steps > 0, "{counts:?}");
 }
 
 #[test]
 fn every_request_ends_once_where_nearly_everything_fails() {
-    let faults = Faults { abort: 60, grant: 30, push: 30, handover: 30, step: 10, lost_conductor: 60, late: 20 };
+    let faults =
+        Faults { abort: 60, grant: 30, push: 30, handover: 30, step: 10, lost_conductor: 60, late: 20, fetch: 30 };
     let counts = total(2000..2060, faults);
     assert!(counts.finished > 0 && counts.failed > 100);
 }
 
 #[test]
 fn the_same_seed_gives_the_same_trace() {
-    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2 };
+    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8 };
     assert_eq!(run(7, faults), run(7, faults));
     assert_ne!(run(7, faults).0, run(8, faults).0);
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
-    Attempt, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply,
-    GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, NodeId, PrefillEvent, PrefillJob, QueueTerms,
-    Refused, RequestId, RequestKey, SamplingParams, TokenId,
+    Attempt, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason, Generation,
+    GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply, LeaseRequest,
+    NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestId, RequestKey, SamplingParams, TokenId,
 };
 
-use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
+use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs, reference};
 use crate::{
-    DecodeConfig, DecodeCore, DecodeEffect, ModelConfig, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport,
-    PushSpan, StepPlan,
+    DecodeConfig, DecodeCore, DecodeEffect, FetchedBytes, LeaseEffect, ModelConfig, PrefillConfig, PrefillCore,
+    PrefillEffect, PushId, PushReport, PushSpan, StepPlan, StepSequence,
 };
 
 pub const CONTEXT: u32 = 60;
@@ -50,6 +50,8 @@ pub struct Faults {
     pub step: u64,
     pub lost_conductor: u64,
     pub late: u64,
+    /// Of a lease, and of each layer that is read under it.
+    pub fetch: u64,
 }
 
 /// Something on its way.
@@ -62,6 +64,10 @@ enum Event {
     GrantReply(RequestKey, Result<GrantReply, Refused>),
     PrefillLayer(Arc<StepPlan>, u32),
     PrefillStep(Arc<StepPlan>, bool),
+    LeaseRequest(LeaseRequest),
+    LeaseReply(RequestKey, Result<LeaseReply, Refused>),
+    FetchLayer(RequestKey, u32),
+    ReleaseLease(GrantId),
     Land(Write),
     Arrival(GrantId, PushId, u64),
     PushDone(RequestKey, PushId, Result<PushReport, Refused>),
@@ -70,6 +76,17 @@ enum Event {
     ReleaseGrant(RequestKey, GrantId),
     Fenced(GrantId),
     DecodeStep(Arc<StepPlan>, bool),
+}
+
+/// A prefix on its way from the decode node to the prefill node.
+struct Fetching {
+    lease: Option<GrantId>,
+    sources: Vec<BlockId>,
+    destinations: Vec<BlockId>,
+    /// Layers that are here.
+    layers: u32,
+    cancelled: bool,
+    failed: bool,
 }
 
 struct Write {
@@ -112,6 +129,12 @@ pub struct Counts {
     /// By the prefill node's queue.
     pub refused_at_once: u32,
     pub snapshots: u32,
+    pub fetched_tokens: u64,
+    pub failed_fetches: u32,
+    /// Steps that began before the prefix was here whole.
+    pub overlapped_fetches: u32,
+    /// Fetches that failed under a step.
+    pub spoiled_steps: u32,
 }
 
 pub struct World {
@@ -131,6 +154,8 @@ pub struct World {
     decode_arena: Arena,
     /// What the transfer engine accepts.
     open_grants: BTreeSet<GrantId>,
+    open_leases: BTreeSet<GrantId>,
+    fetches: BTreeMap<RequestKey, Fetching>,
     cancelled: BTreeSet<RequestKey>,
     lost: BTreeSet<ConductorId>,
     /// As a conductor keeps it, from the events of both nodes.
@@ -202,6 +227,8 @@ impl World {
             prefill_arena: Arena::default(),
             decode_arena: Arena::default(),
             open_grants: BTreeSet::new(),
+            open_leases: BTreeSet::new(),
+            fetches: BTreeMap::new(),
             cancelled: BTreeSet::new(),
             lost: BTreeSet::new(),
             index: index_of_both(),
@@ -250,10 +277,19 @@ impl World {
             prompt_logprobs: self.rng.chance(10).then_some(2),
             ..SamplingParams::default()
         };
+        // The conductor may be wrong about what is there.
+        let there = self.rng.below(45) as u32;
+        let fetch = self.rng.chance(50).then(|| FetchSource {
+            node: target().node,
+            generation: Generation(1),
+            address: String::new(),
+            tokens: there,
+        });
         PrefillJob {
             key: key(n),
             conductor: ConductorId(self.rng.below(2)),
             tokens: tokens.into(),
+            fetch,
             decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(target),
             sampling: Arc::new(sampling),
             salt: Arc::from([]),
@@ -318,14 +354,12 @@ impl World {
             }
             Event::GrantRequest(request) => self.decode.on_grant_request(now, request),
             Event::GrantReply(key, reply) => self.prefill.on_grant_reply(now, key, reply),
-            Event::PrefillLayer(plan, layer) => {
-                self.prefill_arena.compute_layer(&plan, layer);
-                self.prefill.on_kv_ready(now, plan.id, layer);
-            }
-            Event::PrefillStep(plan, ok) => {
-                let result = if ok { Ok(outputs(&plan)) } else { Err(unavailable("step fault")) };
-                self.prefill.on_step_done(now, plan.id, result);
-            }
+            Event::PrefillLayer(plan, layer) => self.on_prefill_layer(plan, layer),
+            Event::PrefillStep(plan, ok) => self.on_prefill_step(plan, ok),
+            Event::LeaseRequest(request) => self.decode.on_lease_request(now, request),
+            Event::LeaseReply(key, reply) => self.on_lease_reply(key, reply),
+            Event::FetchLayer(key, layer) => self.on_fetch_layer(key, layer),
+            Event::ReleaseLease(lease) => self.decode.on_release_lease(lease),
             Event::Land(write) => self.on_land(write),
             Event::Arrival(grant, push, bytes) => self.decode.on_arrival(now, grant, push, bytes),
             Event::PushDone(key, push, result) => self.prefill.on_push_done(now, key, push, result),
@@ -363,6 +397,136 @@ impl World {
         };
         self.stories.insert(job.key, story);
         self.prefill.on_submit(self.now, job);
+    }
+
+    /// As an engine does: K and V of a layer, then its attention, which waits for the layer of the prefix.
+    fn on_prefill_layer(&mut self, plan: Arc<StepPlan>, layer: u32) {
+        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, layer)) {
+            return self.send_after(Duration::from_micros(50), Event::PrefillLayer(plan, layer));
+        }
+        for sequence in &plan.sequences {
+            let past = match self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix) {
+                Some(fetch) if fetch.failed && fetch.layers < layer => Past::Wrong,
+                Some(fetch) if fetch.layers <= layer => Past::Coming,
+                _ => Past::Here,
+            };
+            self.prefill_arena.compute_sequence(sequence, layer, past);
+        }
+        self.prefill.on_kv_ready(self.now, plan.id, layer);
+        match layer + 1 < NUM_LAYERS {
+            true => {
+                let took = Duration::from_micros(1 + self.rng.below(2000));
+                self.send_after(took, Event::PrefillLayer(plan, layer + 1));
+            }
+            false => {
+                let ok = !self.rng.chance(self.faults.step);
+                let took = Duration::from_micros(1 + self.rng.below(2000));
+                self.send_after(took, Event::PrefillStep(plan, ok));
+            }
+        }
+    }
+
+    /// Whether the first `layers` layers of a sequence's prefix are still coming.
+    fn waits_for(&self, sequence: &StepSequence, layers: u32) -> bool {
+        let fetch = self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix);
+        fetch.is_some_and(|fetch| !fetch.failed && fetch.layers < layers)
+    }
+
+    fn on_prefill_step(&mut self, plan: Arc<StepPlan>, ok: bool) {
+        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, NUM_LAYERS)) {
+            return self.send_after(Duration::from_micros(50), Event::PrefillStep(plan, ok));
+        }
+        let mut outputs = outputs(&plan);
+        for (sequence, output) in plan.sequences.iter().zip(&mut outputs).filter(|(s, _)| s.awaits_prefix) {
+            if self.fetches[&sequence.key].failed {
+                self.counts.spoiled_steps += 1;
+                output.sampled = output.sampled.take().map(|(token, logprobs)| ((token + 1) % VOCAB, logprobs));
+            }
+        }
+        let result = if ok { Ok(outputs) } else { Err(unavailable("step fault")) };
+        self.prefill.on_step_done(self.now, plan.id, result);
+    }
+
+    fn on_lease_reply(&mut self, key: RequestKey, reply: Result<LeaseReply, Refused>) {
+        match reply {
+            Ok(reply) => {
+                let Some(fetch) = self.fetches.get_mut(&key) else { return };
+                fetch.lease = Some(reply.lease);
+                fetch.destinations.truncate(reply.blocks.len());
+                fetch.sources = reply.blocks;
+                let blocks = fetch.sources.len();
+                self.prefill.on_fetch_begun(self.now, key, blocks);
+                self.send(Event::FetchLayer(key, 0));
+            }
+            Err(refused) => self.end_fetch(key, Err(refused)),
+        }
+    }
+
+    fn on_fetch_layer(&mut self, key: RequestKey, layer: u32) {
+        let fault = self.rng.chance(self.faults.fetch);
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        let open = fetch.lease.is_some_and(|lease| self.open_leases.contains(&lease));
+        if fault || fetch.cancelled || !open {
+            // What is read while a lease ends may be anything.
+            for block in &fetch.destinations {
+                self.prefill_arena.write(layer, *block, 0xdead);
+            }
+            return self.end_fetch(key, Err(unavailable("fetch fault")));
+        }
+        for (from, to) in fetch.sources.iter().zip(&fetch.destinations) {
+            self.prefill_arena.write(layer, *to, self.decode_arena.read(layer, *from));
+        }
+        let bytes = fetch.sources.len() as u64 * u64::from(NUM_LAYERS);
+        self.prefill.on_fetched(self.now, key, layer);
+        if layer + 1 == NUM_LAYERS {
+            self.end_fetch(key, Ok(FetchedBytes { bytes, transport: "fake".into() }));
+        } else {
+            self.send(Event::FetchLayer(key, layer + 1));
+        }
+        if let Some(fetch) = self.fetches.get_mut(&key) {
+            fetch.layers = layer + 1;
+        }
+    }
+
+    fn end_fetch(&mut self, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        fetch.failed = result.is_err();
+        self.counts.failed_fetches += u32::from(fetch.failed);
+        // A release that is lost: the lease expires.
+        if let Some(lease) = fetch.lease
+            && !self.rng.chance(self.faults.fetch)
+        {
+            self.send(Event::ReleaseLease(lease));
+        }
+        self.prefill.on_fetch_done(self.now, key, result);
+    }
+
+    fn on_lease_effect(&mut self, effect: LeaseEffect) {
+        match effect {
+            LeaseEffect::Open { key, reply, .. } if self.rng.chance(self.faults.fetch) => {
+                self.decode.on_release_lease(reply.lease);
+                self.send(Event::LeaseReply(key, Err(unavailable("lease fault"))));
+            }
+            LeaseEffect::Open { key, reply, .. } => {
+                self.open_leases.insert(reply.lease);
+                self.send(Event::LeaseReply(key, Ok(reply)));
+            }
+            LeaseEffect::Refuse { key, refused } => self.send(Event::LeaseReply(key, Err(refused))),
+            LeaseEffect::End { lease } => {
+                self.open_leases.remove(&lease);
+            }
+        }
+    }
+
+    fn on_fetch_effect(&mut self, lease: LeaseRequest, destinations: Vec<BlockId>) {
+        assert_eq!(lease.block_hashes.len(), destinations.len());
+        let (key, sources) = (lease.key, Vec::new());
+        let fetch = Fetching { lease: None, sources, destinations, layers: 0, cancelled: false, failed: false };
+        assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
+        match self.rng.chance(self.faults.fetch) {
+            true => self.send(Event::LeaseReply(key, Err(unavailable("holder fault")))),
+            false => self.send(Event::LeaseRequest(lease)),
+        }
     }
 
     /// The bytes of a push land, if the grant is open and nobody cancelled it.
@@ -428,6 +592,13 @@ impl World {
             PrefillEffect::CancelPushes { key } => {
                 self.cancelled.insert(key);
             }
+            PrefillEffect::Fetch { lease, destinations, .. } => self.on_fetch_effect(lease, destinations),
+            PrefillEffect::CancelFetch { key } => {
+                if let Some(fetch) = self.fetches.get_mut(&key) {
+                    fetch.cancelled = true;
+                }
+            }
+            PrefillEffect::Lease(effect) => panic!("nobody reads from the prefill node, but {effect:?}"),
             PrefillEffect::Handover { handover, .. } => {
                 if self.rng.chance(self.faults.handover) {
                     self.send(Event::Handover(handover.clone()));
@@ -449,14 +620,10 @@ impl World {
 
     fn run_prefill(&mut self, plan: StepPlan) {
         self.counts.shared_chunks += u32::from(plan.sequences.len() > 1);
-        let (plan, ok) = (Arc::new(plan), !self.rng.chance(self.faults.step));
-        let mut at = Duration::ZERO;
-        for layer in 0..NUM_LAYERS {
-            at += Duration::from_micros(1 + self.rng.below(2000));
-            self.send_after(at, Event::PrefillLayer(plan.clone(), layer));
-        }
-        at += Duration::from_micros(1 + self.rng.below(2000));
-        self.send_after(at, Event::PrefillStep(plan, ok));
+        self.counts.overlapped_fetches +=
+            plan.sequences.iter().filter(|sequence| sequence.awaits_prefix).count() as u32;
+        let took = Duration::from_micros(1 + self.rng.below(2000));
+        self.send_after(took, Event::PrefillLayer(Arc::new(plan), 0));
     }
 
     fn on_decode_effect(&mut self, effect: DecodeEffect) {
@@ -479,6 +646,7 @@ impl World {
                 self.counts.quarantined += 1;
                 self.send(Event::Fenced(grant));
             }
+            DecodeEffect::Lease(effect) => self.on_lease_effect(effect),
             DecodeEffect::HandoverReply { key, result } => {
                 self.stories.get_mut(&key).unwrap().accepted |= result.is_ok();
                 let lost = self.rng.chance(self.faults.handover);
@@ -504,6 +672,7 @@ impl World {
         assert!(!self.lost.contains(&story.job.conductor), "a lost conductor is told {event:?}");
         match event {
             PrefillEvent::Started { cached_tokens, .. } => self.counts.cached_tokens += u64::from(cached_tokens),
+            PrefillEvent::Fetched(report) => self.counts.fetched_tokens += u64::from(report.tokens),
             PrefillEvent::FirstToken { token, finish, prompt_logprobs, .. } => {
                 assert!(story.tokens.is_empty() && story.prefill_ends == 0);
                 let wanted = if story.job.sampling.prompt_logprobs.is_some() { story.job.tokens.len() } else { 0 };

@@ -1,0 +1,166 @@
+//! A longer prefix that another node holds, on its way into this node's arena.
+//!
+//! ```text
+//!   start ─▶ Fetch ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache
+//!                                            │                              └─ failed: computed like the rest
+//!                                            └─▶ pushed on to the decode node; compute begins once the layers keep ahead of it
+//! ```
+//!
+//! A step may begin before every layer is here: the engine then waits for each layer of the prefix before the layer's attention. Where the fetch fails under such a step, what
+//! the step gives for the request is thrown away and the prefix is computed: the layers that were final before the failure are right, and are not pushed again.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use baton_types::{ErrorKind, FetchReport, GrantId, LeaseRequest, PrefillEvent, PrefillJob, Refused, RequestKey};
+
+use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
+
+/// A prefix on its way.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    /// Which blocks of the prompt come.
+    pub blocks: Range<usize>,
+    /// Layers of them that are here: the first so many.
+    layers: u32,
+    asked: Instant,
+    /// When the holder agreed.
+    begun: Option<Instant>,
+}
+
+impl Fetch {
+    /// Whether a step of `compute` that begins now finds each layer here when it needs it, at the pace so far.
+    fn keeps_ahead(&self, now: Instant, num_layers: u32, compute: Duration) -> bool {
+        let Some(begun) = self.begun.filter(|_| self.layers > 0) else { return false };
+        let per_layer = now.saturating_duration_since(begun) / self.layers;
+        // The last layer's attention begins when the others are computed.
+        let until_last = compute.mul_f64(f64::from(num_layers - 1) / f64::from(num_layers));
+        per_layer * num_layers.saturating_sub(self.layers) <= until_last
+    }
+}
+
+impl Active {
+    /// Whether its next share of `tokens` tokens can go into a step that begins now.
+    pub(super) fn may_compute(&self, now: Instant, num_layers: u32, tokens: usize) -> bool {
+        let share = tokens as f64 / self.remaining_tokens().max(1) as f64;
+        let compute = self.job.terms.compute.mul_f64(share.min(1.0));
+        self.fetch.as_ref().is_none_or(|fetch| fetch.keeps_ahead(now, num_layers, compute))
+    }
+}
+
+impl PrefillCore {
+    /// What is to be brought of a prompt of which this node holds `held` blocks and may reuse `reusable`.
+    pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, held: usize, reusable: usize) -> Option<Fetch> {
+        let source = job.fetch.as_ref().filter(|source| source.node != self.config.node)?;
+        let there = (source.tokens as usize / self.config.model.block_tokens()).min(reusable);
+        (there > held).then_some(Fetch { blocks: held..there, layers: 0, asked: now, begun: None })
+    }
+
+    /// Asks the shell to bring what the request's fetch is about.
+    pub(super) fn start_fetch(&mut self, request: &Active, fetch: &Fetch) {
+        let Some(source) = request.job.fetch.clone() else { return };
+        let lease = LeaseRequest {
+            key: request.job.key,
+            reader: self.config.node.clone(),
+            reader_generation: self.config.generation,
+            block_hashes: request.hashes[fetch.blocks.clone()].into(),
+        };
+        let destinations = request.blocks[fetch.blocks.clone()].to_vec();
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations });
+    }
+
+    /// The holder agreed, and has the first `blocks` of the blocks asked for.
+    pub fn on_fetch_begun(&mut self, now: Instant, key: RequestKey, blocks: usize) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let Some(fetch) = &mut request.fetch else { return };
+        fetch.begun = Some(now);
+        fetch.blocks.end = fetch.blocks.end.min(fetch.blocks.start + blocks);
+        let tokens = fetch.blocks.end * block_tokens;
+        request.reset_to(tokens);
+    }
+
+    /// One more layer of the blocks that come is here; the first layer first.
+    pub fn on_fetched(&mut self, now: Instant, key: RequestKey, layer: u32) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let Some(fetch) = &mut request.fetch else { return };
+        assert_eq!(layer, fetch.layers, "layers of a prefix come in order");
+        fetch.layers += 1;
+        if let (Some(transfer), false) = (&mut request.transfer, request.ended) {
+            transfer.on_ready(layer, fetch.blocks.clone());
+        }
+        self.advance_transfer(now, key);
+        self.plan_step(now);
+    }
+
+    /// Everything is here, or the rest will not come: nothing is written into the blocks any more. Told before the engine is let past the layer concerned.
+    pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        let Some(fetch) = request.fetch.take() else { return };
+        if request.ended {
+            self.release_if_unused(key);
+            return self.plan_step(now);
+        }
+        let complete = fetch.layers == self.config.model.layout.num_layers;
+        let result = result.and_then(|bytes| match complete {
+            true => Ok(bytes),
+            false => Err(Refused { kind: ErrorKind::Internal, message: format!("{} layers came", fetch.layers) }),
+        });
+        let report = self.take_in(now, key, &fetch, result);
+        if let Some(conductor) = self.active.get(&key).map(|request| request.job.conductor) {
+            self.emit(conductor, key, PrefillEvent::Fetched(report));
+        }
+        self.plan_step(now);
+    }
+
+    fn take_in(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        fetch: &Fetch,
+        result: Result<FetchedBytes, Refused>,
+    ) -> FetchReport {
+        let block_tokens = self.config.model.block_tokens();
+        let elapsed = now.saturating_duration_since(fetch.asked);
+        match result {
+            Ok(FetchedBytes { bytes, transport }) => {
+                self.complete_blocks(key, fetch.blocks.end);
+                let tokens = (fetch.blocks.len() * block_tokens) as u32;
+                self.prefix_hits += u64::from(tokens);
+                FetchReport { tokens, bytes, transport, elapsed, failure: None }
+            }
+            Err(refused) => {
+                if let Some(request) = self.active.get_mut(&key) {
+                    request.spoiled = request.in_step;
+                    request.reset_to(fetch.blocks.start * block_tokens);
+                }
+                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure: Some(refused) }
+            }
+        }
+    }
+
+    /// Another node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
+    pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
+        let id = GrantId(self.next_lease);
+        self.next_lease += 1;
+        let effect = match self.draining {
+            true => self.leases.refuse_draining(&request),
+            false => self.leases.open(now, &mut self.pool, id, request),
+        };
+        self.effects.push_back(PrefillEffect::Lease(effect));
+    }
+
+    /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
+    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
+        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+            self.effects.push_back(PrefillEffect::Lease(effect));
+            self.plan_step(now);
+        }
+    }
+
+    pub(super) fn expire_leases(&mut self, now: Instant) {
+        while let Some(effect) = self.leases.expire(now, &mut self.pool) {
+            self.effects.push_back(PrefillEffect::Lease(effect));
+        }
+    }
+}

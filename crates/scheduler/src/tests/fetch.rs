@@ -1,0 +1,205 @@
+//! Prefixes that another node holds, at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers.
+
+use std::time::Duration;
+
+use baton_types::{
+    BlockHash, BlockId, ErrorKind, FetchReport, FetchSource, Generation, LeaseReply, LeaseRequest, PrefillEvent,
+    PrefillJob, QueueTerms, RequestKey,
+};
+
+use super::prefill::{MS, Node, config, job, refused, shares};
+use super::world::{key, target};
+use crate::{FetchedBytes, LeaseEffect, PrefillEffect};
+
+/// A job whose first `tokens` tokens another node holds, and whose compute should take `compute`.
+fn fetching(n: u64, prompt: std::ops::Range<u32>, max_tokens: u32, tokens: u32, compute: Duration) -> PrefillJob {
+    let source = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens };
+    let terms = QueueTerms { compute, ..QueueTerms::default() };
+    PrefillJob { fetch: Some(source), terms, ..job(n, prompt, max_tokens) }
+}
+
+fn done() -> FetchedBytes {
+    FetchedBytes { bytes: 7, transport: "tcp".into() }
+}
+
+impl Node {
+    fn take_fetch(&mut self) -> (LeaseRequest, Vec<BlockId>) {
+        self.take(|effect| match effect {
+            PrefillEffect::Fetch { lease, destinations, .. } => Some((lease.clone(), destinations.clone())),
+            _ => None,
+        })
+    }
+
+    fn begin(&mut self, of: u64, blocks: usize) {
+        self.after(MS, |core, now| core.on_fetch_begun(now, key(of), blocks));
+    }
+
+    fn fetched(&mut self, of: u64, layer: u32) {
+        self.after(MS, |core, now| core.on_fetched(now, key(of), layer));
+    }
+
+    fn has_step(&self) -> bool {
+        self.effects.iter().any(|effect| matches!(effect, PrefillEffect::RunStep(_)))
+    }
+
+    fn report(&mut self, of: u64) -> FetchReport {
+        self.take(|effect| match effect {
+            PrefillEffect::Emit { key: whose, event: PrefillEvent::Fetched(report), .. } if *whose == key(of) => {
+                Some(report.clone())
+            }
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn compute_begins_once_the_layers_keep_ahead_of_it() {
+    let mut node = Node::new(config());
+    // At 1 ms a layer, the last of 3 layers is needed 6 ms into a compute of 9.
+    node.submit(fetching(0, 0..20, 1, 16, 9 * MS));
+    let (lease, destinations) = node.take_fetch();
+    assert_eq!((lease.block_hashes.len(), destinations.len()), (4, 4));
+    node.begin(0, 4);
+    assert!(!node.has_step(), "no layer is here");
+    node.fetched(0, 0);
+    let step = node.take_step();
+    assert_eq!(shares(&step), [(key(0), 16..20)]);
+    assert!(step.sequences[0].awaits_prefix);
+    node.fetched(0, 1);
+    node.fetched(0, 2);
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Ok(done())));
+    let report = node.report(0);
+    assert_eq!((report.tokens, report.bytes, report.elapsed, report.failure), (16, 7, 5 * MS, None));
+    node.finish_step(MS, &step, 1);
+    assert!(node.core.is_idle());
+
+    // The prefix is in the cache like any other; one that computes faster than its layers come waits for them.
+    node.effects.clear();
+    node.submit(fetching(1, 0..20, 1, 16, MS));
+    assert!(!node.take_step().sequences[0].awaits_prefix);
+    let mut fast = Node::new(config());
+    fast.submit(fetching(0, 0..20, 1, 16, MS));
+    fast.begin(0, 4);
+    fast.fetched(0, 0);
+    fast.fetched(0, 1);
+    assert!(!fast.has_step());
+    fast.fetched(0, 2);
+    assert!(fast.has_step());
+}
+
+#[test]
+fn others_compute_while_a_prefix_comes() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..20, 1, 16, MS));
+    node.submit(job(1, 40..48, 1));
+    let step = node.take_step();
+    assert_eq!(shares(&step), [(key(1), 0..8)]);
+    node.finish_step(MS, &step, 1);
+    assert!(!node.has_step());
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::NotFound))));
+    assert_eq!(shares(&node.take_step()), [(key(0), 0..16)], "computed after all");
+    let report = node.report(0);
+    assert_eq!((report.tokens, report.failure.unwrap().kind), (0, ErrorKind::NotFound));
+}
+
+#[test]
+fn what_the_holder_has_lost_is_computed() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..18, 1, 16, MS));
+    node.begin(0, 3);
+    (0..3).for_each(|layer| node.fetched(0, layer));
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Ok(done())));
+    assert_eq!(shares(&node.take_step()), [(key(0), 12..18)]);
+    assert_eq!(node.report(0).tokens, 12);
+}
+
+#[test]
+fn a_fetch_that_fails_under_a_step_spoils_it() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..10, 4, 8, Duration::from_secs(1)));
+    let granted = 3;
+    node.grant(0, 0, 0..granted);
+    node.begin(0, 2);
+    node.fetched(0, 0);
+    let step = node.take_step();
+    let (push, spans) = node.take_push();
+    assert_eq!(spans.len(), 2, "the prefix is pushed on as it comes");
+    node.after(MS, |core, now| core.on_kv_ready(now, step.id, 0));
+    let second = node.take_push();
+    assert_eq!(second.1.iter().map(|span| (span.layer, span.destination)).collect::<Vec<_>>(), [(0, BlockId(2))]);
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::Unavailable))));
+    node.after(MS, |core, now| core.on_kv_ready(now, step.id, 1));
+    assert!(node.effects.iter().all(|effect| !matches!(effect, PrefillEffect::Push { .. })), "it means nothing");
+    node.finish_step(MS, &step, 1);
+    node.acknowledge(0, &(push, spans));
+    node.acknowledge(0, &second);
+
+    let again = node.take_step();
+    assert_eq!(shares(&again), [(key(0), 0..10)]);
+    assert!(!again.sequences[0].awaits_prefix);
+    node.finish_step(MS, &again, 1);
+    let mut pushed: Vec<_> =
+        (0..2).flat_map(|_| node.take_push().1).map(|span| (span.layer, span.destination.0)).collect();
+    pushed.sort_unstable();
+    assert_eq!(pushed, [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)], "layer 0 is there already");
+}
+
+#[test]
+fn blocks_of_a_request_that_ended_wait_for_its_fetch() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..20, 1, 16, MS));
+    node.begin(0, 4);
+    node.after(MS, |core, now| core.on_abort(now, key(0)));
+    assert!(node.effects.contains(&PrefillEffect::CancelFetch { key: key(0) }));
+    assert_eq!(node.core.load().blocks_used, 5);
+    node.fetched(0, 0);
+    assert!(!node.has_step());
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::Cancelled))));
+    assert!(node.core.is_idle() && node.core.load().blocks_used == 0);
+}
+
+fn lease_of(n: u64, block_hashes: Vec<BlockHash>) -> LeaseRequest {
+    let reader = target().node;
+    LeaseRequest { key: key(n), reader, reader_generation: Generation(1), block_hashes: block_hashes.into() }
+}
+
+fn opened(node: &mut Node) -> (RequestKey, LeaseReply) {
+    node.take(|effect| match effect {
+        PrefillEffect::Lease(LeaseEffect::Open { key, reply, .. }) => Some((*key, reply.clone())),
+        _ => None,
+    })
+}
+
+#[test]
+fn others_read_here_under_leases() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..16, 1, 16, MS));
+    let hashes = node.take_fetch().0.block_hashes.to_vec();
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::NotFound))));
+    let step = node.take_step();
+    node.finish_step(MS, &step, 1);
+    node.effects.clear();
+    assert!(node.core.is_idle());
+
+    node.after(MS, |core, now| core.on_lease_request(now, lease_of(7, hashes.clone())));
+    let (of, reply) = opened(&mut node);
+    assert_eq!((of, reply.blocks.len()), (key(7), 3));
+    assert!(!node.core.is_idle() && node.core.load().blocks_used == 3);
+    node.after(MS, |core, now| core.on_release_lease(now, reply.lease));
+    assert_eq!(node.effects, [PrefillEffect::Lease(LeaseEffect::End { lease: reply.lease })]);
+    assert!(node.core.is_idle() && node.core.load().blocks_used == 0);
+
+    // One that is forgotten ends by itself; a node on its way out gives none.
+    node.after(MS, |core, now| core.on_lease_request(now, lease_of(8, hashes.clone())));
+    let due = node.core.next_wakeup().unwrap();
+    node.after(due - node.now, |core, now| core.on_wakeup(now));
+    assert!(node.core.is_idle());
+    node.after(MS, |core, now| core.on_drain(now));
+    node.effects.clear();
+    node.after(MS, |core, now| core.on_lease_request(now, lease_of(9, hashes)));
+    let refusal = PrefillEffect::Lease(LeaseEffect::Refuse {
+        key: key(9),
+        refused: baton_types::Refused { kind: ErrorKind::Unavailable, message: "the node is draining".into() },
+    });
+    assert_eq!(node.effects, [refusal]);
+}

@@ -1,0 +1,84 @@
+//! Leases in the shell of a node: what the core decided, told to the transfer engine and to the reader.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_scheduler::LeaseEffect;
+use baton_transfer_engine::GrantSpec;
+use baton_types::{ErrorKind, GrantId, LeaseReply, Refused, RequestKey};
+use tokio::sync::oneshot;
+
+use crate::metrics::LeaseMetrics;
+use crate::node::NodeParts;
+
+/// The answer to a lease request, once the transfer engine has the lease too.
+pub type LeaseAnswer = Result<v1::LeaseReply, Refused>;
+
+/// A lease in the transfer engine outlives the core's own time limit: the core decides, and this is the net below it.
+const LEASE_LIFETIME: Duration = Duration::from_secs(600);
+
+/// Readers that wait for a lease.
+#[derive(Default)]
+pub struct LeaseDesk {
+    answers: HashMap<RequestKey, oneshot::Sender<LeaseAnswer>>,
+    metrics: LeaseMetrics,
+}
+
+impl LeaseDesk {
+    /// Somebody asks; the core's effect answers. A second question for the same request drops the first one's sender: its caller hears that.
+    pub fn ask(&mut self, key: RequestKey, answer: oneshot::Sender<LeaseAnswer>) {
+        self.answers.insert(key, answer);
+    }
+
+    /// Carries out what the core decided. A lease that is given back cannot be opened: the core has to be told.
+    #[must_use = "a lease that cannot be opened stays with the core"]
+    pub fn carry_out<E>(&mut self, parts: &NodeParts<E>, effect: LeaseEffect) -> Option<GrantId> {
+        match effect {
+            LeaseEffect::Open { key, reader, reader_generation, reply } => {
+                let spec = GrantSpec {
+                    id: reply.lease,
+                    segment: parts.segment,
+                    ranges: parts.model.layout.ranges(&reply.blocks),
+                    writer: Some((reader, reader_generation)),
+                    expires: Instant::now() + LEASE_LIFETIME,
+                };
+                let opened = parts.transfer.lease(spec);
+                let failed = opened.is_err().then_some(reply.lease);
+                let answer = opened.map(|()| lease_reply(parts, &reply)).map_err(|error| Refused {
+                    kind: ErrorKind::Internal,
+                    message: format!("opening the lease: {error}"),
+                });
+                self.answer(key, answer);
+                failed
+            }
+            LeaseEffect::Refuse { key, refused } => {
+                self.answer(key, Err(refused));
+                None
+            }
+            LeaseEffect::End { lease } => {
+                // It takes effect with the call: a reader does not believe what it reads from here on. The rest is the transfer engine's own tidying up.
+                let ended = parts.transfer.revoke(lease);
+                parts.tasks.spawn_request("lease end", ended);
+                None
+            }
+        }
+    }
+
+    fn answer(&mut self, key: RequestKey, answer: LeaseAnswer) {
+        self.metrics.on_answer(answer.is_ok());
+        if let Some(waiting) = self.answers.remove(&key) {
+            // The reader may have given up; the lease then expires.
+            let _ = waiting.send(answer);
+        }
+    }
+}
+
+fn lease_reply<E>(parts: &NodeParts<E>, reply: &LeaseReply) -> v1::LeaseReply {
+    v1::LeaseReply {
+        lease: reply.lease.0,
+        blocks: reply.blocks.iter().map(|block| block.0).collect(),
+        segment: parts.descriptor.encode(),
+        num_blocks: parts.model.layout.num_blocks,
+    }
+}

@@ -1,0 +1,204 @@
+//! Brings a prefix from another node: a lease of its blocks, and one read per layer, a few at a time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use baton_proto::{PROTOCOL_VERSION, v1};
+use baton_scheduler::{FetchedBytes, RequestKey};
+use baton_transfer_engine::{
+    Batch, BatchOptions, BatchReport, SegmentDescriptor, SegmentId, SpanPair, TransferEngine, TransferError,
+};
+use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
+use baton_worker::{Input, LayerGate, LayerGateKeeper, NodeParts, Peers, layer_gate, refused};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::role::PrefillInput;
+
+/// A fetch is over within this time, however slow the holder is: it must end before the lease does.
+const FETCH_DEADLINE: Duration = Duration::from_secs(30);
+/// Reads under way at once: the next layers come while one is told.
+const READS_AHEAD: usize = 4;
+/// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
+const RELEASE_ATTEMPTS: u32 = 2;
+
+/// A fetch under way, as its request sees it.
+pub struct Fetching {
+    /// Where the engine waits for its layers.
+    pub gate: LayerGate,
+    /// Ends it early.
+    pub cancel: CancellationToken,
+}
+
+/// What a fetch needs, apart from the node.
+struct Fetch {
+    key: RequestKey,
+    source: FetchSource,
+    lease: LeaseRequest,
+    destinations: Vec<BlockId>,
+    layout: KvLayout,
+    segment: SegmentId,
+    transfer: TransferEngine,
+    peers: Peers,
+    inputs: mpsc::Sender<Input<PrefillInput>>,
+}
+
+/// Where leased blocks are.
+struct Leased {
+    lease: GrantId,
+    blocks: Vec<BlockId>,
+    segment: SegmentDescriptor,
+    layout: KvLayout,
+}
+
+/// Starts bringing a prefix into `destinations`; the answers go to the node's loop.
+pub fn start(
+    parts: &NodeParts<PrefillInput>,
+    peers: &Peers,
+    source: FetchSource,
+    lease: LeaseRequest,
+    destinations: Vec<BlockId>,
+) -> Fetching {
+    let (keeper, gate) = layer_gate();
+    let cancel = CancellationToken::new();
+    let fetch = Fetch {
+        key: lease.key,
+        source,
+        lease,
+        destinations,
+        layout: parts.model.layout.clone(),
+        segment: parts.segment,
+        transfer: parts.transfer.clone(),
+        peers: peers.clone(),
+        inputs: parts.inputs.clone(),
+    };
+    let cancelled = cancel.clone();
+    parts.tasks.spawn_request("prefix fetch", async move { fetch.run(keeper, cancelled).await });
+    Fetching { gate, cancel }
+}
+
+fn failed(kind: ErrorKind, message: String) -> Refused {
+    Refused { kind, message }
+}
+
+impl Fetch {
+    async fn run(self, keeper: LayerGateKeeper, cancel: CancellationToken) {
+        let deadline = Instant::now() + FETCH_DEADLINE;
+        let (lease, result) = match self.ask(&cancel).await {
+            Ok(leased) => (Some(leased.lease), self.read(&leased, &keeper, &cancel, deadline).await),
+            Err(refused) => (None, Err(refused)),
+        };
+        // The core first: what the engine computes after a failure must not count.
+        self.tell(PrefillInput::FetchDone(self.key, result)).await;
+        keeper.finish();
+        if let Some(lease) = lease {
+            self.give_back(lease).await;
+        }
+    }
+
+    async fn tell(&self, input: PrefillInput) {
+        // The loop is gone only when the process ends.
+        let _ = self.inputs.send(Input::Role(input)).await;
+    }
+
+    /// Asks the holder which of the blocks it still has.
+    async fn ask(&self, cancel: &CancellationToken) -> Result<Leased, Refused> {
+        let request = v1::LeaseRequest {
+            protocol_version: PROTOCOL_VERSION,
+            key: Some(self.key.into()),
+            reader_node: self.lease.reader.to_string(),
+            reader_generation: self.lease.reader_generation.to_string(),
+            target_generation: self.source.generation.to_string(),
+            layout: Some((&self.layout).into()),
+            block_hashes: baton_proto::hashes_to_bytes(&self.lease.block_hashes),
+        };
+        let mut client = self.peers.client(&self.source.address)?;
+        let reply = tokio::select! {
+            reply = client.lease(request) => reply.map_err(|status| refused(&self.source.address, &status))?.into_inner(),
+            () = cancel.cancelled() => return Err(failed(ErrorKind::Cancelled, "the request ended".into())),
+        };
+        let leased = self.check(reply)?;
+        self.tell(PrefillInput::FetchBegun(self.key, leased.blocks.len())).await;
+        Ok(leased)
+    }
+
+    fn check(&self, reply: v1::LeaseReply) -> Result<Leased, Refused> {
+        let invalid = |message: String| failed(ErrorKind::Internal, format!("{}: {message}", self.source.node));
+        let segment = SegmentDescriptor::decode(&reply.segment).map_err(|error| invalid(error.to_string()))?;
+        let layout = KvLayout { num_blocks: reply.num_blocks, ..self.layout.clone() };
+        if let Some(block) = reply.blocks.iter().find(|&&block| block >= layout.num_blocks) {
+            return Err(invalid(format!("leased block {block} of {}", layout.num_blocks)));
+        }
+        let (leased, asked) = (reply.blocks.len(), self.destinations.len());
+        if leased == 0 || leased > asked {
+            return Err(invalid(format!("leased {leased} blocks where {asked} were asked for")));
+        }
+        let blocks = reply.blocks.into_iter().map(BlockId).collect();
+        Ok(Leased { lease: GrantId(reply.lease), blocks, segment, layout })
+    }
+
+    /// One read per layer, told in order. Returns only once nothing is written into the destinations any more.
+    async fn read(
+        &self,
+        leased: &Leased,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+        deadline: Instant,
+    ) -> Result<FetchedBytes, Refused> {
+        let (layers, mut reads) = (self.layout.num_layers, VecDeque::new());
+        let (mut asked, mut bytes, mut transport, mut failure) = (0, 0, "", None);
+        for layer in 0..layers {
+            while asked < layers && reads.len() < READS_AHEAD && failure.is_none() {
+                reads.push_back(self.read_layer(leased, asked, deadline));
+                asked += 1;
+            }
+            let Some(read) = reads.pop_front() else { break };
+            let read = cancellable(read, cancel).await;
+            match (read, &failure) {
+                (Ok(report), None) => {
+                    bytes += report.bytes;
+                    transport = report.transport.as_str();
+                    self.tell(PrefillInput::Fetched(self.key, layer)).await;
+                    // The last one is passed when the core knows that all is here.
+                    if layer + 1 < layers {
+                        keeper.open(layer + 1);
+                    }
+                }
+                (Err(error), None) => {
+                    reads.iter().for_each(Batch::cancel);
+                    failure = Some(failed(error.kind(), format!("reading from {}: {error}", self.source.node)));
+                }
+                // The rest only has to be over.
+                (_, Some(_)) => {}
+            }
+        }
+        failure.map_or(Ok(FetchedBytes { bytes, transport: transport.to_owned() }), Err)
+    }
+
+    fn read_layer(&self, leased: &Leased, layer: u32, deadline: Instant) -> Batch {
+        let len = self.layout.block_bytes() as u64;
+        let pair = |(&to, &from): (&BlockId, &BlockId)| SpanPair {
+            local_offset: self.layout.offset(layer, to) as u64,
+            remote_offset: leased.layout.offset(layer, from) as u64,
+            len,
+        };
+        let pairs = self.destinations.iter().zip(&leased.blocks).map(pair).collect();
+        self.transfer.read(self.segment, &leased.segment, leased.lease, pairs, BatchOptions::new(deadline))
+    }
+
+    async fn give_back(&self, lease: GrantId) {
+        for attempt in 1..=RELEASE_ATTEMPTS {
+            let Ok(mut client) = self.peers.client(&self.source.address) else { return };
+            let Err(status) = client.release_lease(v1::ReleaseLeaseRequest { lease: lease.0 }).await else { return };
+            tracing::debug!(node = %self.source.node, attempt, reason = status.message(), "cannot give a lease back; it will expire");
+        }
+    }
+}
+
+async fn cancellable(mut read: Batch, cancel: &CancellationToken) -> Result<BatchReport, TransferError> {
+    tokio::select! {
+        report = &mut read => return report,
+        () = cancel.cancelled() => read.cancel(),
+    }
+    read.await
+}
