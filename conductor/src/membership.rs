@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
 use baton_scheduler::Applied;
-use baton_types::{DecodeEvent, ErrorKind, NodeInfo, PrefillEvent, Refused, RequestKey, TransferReport};
+use baton_types::{DecodeEvent, ErrorKind, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport};
 
 use crate::front_door::FrontDoor;
 use crate::live::LiveEvent;
@@ -69,7 +69,10 @@ impl SessionEvents for FrontDoor {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
             }
             Event::Step(step) => {
-                self.cluster().on_step(&info.node, step.rows, step.attended_tokens, step.seconds);
+                // A step of a decode node that computed prompts, too, says nothing of one that did not.
+                if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
+                    self.cluster().on_step(&info.node, step.rows, step.attended_tokens, step.seconds);
+                }
                 Ok(())
             }
         };

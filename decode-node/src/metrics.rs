@@ -1,13 +1,15 @@
 //! The decode node's metrics.
 
 use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind};
-use baton_types::DecodeEvent;
+use baton_types::{DecodeEvent, PrefillEvent};
 use metrics::{Counter, Histogram, counter, histogram};
 
 const TOKENS: &str = "baton_decode_tokens_total";
 const QUEUE: &str = "baton_decode_queue_seconds";
 const ENDED: &str = "baton_decode_requests_total";
 const GRANTS: &str = "baton_decode_grants_total";
+const PREEMPTIONS: &str = "baton_decode_preemptions_total";
+const PROMPTS: &str = "baton_decode_prompts_total";
 const RECEIVED: &str = "baton_decode_received_bytes_total";
 
 /// What the decode node registers.
@@ -31,6 +33,18 @@ pub const METRICS: &[MetricDoc] = &[
         labels: &["outcome"],
         help: "Requests for room: granted, refused, expired.",
     },
+    MetricDoc {
+        name: PREEMPTIONS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Sequences that ran and gave up their blocks for others; they are computed again.",
+    },
+    MetricDoc {
+        name: PROMPTS,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Prompts that were to be computed here, not by a prefill node: computed, failed.",
+    },
     MetricDoc { name: RECEIVED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV that arrived." },
 ];
 
@@ -49,6 +63,10 @@ pub struct Metrics {
     pub expired: Counter,
     /// Bytes that arrived.
     pub received: Counter,
+    /// Sequences that gave up their blocks.
+    pub preemptions: Counter,
+    prompts_computed: Counter,
+    prompts_failed: Counter,
 }
 
 impl Default for Metrics {
@@ -63,11 +81,26 @@ impl Default for Metrics {
             refused: counter!(GRANTS, "outcome" => "refused"),
             expired: counter!(GRANTS, "outcome" => "expired"),
             received: counter!(RECEIVED),
+            preemptions: counter!(PREEMPTIONS),
+            prompts_computed: counter!(PROMPTS, "outcome" => "computed"),
+            prompts_failed: counter!(PROMPTS, "outcome" => "failed"),
         }
     }
 }
 
 impl Metrics {
+    /// What a conductor is told of a prompt that is computed here, counted.
+    pub fn on_prompt_event(&self, event: &PrefillEvent) {
+        match event {
+            PrefillEvent::FirstToken { .. } => {
+                self.tokens.increment(1);
+                self.prompts_computed.increment(1);
+            }
+            PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.prompts_failed.increment(1),
+            PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOver(_) => {}
+        }
+    }
+
     /// What a conductor is told, counted.
     pub fn on_event(&self, event: &DecodeEvent) {
         match event {

@@ -35,8 +35,8 @@ pub struct DecodeRole {
     handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
     /// Prefill nodes that read here.
     leases: LeaseDesk,
-    /// The step in flight: rows, tokens attended to.
-    step: Option<(StepId, u32, u64)>,
+    /// The step in flight: rows, tokens attended to, and how many of the rows are of prompts.
+    step: Option<(StepId, u32, u64, u32)>,
     metrics: Metrics,
     steps: StepMetrics,
 }
@@ -48,6 +48,8 @@ impl DecodeRole {
         config.max_running = settings.max_running as usize;
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
+        config.growth_blocks = settings.growth_blocks as usize;
+        config.prompt_budget = settings.decode_chunk_tokens as usize;
         config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s)
             .map_err(|_| anyhow::anyhow!("grant_ttl_s: {} is not a time in seconds", settings.grant_ttl_s))?;
         let core = DecodeCore::new(config)?;
@@ -66,9 +68,10 @@ impl DecodeRole {
 
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
         let EngineEvent::StepDone { step, result, elapsed, .. } = event else { return };
-        if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
+        if let Some((_, rows, attended, prompt_rows)) = self.step.take_if(|in_flight| in_flight.0 == step) {
             self.steps.on_step(rows, elapsed);
-            let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };
+            let (attended_tokens, seconds) = (attended, elapsed.as_secs_f64());
+            let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows };
             self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
         }
         self.core.on_step_done(now, step, result);
@@ -106,10 +109,15 @@ impl DecodeRole {
             }
             DecodeEffect::Lease(effect) => {
                 if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-                    self.core.on_release_lease(failed);
+                    self.core.on_release_lease(Instant::now(), failed);
                 }
             }
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
+            DecodeEffect::EmitPrefill { conductor, key, event } => {
+                self.metrics.on_prompt_event(&event);
+                let event = v1::PrefillEvent::from_domain(key, &event);
+                self.parts.sessions.send(conductor, v1::node_event::Event::Prefill(event));
+            }
             DecodeEffect::Emit { conductor, events } => {
                 let wire = events.iter().map(|(key, event)| self.event(*key, event)).collect();
                 let event = v1::node_event::Event::Decode(v1::DecodeEvents { events: wire });
@@ -125,7 +133,9 @@ impl DecodeRole {
     }
 
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
-        self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
+        let chunks = plan.sequences.iter().map(|sequence| sequence.range.len()).filter(|rows| *rows > 1);
+        let prompt_rows = chunks.sum::<usize>() as u32;
+        self.step = Some((plan.id, plan.rows(), plan.attended_tokens(), prompt_rows));
         anyhow::ensure!(self.parts.engine.submit(plan, Vec::new()), "the engine's thread is gone");
         Ok(())
     }
@@ -208,7 +218,7 @@ impl Role for DecodeRole {
                 self.leases.ask(request.key, answer);
                 self.core.on_lease_request(now, request);
             }
-            Input::ReleaseLease(lease) => self.core.on_release_lease(lease),
+            Input::ReleaseLease(lease) => self.core.on_release_lease(now, lease),
             Input::ReleaseGrant(key, grant) => self.core.on_release_grant(now, key, grant),
             // Its tokens would go nowhere: the conductor, or its session, is gone.
             Input::HandOver(handover, answer) if !self.parts.sessions.is_open(handover.conductor) => {
@@ -224,9 +234,7 @@ impl Role for DecodeRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::Role(input) => self.on_role(now, input),
-            Input::Prefill(job) => {
-                tracing::error!(request = %job.key.request, "a prompt was sent to a decode node");
-            }
+            Input::Prefill(job) => self.core.on_submit(now, job),
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }
@@ -249,7 +257,9 @@ impl Role for DecodeRole {
     }
 
     fn load(&self) -> Load {
-        self.core.load()
+        let load = self.core.load();
+        self.metrics.preemptions.absolute(load.preemptions);
+        load
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

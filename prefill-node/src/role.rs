@@ -100,7 +100,8 @@ impl PrefillRole {
                 self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
                     self.steps.on_step(rows, elapsed);
-                    let report = v1::StepReport { rows, attended_tokens: attended, seconds: elapsed.as_secs_f64() };
+                    let (attended_tokens, seconds) = (attended, elapsed.as_secs_f64());
+                    let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows: rows };
                     self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
                 }
                 self.core.on_step_done(now, step, result);
@@ -140,7 +141,7 @@ impl PrefillRole {
 
     fn on_effect(&mut self, effect: PrefillEffect) -> anyhow::Result<()> {
         match effect {
-            PrefillEffect::RequestGrant { target, request } => self.request_grant(target, request),
+            PrefillEffect::RequestGrant { target, request, delay } => self.request_grant(target, request, delay),
             PrefillEffect::RunStep(plan) => self.run_step(plan)?,
             PrefillEffect::Push { key, push, target: _, grant, spans } => self.push(key, push, grant, &spans),
             PrefillEffect::CancelPushes { key } => {
@@ -157,6 +158,9 @@ impl PrefillRole {
                 if let Some(fetching) = self.fetches.get(&key) {
                     fetching.cancel.cancel();
                 }
+            }
+            PrefillEffect::Store { .. } | PrefillEffect::Load { .. } | PrefillEffect::ClearStore => {
+                anyhow::bail!("this node has no SSD, and its core wants one");
             }
             PrefillEffect::Lease(effect) => self.lease(effect),
             PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
@@ -195,9 +199,10 @@ impl PrefillRole {
         });
     }
 
-    fn request_grant(&self, target: DecodeTarget, request: GrantRequest) {
+    fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
         let (peers, layout, key) = (self.peers.clone(), self.parts.model.layout.clone(), request.key);
         self.answer("grant request", async move {
+            tokio::time::sleep(delay).await;
             PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, layout).await)
         });
     }

@@ -214,6 +214,8 @@ impl From<&d::Load> for w::Load {
             blocks_reserved: load.blocks_reserved,
             prefix_queries: load.prefix_queries,
             prefix_hits: load.prefix_hits,
+            preemptions: load.preemptions,
+            blocks_ssd: load.blocks_ssd,
             draining: load.draining,
         }
     }
@@ -232,6 +234,8 @@ impl From<w::Load> for d::Load {
             blocks_reserved: load.blocks_reserved,
             prefix_queries: load.prefix_queries,
             prefix_hits: load.prefix_hits,
+            preemptions: load.preemptions,
+            blocks_ssd: load.blocks_ssd,
             draining: load.draining,
         }
     }

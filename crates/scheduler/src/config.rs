@@ -98,6 +98,8 @@ pub struct PrefillConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
+    /// Most blocks that are being written to the SSD at once; 0 where there is none.
+    pub max_stores: usize,
     /// Which cached blocks go first.
     pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
@@ -119,10 +121,11 @@ impl PrefillConfig {
             max_inflight_pushes: 4,
             max_spans_per_push: 4096,
             queue_timeout: Duration::from_secs(60),
-            grant_timeout: Duration::from_secs(15),
+            grant_timeout: Duration::from_secs(60),
             handover_timeout: Duration::from_secs(15),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
+            max_stores: 0,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
@@ -152,6 +155,12 @@ pub struct DecodeConfig {
     pub max_running: usize,
     /// Most sequences that have a grant or are handed over, but do not run yet.
     pub max_waiting: usize,
+    /// Blocks of the answer that a grant promises room for, beside the prompt's; what grows beyond them may make the youngest sequences wait.
+    pub growth_blocks: usize,
+    /// How long a grant waits for room before it is refused.
+    pub grant_wait: Duration,
+    /// Most tokens of prompts, and of sequences that were preempted, in one step beside the batch.
+    pub prompt_budget: usize,
     /// A grant ends when neither bytes nor the hand-over came for this long.
     pub grant_ttl: Duration,
     /// Most leases of other nodes at once.
@@ -173,6 +182,9 @@ impl DecodeConfig {
             model,
             max_running: 64,
             max_waiting: 256,
+            growth_blocks: 4,
+            grant_wait: Duration::from_secs(4),
+            prompt_budget: 64,
             grant_ttl: Duration::from_secs(60),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
@@ -187,6 +199,7 @@ impl DecodeConfig {
         self.model.validate()?;
         at_least_one("max_running", self.max_running)?;
         at_least_one("max_waiting", self.max_waiting)?;
+        at_least_one("prompt_budget", self.prompt_budget)?;
         at_least_one("max_tombstones", self.max_tombstones)
     }
 }

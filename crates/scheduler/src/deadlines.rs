@@ -26,6 +26,11 @@ impl Deadlines {
         }
     }
 
+    /// Whether a request has a deadline, and it has not come.
+    pub(crate) fn is_after(&self, key: RequestKey, now: Instant) -> bool {
+        self.by_key.get(&key).is_some_and(|at| *at > now)
+    }
+
     pub(crate) fn next(&self) -> Option<Instant> {
         self.by_time.first().map(|(at, _)| *at)
     }

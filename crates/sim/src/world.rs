@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockPool, TierCache};
-use baton_scheduler::{Cluster, ClusterConfig, Placement, PlacementRequest, Refusal};
+use baton_scheduler::{Cluster, ClusterConfig, DecodeRoom, Placement, PlacementRequest, Refusal};
 use baton_types::{
     Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, RequestId,
     RequestKey, Slo, Tbt, Ttft,
@@ -150,7 +150,7 @@ impl<'a> World<'a> {
             placement: options.placement,
             admission: options.admission,
             fetches: true,
-            reserves_decode_room: false,
+            decode_room: DecodeRoom::Ignored,
             bandwidth: profile.network_bytes_per_s,
             slow_start: Duration::ZERO,
             split_above: options.split_above,

@@ -236,6 +236,10 @@ pub struct Load {
     pub prefix_queries: u64,
     /// Prompt tokens found there so far.
     pub prefix_hits: u64,
+    /// Blocks on the node's SSD, whether or not they are in the arena too.
+    pub blocks_ssd: u32,
+    /// How often a sequence that ran gave up its blocks for others so far.
+    pub preemptions: u64,
     /// The node finishes what it has and takes nothing new.
     pub draining: bool,
 }

@@ -47,6 +47,10 @@ pub struct Settings {
     pub block_tokens: u32,
     /// Prefill: most tokens of one chunk.
     pub chunk_tokens: u32,
+    /// Decode: most tokens of prompts in one step beside the batch.
+    pub decode_chunk_tokens: u32,
+    /// Decode: blocks of an answer that room is kept for from the start. Where answers grow beyond that and blocks run out, the youngest sequences wait.
+    pub growth_blocks: u32,
     /// Blocks of the KV arena; 0 takes what `cache_bytes` holds.
     pub cache_blocks: u32,
     /// Bytes of the KV arena, where `cache_blocks` is 0.
@@ -94,6 +98,8 @@ impl Default for Settings {
             threads: 0,
             block_tokens: 16,
             chunk_tokens: 512,
+            decode_chunk_tokens: 64,
+            growth_blocks: 4,
             cache_blocks: 0,
             cache_bytes: 1 << 30,
             eviction: EvictionKind::default(),
@@ -185,6 +191,12 @@ pub struct Flags {
     /// Prefill: most tokens of one chunk [default: 512]
     #[arg(long, value_name = "N")]
     pub chunk_tokens: Option<u32>,
+    /// Decode: most tokens of prompts in one step beside the batch [default: 64]
+    #[arg(long, value_name = "N")]
+    pub decode_chunk_tokens: Option<u32>,
+    /// Decode: blocks of an answer that room is kept for from the start [default: 4]
+    #[arg(long, value_name = "N")]
+    pub growth_blocks: Option<u32>,
     /// Blocks of the KV arena [default: what cache_bytes, 1 GiB, holds]
     #[arg(long, value_name = "N")]
     pub cache_blocks: Option<u32>,

@@ -71,6 +71,11 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// No room: it takes nothing and need not be given back.
+    pub const fn none() -> Self {
+        Self { blocks: 0 }
+    }
+
     /// Blocks that can still be taken from it.
     pub const fn blocks(&self) -> usize {
         self.blocks
@@ -116,6 +121,8 @@ pub struct BlockPool {
     /// The order in which cached blocks are evicted.
     eviction: Box<dyn EvictionPolicy>,
     index: HashMap<BlockHash, BlockId>,
+    /// What a tier below this pool holds, with each block's parent: who hears the events does not care in which tier a block is.
+    below: HashMap<BlockHash, Option<BlockHash>>,
     reserved: usize,
     events: EventLog,
 }
@@ -134,6 +141,7 @@ impl BlockPool {
             free: (0..num_blocks).rev().map(BlockId).collect(),
             eviction: eviction.policy(num_blocks),
             index: HashMap::new(),
+            below: HashMap::new(),
             reserved: 0,
             events: EventLog::new(event_capacity),
         }
@@ -240,8 +248,34 @@ impl BlockPool {
         let identity = Some(Identity { hash, parent });
         self.blocks[block.index()] = Block { state: BlockState::Complete { refs: 1 }, identity };
         self.eviction.on_store(block, hash);
-        self.events.push(KvEvent::Stored { hash, parent });
+        if !self.below.contains_key(&hash) {
+            self.events.push(KvEvent::Stored { hash, parent });
+        }
         true
+    }
+
+    /// A tier below holds this block now, whether or not it is here too.
+    pub fn stored_below(&mut self, hash: BlockHash, parent: Option<BlockHash>) {
+        if self.below.insert(hash, parent).is_none() && !self.index.contains_key(&hash) {
+            self.events.push(KvEvent::Stored { hash, parent });
+        }
+    }
+
+    /// The tier below does not hold it any more.
+    pub fn removed_below(&mut self, hash: BlockHash) {
+        if self.below.remove(&hash).is_some() && !self.index.contains_key(&hash) {
+            self.events.push(KvEvent::Removed { hash });
+        }
+    }
+
+    /// Whether the tier below holds this block.
+    pub fn is_below(&self, hash: BlockHash) -> bool {
+        self.below.contains_key(&hash)
+    }
+
+    /// Blocks of the tier below.
+    pub fn len_below(&self) -> usize {
+        self.below.len()
     }
 
     /// Everything that was granted has arrived in these blocks: their sequence owns them now.
@@ -296,8 +330,11 @@ impl BlockPool {
         }
     }
 
-    /// Frees every cached block.
+    /// Frees every cached block, and forgets the tier below, which is the caller's to clear.
     pub fn clear_cached(&mut self) {
+        for hash in std::mem::take(&mut self.below).into_keys().filter(|hash| !self.index.contains_key(hash)) {
+            self.events.push(KvEvent::Removed { hash });
+        }
         let all = self.index.len() == self.eviction.len();
         while let Some(block) = self.eviction.evict() {
             let hash = self.forget(block);
@@ -321,8 +358,10 @@ impl BlockPool {
 
     /// Every block that can be reused now. Events that were not drained yet are contained in it and are older than its number.
     pub fn snapshot(&self) -> KvEventBatch {
-        let identities = self.blocks.iter().filter_map(|block| block.identity);
-        let events = identities.map(|Identity { hash, parent }| KvEvent::Stored { hash, parent }).collect();
+        let here = self.blocks.iter().filter_map(|block| block.identity);
+        let here = here.map(|Identity { hash, parent }| KvEvent::Stored { hash, parent });
+        let below = self.below.iter().filter(|(hash, _)| !self.index.contains_key(hash));
+        let events = here.chain(below.map(|(&hash, &parent)| KvEvent::Stored { hash, parent })).collect();
         KvEventBatch { sequence: self.events.next_sequence(), snapshot: true, events }
     }
 
@@ -336,7 +375,9 @@ impl BlockPool {
     fn evict(&mut self) -> BlockId {
         let block = self.eviction.evict().expect("room was checked before");
         let hash = self.forget(block);
-        self.events.push(KvEvent::Removed { hash });
+        if !self.below.contains_key(&hash) {
+            self.events.push(KvEvent::Removed { hash });
+        }
         block
     }
 

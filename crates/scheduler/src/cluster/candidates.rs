@@ -6,7 +6,7 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
-use super::{Cluster, ClusterNode, NodeState};
+use super::{Cluster, ClusterNode, DecodeRoom, NodeState};
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
 
@@ -172,7 +172,7 @@ impl Cluster {
             () if asked.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
             () if !self.is_usable(node) => LeftOut::State(node.state()),
             () if !fits_decode(asked, node) => LeftOut::TooSmall,
-            () if self.config.reserves_decode_room && !has_room(asked, node) => LeftOut::NoRoom,
+            () if self.config.decode_room != DecodeRoom::Ignored && !has_room(asked, node) => LeftOut::NoRoom,
             () if self.decode_candidate(asked, node, 0).breaks => LeftOut::Breaks,
             () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
             () => LeftOut::State(node.state()),
@@ -259,7 +259,7 @@ impl Cluster {
             let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
             return refuse(ErrorKind::Invalid, message, None);
         }
-        if self.config.reserves_decode_room {
+        if self.config.decode_room != DecodeRoom::Ignored {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
@@ -272,10 +272,13 @@ impl Cluster {
         Ok(candidates)
     }
 
-    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged.
+    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged; where none has, and sequences may wait for room, those with a seat.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         nodes.retain(|node| has_room(asked, node));
+        if nodes.is_empty() && self.config.decode_room == DecodeRoom::Preferred {
+            nodes.extend(all.iter().filter(|node| has_seat(node)));
+        }
         if !nodes.is_empty() {
             return Ok(());
         }

@@ -38,9 +38,8 @@ pub struct ClusterConfig {
     pub admission: AdmissionKind,
     /// Whether prefixes may be brought from node to node, where the placement policy wants to.
     pub fetches: bool,
-    /// Whether what is placed must fit into the decode node's blocks beside all that is charged, prompts that wait included. Without it sequences wait at the decode node for
-    /// room, and admission sees to it that they seldom do.
-    pub reserves_decode_room: bool,
+    /// What becomes of requests that no decode node has room for.
+    pub decode_room: DecodeRoom,
     /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
     /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
@@ -64,13 +63,25 @@ pub struct ClusterConfig {
     pub max_lost_nodes: usize,
 }
 
+/// What becomes of requests that no decode node has room for, beside all that is charged to it, prompts that wait included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DecodeRoom {
+    /// They are refused: nobody ever waits at a decode node.
+    #[default]
+    Reserved,
+    /// They go to a node that has a seat, and wait there; nodes with room go first.
+    Preferred,
+    /// Room is not looked at: admission sees to it that sequences seldom wait.
+    Ignored,
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             placement: PlacementKind::default(),
             admission: AdmissionKind::default(),
             fetches: false,
-            reserves_decode_room: true,
+            decode_room: DecodeRoom::Reserved,
             admission_quantile: 0.9,
             answer_factor: 4.0,
             split_above: None,

@@ -256,7 +256,7 @@ proptest! {
             placement: PlacementKind::ALL[placement],
             admission: AdmissionKind::ALL[admission],
             fetches: true,
-            reserves_decode_room: placement % 2 == 0,
+            decode_room: [DecodeRoom::Reserved, DecodeRoom::Preferred, DecodeRoom::Ignored][placement % 3],
             split_above: Some(SECOND / 2),
             ..ClusterConfig::default()
         };
@@ -328,7 +328,7 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
 #[test]
 fn a_computed_prompt_goes_where_there_is_room_or_waits() {
     let now = Instant::now();
-    let config = ClusterConfig { reserves_decode_room: false, ..ClusterConfig::default() };
+    let config = ClusterConfig { decode_room: DecodeRoom::Ignored, ..ClusterConfig::default() };
     let mut cluster = Cluster::new(config);
     for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)] {
         cluster.on_node_joined(now, info(name, role, 1));

@@ -1,18 +1,20 @@
 //! The running batch: sequences join and leave at every step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use baton_types::{ConductorId, DecodeEvent, ErrorKind, FinishReason, Refused, RequestKey, TokenId, TokenLogprobs};
 
 use super::{DecodeCore, DecodeEffect, Outcome, Phase, failed};
-use crate::step::{StepId, StepOutput, StepPlan};
+use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
 
 /// The step that the engine works on.
 #[derive(Debug)]
 pub(super) struct RunningStep {
     pub id: StepId,
-    pub keys: Vec<RequestKey>,
+    /// Who is in it, with the positions computed.
+    pub sequences: Vec<(RequestKey, Range<usize>)>,
 }
 
 /// One step's events, by conductor.
@@ -27,14 +29,17 @@ impl DecodeCore {
         let running = self.step.take().filter(|running| running.id == step);
         let running = running.expect("the step reported is not the step in flight");
         let (mut outputs, failure) = match result {
-            Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output.sampled)).collect(), None),
+            Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output)).collect(), None),
             Err(refused) => (BTreeMap::new(), Some(refused)),
         };
         let mut events = Events::new();
         let mut finished = Vec::new();
-        for key in running.keys {
-            let sampled = outputs.remove(&key).flatten();
-            if self.on_sequence_done(key, sampled, failure.as_ref(), &mut events).is_some() {
+        for (key, range) in running.sequences {
+            let result = match &failure {
+                Some(refused) => Err(refused),
+                None => Ok(outputs.remove(&key)),
+            };
+            if self.on_sequence_done(now, key, range, result, &mut events).is_some() {
                 finished.push(key);
             }
         }
@@ -46,12 +51,13 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// Takes in a sequence's token; tells why it was the last one, if it was.
+    /// Takes in what a step gave for a sequence; tells why its token was the last one, if it was.
     fn on_sequence_done(
         &mut self,
+        now: Instant,
         key: RequestKey,
-        sampled: Option<(TokenId, Option<TokenLogprobs>)>,
-        failure: Option<&Refused>,
+        range: Range<usize>,
+        result: Result<Option<StepOutput>, &Refused>,
         events: &mut Events,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key).expect("a sequence in a step stays until the step is over");
@@ -60,17 +66,36 @@ impl DecodeCore {
             self.release_if_unused(key);
             return None;
         }
-        match (failure, sampled) {
-            (Some(Refused { kind, message }), _) => {
-                self.end(key, Outcome::Failed, Some(failed(*kind, format!("the engine failed: {message}"))));
-                None
+        let is_last_chunk = range.end == sequence.num_tokens();
+        let output = match result {
+            Ok(Some(output)) if output.sampled.is_some() == is_last_chunk => output,
+            Ok(output) => {
+                let sampled = output.and_then(|output| output.sampled);
+                let message = format!("the step sampled {sampled:?}, last chunk: {is_last_chunk}");
+                self.fail(key, Refused { kind: ErrorKind::Internal, message });
+                return None;
             }
-            (None, None) => {
-                let message = "the step gave no token for the sequence".to_owned();
-                self.end(key, Outcome::Failed, Some(failed(ErrorKind::Internal, message)));
-                None
+            Err(Refused { kind, message }) => {
+                self.fail(key, Refused { kind: *kind, message: format!("the engine failed: {message}") });
+                return None;
             }
-            (None, Some((token, logprobs))) => self.on_token(key, token, logprobs, events),
+        };
+        sequence.num_computed_tokens = range.end;
+        if let Some(local) = &mut sequence.local {
+            local.prompt_logprobs.extend(output.prompt_logprobs);
+        }
+        let is_prompt = sequence.is_prompt();
+        self.complete_blocks(key);
+        let (token, logprobs) = output.sampled?;
+        match is_prompt {
+            true => self.on_first_token(now, key, token, logprobs),
+            false => self.on_token(key, token, logprobs, events),
+        }
+    }
+
+    fn fail(&mut self, key: RequestKey, refused: Refused) {
+        if !self.end_local(key, &refused) {
+            self.end(key, Outcome::Failed, Some(failed(refused.kind, refused.message)));
         }
     }
 
@@ -81,7 +106,6 @@ impl DecodeCore {
         logprobs: Option<TokenLogprobs>,
         events: &mut Events,
     ) -> Option<FinishReason> {
-        self.complete_block(key);
         let sequence = self.sequences.get_mut(&key)?;
         let handed_over = sequence.handed_over.as_mut()?;
         handed_over.tokens.push(token);
@@ -94,60 +118,89 @@ impl DecodeCore {
         finish
     }
 
-    /// The KV of the last token is in the arena: if that filled a block, it can be shared.
-    fn complete_block(&mut self, key: RequestKey) {
+    /// Makes the blocks that are full shareable.
+    pub(super) fn complete_blocks(&mut self, key: RequestKey) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(handed_over) = &mut sequence.handed_over else { return };
-        let num_kv_tokens = handed_over.tokens.len();
-        if !num_kv_tokens.is_multiple_of(block_tokens) {
-            return;
+        let Some(handed_over) = &sequence.handed_over else { return };
+        let full = sequence.num_computed_tokens / block_tokens;
+        for index in sequence.num_complete_blocks..full {
+            let parent = index.checked_sub(1).map(|parent| sequence.hashes[parent]);
+            if index == sequence.hashes.len() {
+                let tokens = &handed_over.tokens[index * block_tokens..(index + 1) * block_tokens];
+                sequence.hashes.push(handed_over.hasher.next(parent, tokens));
+            }
+            self.pool.complete(sequence.blocks[index], sequence.hashes[index], parent);
         }
-        let block = sequence.blocks[num_kv_tokens / block_tokens - 1];
-        let parent = handed_over.last_hash;
-        let hash = handed_over.hasher.next(parent, &handed_over.tokens[num_kv_tokens - block_tokens..]);
-        handed_over.last_hash = Some(hash);
-        self.pool.complete(block, hash, parent);
+        sequence.num_complete_blocks = sequence.num_complete_blocks.max(full);
     }
 
-    /// Gives the engine its next step, if it is idle and there is something to do.
+    /// Gives the engine its next step, if it is idle and there is something to do. Grants that wait for room come after everybody who is here.
     pub(super) fn plan_step(&mut self, now: Instant) {
-        if self.step.is_some() {
-            return;
+        if self.step.is_none() {
+            self.admit(now);
+            self.make_room();
+            self.run_batch();
         }
-        while self.running.len() < self.config.max_running {
-            let Some(key) = self.waiting.pop_front() else { break };
-            self.join(now, key);
+        self.answer_asked(now);
+    }
+
+    /// Sequences join while there are places, the oldest first. Those that have their blocks need not wait for those that have none.
+    fn admit(&mut self, now: Instant) {
+        let mut may_take_room = true;
+        for (turn, key) in self.waiting.clone() {
+            if self.running.len() >= self.config.max_running {
+                return;
+            }
+            let has_blocks = self.sequences.get(&key).is_some_and(|sequence| sequence.phase == Phase::Waiting);
+            may_take_room = may_take_room && (has_blocks || self.find_room(now, key));
+            if has_blocks || may_take_room {
+                self.waiting.remove(&turn);
+                self.join(now, key);
+            }
         }
-        if self.running.is_empty() {
-            return;
-        }
-        let id = StepId(self.next_step);
-        self.next_step += 1;
-        let keys = self.running.clone();
-        let sequences = keys.iter().filter_map(|key| self.add_to_step(*key)).collect();
-        self.step = Some(RunningStep { id, keys });
-        self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences }));
     }
 
     fn join(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         sequence.phase = Phase::Running;
         if let Some(handed_over) = &mut sequence.handed_over {
-            handed_over.first_step = Some(now);
+            handed_over.first_step.get_or_insert(now);
         }
         self.running.push(key);
     }
 
-    /// A running sequence's part of the next step, with a block for its last token.
-    fn add_to_step(&mut self, key: RequestKey) -> Option<crate::step::StepSequence> {
-        let block_tokens = self.config.model.block_tokens();
+    /// One token of each sequence that decodes, and chunks of what else is to be computed, the oldest first, within the budget.
+    fn run_batch(&mut self) {
+        let mut budget = self.config.prompt_budget;
+        let mut by_age = self.running.clone();
+        by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
+        let sequences: Vec<StepSequence> =
+            by_age.into_iter().filter_map(|key| self.add_to_step(key, &mut budget)).collect();
+        if sequences.is_empty() {
+            return;
+        }
+        let id = StepId(self.next_step);
+        self.next_step += 1;
+        let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
+        self.step = Some(RunningStep { id, sequences: members });
+        self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences }));
+    }
+
+    fn add_to_step(&mut self, key: RequestKey, budget: &mut usize) -> Option<StepSequence> {
+        if self.lacks_block(key) {
+            return None;
+        }
         let sequence = self.sequences.get_mut(&key)?;
-        if sequence.blocks.len() * block_tokens < sequence.num_tokens() {
-            let block = self.pool.allocate_reserved(&mut sequence.reservation);
-            sequence.blocks.push(block);
+        let remaining = sequence.remaining_tokens();
+        let share = if remaining == 1 { 1 } else { remaining.min(*budget) };
+        if share == 0 {
+            return None;
+        }
+        if remaining > 1 {
+            *budget -= share;
         }
         sequence.in_step = true;
-        sequence.step_sequence(key)
+        sequence.step_sequence(key, share)
     }
 }

@@ -1,6 +1,8 @@
 //! What a decode node's core asks its shell to do.
 
-use baton_types::{ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, Refused, RequestKey};
+use baton_types::{
+    ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, PrefillEvent, Refused, RequestKey,
+};
 
 use crate::{LeaseEffect, StepPlan};
 
@@ -38,7 +40,7 @@ pub enum DecodeEffect {
         /// Whether the sequence is this node's now.
         result: Result<(), Refused>,
     },
-    /// Run a step of one token per sequence. Answer: `on_step_done`.
+    /// Run a step: one token per sequence, and chunks of what is to be computed here. Answer: `on_step_done`.
     RunStep(StepPlan),
     /// About other nodes that read here.
     Lease(LeaseEffect),
@@ -48,5 +50,14 @@ pub enum DecodeEffect {
         conductor: ConductorId,
         /// In the order of the step's sequences.
         events: Vec<(RequestKey, DecodeEvent)>,
+    },
+    /// Tell a conductor about a prompt that is computed here. No answer.
+    EmitPrefill {
+        /// The conductor.
+        conductor: ConductorId,
+        /// The request.
+        key: RequestKey,
+        /// What happened.
+        event: PrefillEvent,
     },
 }

@@ -1,7 +1,7 @@
 //! Grants: destination blocks that prefill nodes write into, from the request to the fence.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockHasher;
 use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Refused, RequestKey};
@@ -32,23 +32,87 @@ struct Needed {
     max_total_tokens: usize,
     /// For the prompt.
     prompt: usize,
-    /// For the prompt and all of the output but its last token, whose KV nobody needs.
-    total: usize,
+    /// For the output, as far as room for it is promised. The last token's KV nobody needs.
+    growth: usize,
 }
 
 impl DecodeCore {
-    /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`].
+    /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`], at once or, where room is all that is missing, within
+    /// [`crate::DecodeConfig::grant_wait`].
     pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
-        let effect = match self.open_grant(now, &request) {
-            Ok(reply) => DecodeEffect::OpenGrant {
-                key: request.key,
-                prefill: request.prefill,
-                prefill_generation: request.prefill_generation,
-                reply,
-            },
-            Err(refused) => DecodeEffect::RefuseGrant { key: request.key, refused },
+        self.refuse_asked(ErrorKind::Invalid, "the request asked again", |_, other| other.key == request.key);
+        let first = self.asked.is_empty() && self.nobody_waits_for_room();
+        let opened = if first { self.open_grant(now, &request) } else { self.check_request(&request).and(Ok(None)) };
+        match opened {
+            Ok(None) if self.config.grant_wait > Duration::ZERO && self.asked.len() < self.config.max_waiting => {
+                self.asked.push_back((now + self.config.grant_wait, request));
+            }
+            Ok(reply) => self.answer_grant(request, reply),
+            Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused }),
+        }
+    }
+
+    fn answer_grant(&mut self, request: GrantRequest, reply: Option<GrantReply>) {
+        let key = request.key;
+        let effect = match reply {
+            Some(reply) => {
+                let (prefill, prefill_generation) = (request.prefill, request.prefill_generation);
+                DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply }
+            }
+            None => DecodeEffect::RefuseGrant { key, refused: self.no_room(&request) },
         };
         self.effects.push_back(effect);
+    }
+
+    /// Room may have come free: those who asked for it get it, first come, first served, unless somebody who runs already waits for it.
+    pub(super) fn answer_asked(&mut self, now: Instant) {
+        while self.nobody_waits_for_room()
+            && let Some((until, request)) = self.asked.pop_front()
+        {
+            match self.open_grant(now, &request) {
+                Ok(None) => return self.asked.push_front((until, request)),
+                Ok(reply) => self.answer_grant(request, reply),
+                Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused }),
+            }
+        }
+    }
+
+    /// Refuses those who asked for room and of whom `which` is true.
+    pub(super) fn refuse_asked(
+        &mut self,
+        kind: ErrorKind,
+        reason: &str,
+        which: impl Fn(Instant, &GrantRequest) -> bool,
+    ) {
+        let asked = std::mem::take(&mut self.asked);
+        let (refused, kept): (VecDeque<_>, _) = asked.into_iter().partition(|(until, request)| which(*until, request));
+        self.asked = kept;
+        for (_, request) in refused {
+            let message = match kind {
+                ErrorKind::Overloaded => format!("{reason}: {}", self.no_room(&request).message),
+                _ => reason.to_owned(),
+            };
+            self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused: Refused { kind, message } });
+        }
+    }
+
+    fn nobody_waits_for_room(&self) -> bool {
+        let preempted = |key| self.sequences.get(key).is_some_and(|sequence| sequence.phase == Phase::Preempted);
+        !self.waiting.values().any(preempted)
+    }
+
+    fn no_room(&self, request: &GrantRequest) -> Refused {
+        let (prompt, output) = (request.prompt_tokens, request.max_tokens);
+        let missing = match self.needed_blocks(request) {
+            Ok(needed) => {
+                let matched = self.pool.match_prefix(&request.block_hashes);
+                self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).err()
+            }
+            Err(refused) => return refused,
+        };
+        let missing = missing.map_or_else(|| "others wait for it, too".to_owned(), |error| error.to_string());
+        let message = format!("no room for {prompt} prompt and {output} output tokens: {missing}");
+        Refused { kind: ErrorKind::Overloaded, message }
     }
 
     /// A batch has arrived whole under a grant; `push` tells batches apart. Arrivals of grants that ended are ignored.
@@ -80,7 +144,7 @@ impl DecodeCore {
 
     /// The prefill node, or the shell, gives a grant up: the attempt has failed there, so a sequence that was handed over under it ends too.
     pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
-        if self.sequences.get(&key).is_some_and(|sequence| sequence.grant == grant) {
+        if self.sequences.get(&key).is_some_and(|sequence| sequence.grant == Some(grant)) {
             let message = "the prefill node gave the hand-over up".to_owned();
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
             self.plan_step(now);
@@ -103,14 +167,12 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<GrantReply, Refused> {
+    /// `None` where only room is missing.
+    fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<Option<GrantReply>, Refused> {
         let needed = self.check_request(request)?;
         let matched = self.pool.match_prefix(&request.block_hashes);
-        let missing = needed.total - matched.len();
-        if let Err(error) = self.pool.check_fits(&matched, missing) {
-            let (prompt, output) = (request.prompt_tokens, needed.max_total_tokens - request.prompt_tokens as usize);
-            let message = format!("no room for {prompt} prompt and {output} output tokens: {error}");
-            return refused(ErrorKind::Overloaded, message);
+        if self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).is_err() {
+            return Ok(None);
         }
         let out_of_blocks =
             |error: baton_kv_cache::OutOfBlocks| Refused { kind: error.kind(), message: error.to_string() };
@@ -118,17 +180,18 @@ impl DecodeCore {
         self.next_grant += 1;
         self.pool.acquire(&matched);
         let received = self.pool.allocate_receiving(needed.prompt - matched.len(), grant).map_err(out_of_blocks)?;
-        let reservation = self.pool.reserve(needed.total - needed.prompt).map_err(out_of_blocks)?;
+        let reservation = self.pool.reserve(needed.growth).map_err(out_of_blocks)?;
         let held_blocks = matched.len();
         self.prefix_queries += u64::from(request.prompt_tokens);
         self.prefix_hits += (held_blocks * self.config.model.block_tokens()) as u64;
         let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone() };
         let sequence = Sequence {
-            grant,
+            grant: Some(grant),
+            turn: self.next_turn(),
             prompt_tokens: request.prompt_tokens as usize,
             max_tokens: request.max_tokens,
             max_total_tokens: needed.max_total_tokens,
-            prompt_hashes: request.block_hashes.clone(),
+            hashes: request.block_hashes.to_vec(),
             expected_bytes: self.config.model.bytes(received.len()),
             blocks: matched.into_iter().chain(received).collect(),
             held_blocks,
@@ -137,13 +200,21 @@ impl DecodeCore {
             arrived_bytes: 0,
             handed_over: None,
             phase: Phase::Granted,
+            num_computed_tokens: 0,
+            num_complete_blocks: held_blocks,
+            local: None,
             in_step: false,
             ended: false,
         };
         self.grants.insert(grant, GrantRecord::Live(request.key));
         self.sequences.insert(request.key, sequence);
         self.deadlines.set(request.key, now + self.config.grant_ttl);
-        Ok(reply)
+        Ok(Some(reply))
+    }
+
+    pub(super) fn next_turn(&mut self) -> u64 {
+        self.next_turn += 1;
+        self.next_turn
     }
 
     fn check_request(&self, request: &GrantRequest) -> Result<Needed, Refused> {
@@ -155,8 +226,12 @@ impl DecodeCore {
             Some(outcome) => return refused(ErrorKind::Unavailable, format!("the attempt ended here: {outcome:?}")),
             None => {}
         }
-        if let Some(sequence) = self.sequences.get(&request.key) {
-            return refused(ErrorKind::Invalid, format!("the request has grant {} already", sequence.grant.0));
+        match self.sequences.get(&request.key).map(|sequence| sequence.grant) {
+            Some(Some(grant)) => {
+                return refused(ErrorKind::Invalid, format!("the request has grant {} already", grant.0));
+            }
+            Some(None) => return refused(ErrorKind::Invalid, "the request's prompt is computed here".into()),
+            None => {}
         }
         let needed = self.needed_blocks(request)?;
         let (open, limit) =
@@ -190,7 +265,9 @@ impl DecodeCore {
             );
             return refused(ErrorKind::Invalid, message);
         }
-        Ok(Needed { max_total_tokens, prompt: model.layout.blocks_for(prompt), total })
+        let for_prompt = model.layout.blocks_for(prompt);
+        let growth = (total - for_prompt).min(self.config.growth_blocks);
+        Ok(Needed { max_total_tokens, prompt: for_prompt, growth })
     }
 
     fn take_over(&mut self, now: Instant, handover: Handover) -> Result<(), Refused> {
@@ -202,9 +279,9 @@ impl DecodeCore {
                 _ => refused(ErrorKind::Unavailable, format!("grant {} is not open", handover.grant.0)),
             };
         };
-        if sequence.grant != handover.grant {
-            let message =
-                format!("the hand-over names grant {}, the request has {}", handover.grant.0, sequence.grant.0);
+        if sequence.grant != Some(handover.grant) {
+            let has = sequence.grant.map_or_else(|| "none".to_owned(), |grant| grant.0.to_string());
+            let message = format!("the hand-over names grant {}, the request has {has}", handover.grant.0);
             return refused(ErrorKind::Invalid, message);
         }
         if sequence.handed_over.is_some() {
@@ -215,7 +292,6 @@ impl DecodeCore {
             self.end(key, Outcome::Failed, None);
             return refused(ErrorKind::Invalid, message);
         }
-        let last_hash = sequence.prompt_hashes.last().copied();
         let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.prompt.len() + 1024));
         tokens.extend_from_slice(&handover.prompt);
         tokens.push(handover.first_token);
@@ -226,7 +302,6 @@ impl DecodeCore {
                 tokens,
                 sampling: handover.sampling,
                 hasher,
-                last_hash,
                 first_step: None,
                 first_token_told: false,
             });
@@ -249,7 +324,7 @@ impl DecodeCore {
         if let Some(token) = tokens.find(|token| **token >= vocab_size) {
             return Err(format!("token {token} is not in the vocabulary of {vocab_size}"));
         }
-        if *hasher.chain(&handover.prompt, self.config.model.layout.block_tokens) != *sequence.prompt_hashes {
+        if hasher.chain(&handover.prompt, self.config.model.layout.block_tokens) != sequence.hashes {
             return Err("the prompt does not have the block hashes that the grant was asked with".into());
         }
         Ok(())
@@ -262,18 +337,14 @@ impl DecodeCore {
             return;
         }
         sequence.phase = Phase::Waiting;
-        let received = &sequence.blocks[sequence.held_blocks..];
-        self.pool.received(received);
-        for index in sequence.held_blocks..sequence.prompt_hashes.len() {
-            let parent = index.checked_sub(1).map(|parent| sequence.prompt_hashes[parent]);
-            self.pool.complete(sequence.blocks[index], sequence.prompt_hashes[index], parent);
-        }
-        let grant = sequence.grant;
-        if self.grants.contains_key(&grant) {
+        sequence.num_computed_tokens = sequence.prompt_tokens;
+        self.pool.received(&sequence.blocks[sequence.held_blocks..]);
+        if let Some(grant) = sequence.grant.filter(|grant| self.grants.contains_key(grant)) {
             self.effects.push_back(DecodeEffect::RevokeGrant { grant });
         }
         self.deadlines.clear(key);
-        self.waiting.push_back(key);
+        self.waiting.insert(sequence.turn, key);
+        self.complete_blocks(key);
         self.plan_step(now);
     }
 
@@ -281,7 +352,7 @@ impl DecodeCore {
     pub(super) fn release_under_grant(&mut self, sequence: Sequence) {
         let Sequence { grant, blocks, held_blocks, reservation, phase, .. } = sequence;
         self.pool.cancel_reservation(reservation);
-        let fenced = !self.grants.contains_key(&grant);
+        let open = grant.filter(|grant| self.grants.contains_key(grant));
         let (quarantined, held) = match phase {
             Phase::Granted => {
                 let (held, receiving) = blocks.split_at(held_blocks);
@@ -289,13 +360,13 @@ impl DecodeCore {
                 self.pool.quarantine(receiving);
                 (receiving.to_vec(), Vec::new())
             }
-            Phase::Waiting | Phase::Running => (Vec::new(), blocks),
+            Phase::Waiting | Phase::Preempted | Phase::Running => (Vec::new(), blocks),
         };
-        if fenced {
+        let Some(grant) = open else {
             self.pool.unquarantine(&quarantined);
             self.pool.release(&held);
             return;
-        }
+        };
         if phase == Phase::Granted {
             self.effects.push_back(DecodeEffect::RevokeGrant { grant });
         }

@@ -32,20 +32,20 @@ impl DecodeCore {
     fn check_grants(&self) -> Result<(), IntegrityError> {
         for (grant, record) in &self.grants {
             let GrantRecord::Live(key) = record else { continue };
-            let owned = self.sequences.get(key).is_some_and(|sequence| sequence.grant == *grant);
+            let owned = self.sequences.get(key).is_some_and(|sequence| sequence.grant == Some(*grant));
             ensure(owned, || format!("grant {} is open, but {key:?} does not have it", grant.0))?;
         }
         Ok(())
     }
 
     fn check_sequences(&self) -> Result<(), IntegrityError> {
-        let in_step = |key| self.step.as_ref().is_some_and(|step| step.keys.contains(key));
+        let in_step = |key| self.step.as_ref().is_some_and(|step| step.sequences.iter().any(|(other, _)| other == key));
         for (key, sequence) in &self.sequences {
             ensure(in_step(key) == sequence.in_step, || format!("{key:?} is in the step: {}", in_step(key)))?;
             let expected = match (sequence.ended, sequence.phase) {
                 (true, _) => sequence.in_step,
-                (false, Phase::Granted) => self.grants.contains_key(&sequence.grant),
-                (false, Phase::Waiting) => self.waiting.contains(key),
+                (false, Phase::Granted) => sequence.grant.is_some_and(|grant| self.grants.contains_key(&grant)),
+                (false, Phase::Waiting | Phase::Preempted) => self.waiting.get(&sequence.turn) == Some(key),
                 (false, Phase::Running) => self.running.contains(key),
             };
             ensure(expected, || format!("{key:?} waits for nothing: {sequence:?}"))?;

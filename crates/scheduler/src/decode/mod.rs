@@ -2,16 +2,20 @@
 //!
 //! ```text
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
-//!                                                   on_handover ────────────────┴▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//!                                                   on_handover ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
+//!                                                                                    └ preempted┘ where blocks run out: `room.rs`
 //! ```
 //!
-//! **Invariant**: a sequence that was handed over ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`], or silence after an abort. Its blocks
-//! stay until its step is over and its grant is fenced. A grant reserves room for the whole answer, so that a sequence that runs never lacks a block.
+//! **Invariant**: a sequence that was handed over, or submitted, ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
+//! [`baton_types::PrefillEvent`]), or silence after an abort. Its blocks stay until its step is over and its grant is fenced.
 
 mod batch;
 mod effect;
 mod grant;
 mod integrity;
+mod local;
+mod room;
 mod sequence;
 mod tombstones;
 
@@ -19,7 +23,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
-use baton_types::{ConductorId, DecodeEvent, ErrorKind, GrantId, LeaseRequest, Load, Refused, RequestKey};
+use baton_types::{
+    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRequest, Load, Refused, RequestKey,
+};
 
 use crate::config::{DecodeConfig, InvalidConfig};
 use crate::deadlines::Deadlines;
@@ -33,15 +39,17 @@ use grant::GrantRecord;
 use sequence::{HandedOver, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
-/// What decides on a decode node: grants with room for the whole answer, arrivals, hand-overs, the running batch, the prefix cache of its arena.
+/// What decides on a decode node: grants, arrivals, hand-overs, the running batch and its room, the prefix cache of its arena.
 #[derive(Debug)]
 pub struct DecodeCore {
     config: DecodeConfig,
     pool: BlockPool,
     sequences: BTreeMap<RequestKey, Sequence>,
     grants: BTreeMap<GrantId, GrantRecord>,
-    /// Sequences that are here whole, first come, first served.
-    waiting: VecDeque<RequestKey>,
+    /// Grants that are asked for and that there is no room for, first come, first served; each with the time when it is refused.
+    asked: VecDeque<(Instant, GrantRequest)>,
+    /// Sequences that do not run, by their age: those that are here whole, and those that wait for room.
+    waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
     step: Option<RunningStep>,
     tombstones: Tombstones,
@@ -50,6 +58,8 @@ pub struct DecodeCore {
     effects: VecDeque<DecodeEffect>,
     next_step: u64,
     next_grant: u64,
+    next_turn: u64,
+    preemptions: u64,
     prefix_queries: u64,
     prefix_hits: u64,
     draining: bool,
@@ -71,7 +81,8 @@ impl DecodeCore {
             pool,
             sequences: BTreeMap::new(),
             grants: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            asked: VecDeque::new(),
+            waiting: BTreeMap::new(),
             running: Vec::new(),
             step: None,
             tombstones,
@@ -80,6 +91,8 @@ impl DecodeCore {
             effects: VecDeque::new(),
             next_step: 0,
             next_grant: 0,
+            next_turn: 0,
+            preemptions: 0,
             prefix_queries: 0,
             prefix_hits: 0,
             draining: false,
@@ -93,18 +106,22 @@ impl DecodeCore {
 
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).min()
+        let asked = self.asked.front().map(|(until, _)| *until);
+        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(asked).min()
     }
 
     /// What the node is doing now.
     pub fn load(&self) -> Load {
         let kv_tokens: usize =
             self.running.iter().filter_map(|key| self.sequences.get(key)).map(Sequence::num_tokens).sum();
-        let live = self.sequences.values().filter(|sequence| !sequence.ended).count();
+        let live = self.sequences.values().filter(|sequence| !sequence.ended);
+        let prompts = live.clone().filter(|sequence| sequence.is_prompt());
         Load {
             running: self.running.len() as u32,
-            waiting: live.saturating_sub(self.running.len()) as u32,
+            waiting: (live.count() + self.asked.len()).saturating_sub(self.running.len()) as u32,
+            queued_tokens: prompts.map(|sequence| sequence.remaining_tokens() as u64).sum(),
             kv_tokens: kv_tokens as u64,
+            preemptions: self.preemptions,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             draining: self.draining,
@@ -114,7 +131,8 @@ impl DecodeCore {
 
     /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && self.leases.is_empty()
+        let nothing_asked = self.asked.is_empty() && self.leases.is_empty();
+        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_asked
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
@@ -134,6 +152,7 @@ impl DecodeCore {
 
     /// The request's owner gave up. What comes for it later is refused.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
+        self.refuse_asked(ErrorKind::Cancelled, "the request was aborted", |_, request| request.key == key);
         self.end(key, Outcome::Aborted, None);
         self.tombstones.put(key, Outcome::Aborted);
         self.plan_step(now);
@@ -152,9 +171,10 @@ impl DecodeCore {
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
+        self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_, _| true);
     }
 
-    /// Deadlines that have come: grants under which nothing moves any more end.
+    /// Deadlines that have come: grants that got no room are refused, and those under which nothing moves any more end.
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(sequence) = self.sequences.get(&key) else { continue };
@@ -162,6 +182,7 @@ impl DecodeCore {
             let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }
+        self.refuse_asked(ErrorKind::Overloaded, "no room came free in time", |until, _| until <= now);
         while let Some(effect) = self.leases.expire(now, &mut self.pool) {
             self.effects.push_back(DecodeEffect::Lease(effect));
         }
@@ -180,9 +201,10 @@ impl DecodeCore {
     }
 
     /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
-    pub fn on_release_lease(&mut self, lease: GrantId) {
+    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
         if let Some(effect) = self.leases.release(&mut self.pool, lease) {
             self.effects.push_back(DecodeEffect::Lease(effect));
+            self.plan_step(now);
         }
     }
 
@@ -195,7 +217,7 @@ impl DecodeCore {
             self.effects.push_back(DecodeEffect::Emit { conductor, events: vec![(key, event)] });
         }
         self.deadlines.clear(key);
-        self.waiting.retain(|other| *other != key);
+        self.waiting.retain(|_, other| *other != key);
         self.running.retain(|other| *other != key);
         self.tombstones.put(key, outcome);
         self.release_if_unused(key);

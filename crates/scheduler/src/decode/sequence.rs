@@ -7,24 +7,28 @@ use std::time::Instant;
 use baton_kv_cache::{BlockHasher, Reservation};
 use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, SamplingParams, TokenId};
 
+use super::local::LocalPrompt;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
 
 /// A request that has a grant or more.
 #[derive(Debug)]
 pub(super) struct Sequence {
-    pub grant: GrantId,
+    /// `None` where the prompt is computed here.
+    pub grant: Option<GrantId>,
+    /// Its number among those that came: the lower, the older.
+    pub turn: u64,
     pub prompt_tokens: usize,
     pub max_tokens: u32,
     /// Most tokens of prompt and output together.
     pub max_total_tokens: usize,
-    /// Chained hashes of the prompt's full blocks.
-    pub prompt_hashes: Arc<[BlockHash]>,
-    /// Of the prompt, and of the output as it grows.
+    /// Chained hashes of the full blocks, of the prompt and then of the output.
+    pub hashes: Vec<BlockHash>,
+    /// Of the prompt, and of the output as it grows; none while it is preempted.
     pub blocks: Vec<BlockId>,
     /// Leading blocks that were here before; the rest of the prompt's arrives under the grant.
     pub held_blocks: usize,
-    /// Room for the rest of the output.
+    /// Room promised for some of the output.
     pub reservation: Reservation,
     /// Batches that arrived, so that one that is told twice counts once.
     pub pushes: BTreeSet<PushId>,
@@ -32,6 +36,12 @@ pub(super) struct Sequence {
     pub expected_bytes: u64,
     pub handed_over: Option<HandedOver>,
     pub phase: Phase,
+    /// Tokens whose KV is in the arena.
+    pub num_computed_tokens: usize,
+    /// Leading blocks that are hashed.
+    pub num_complete_blocks: usize,
+    /// Where the prompt is computed here.
+    pub local: Option<LocalPrompt>,
     /// The engine works on it.
     pub in_step: bool,
     /// Its outcome is told; it stays only until the step is over.
@@ -45,6 +55,8 @@ pub(super) enum Phase {
     Granted,
     /// All is here; it joins the batch when there is a place.
     Waiting,
+    /// It has no blocks, any more or yet: its tokens are computed when there is room for them.
+    Preempted,
     /// In the running batch.
     Running,
 }
@@ -58,8 +70,6 @@ pub(super) struct HandedOver {
     pub tokens: Vec<TokenId>,
     pub sampling: Arc<SamplingParams>,
     pub hasher: BlockHasher,
-    /// Of the last full block.
-    pub last_hash: Option<BlockHash>,
     /// When it first was in a step; told with its first token.
     pub first_step: Option<Instant>,
     pub first_token_told: bool,
@@ -86,20 +96,47 @@ impl Sequence {
         self.handed_over.as_ref().map_or(0, |handed_over| handed_over.tokens.len())
     }
 
-    /// Its part of a step: the last token.
-    pub(super) fn step_sequence(&self, key: baton_types::RequestKey) -> Option<StepSequence> {
+    /// Whether the prompt is computed here, and no token was drawn yet.
+    pub(super) fn is_prompt(&self) -> bool {
+        self.local.is_some() && self.num_tokens() == self.prompt_tokens
+    }
+
+    /// Tokens to be computed before the next one is drawn; one in ordinary decoding.
+    pub(super) fn remaining_tokens(&self) -> usize {
+        self.num_tokens() - self.num_computed_tokens
+    }
+
+    /// Full blocks that may come from the cache: the last token is always computed, and all are where the log-probabilities of the prompt are wanted.
+    pub(super) fn reusable_blocks(&self, block_tokens: usize) -> usize {
+        let wants_all = self.wants_prompt_logprobs() && self.is_prompt();
+        let full = self.num_tokens().saturating_sub(1) / block_tokens;
+        if wants_all { 0 } else { full.min(self.hashes.len()) }
+    }
+
+    fn wants_prompt_logprobs(&self) -> bool {
+        self.handed_over.as_ref().is_some_and(|handed_over| handed_over.sampling.prompt_logprobs.is_some())
+    }
+
+    /// Its part of a step: its next `share` tokens.
+    pub(super) fn step_sequence(&self, key: baton_types::RequestKey, share: usize) -> Option<StepSequence> {
         let handed_over = self.handed_over.as_ref()?;
-        let len = handed_over.tokens.len();
+        let range = self.num_computed_tokens..self.num_computed_tokens + share;
+        let is_last_chunk = range.end == handed_over.tokens.len();
+        let logits = match (self.is_prompt() && self.wants_prompt_logprobs(), is_last_chunk) {
+            (true, _) => LogitsWanted::All,
+            (false, true) => LogitsWanted::Last,
+            (false, false) => LogitsWanted::None,
+        };
         Some(StepSequence {
             key,
             tokens: handed_over.tokens.as_slice().into(),
             prompt_tokens: self.prompt_tokens,
-            range: len - 1..len,
+            range,
             block_table: self.blocks.as_slice().into(),
-            logits: LogitsWanted::Last,
+            logits,
             zero_tail: None,
             sampling: handed_over.sampling.clone(),
-            is_last_chunk: true,
+            is_last_chunk,
             awaits_prefix: false,
         })
     }

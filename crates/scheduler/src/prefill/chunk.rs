@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_types::{ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+
+/// Between two questions to a decode node that has no room.
+const GRANT_RETRY: Duration = Duration::from_millis(100);
 
 /// The step that the engine works on.
 #[derive(Debug)]
@@ -121,11 +124,16 @@ impl PrefillCore {
     /// Makes the first `full` blocks, which are full, shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey, full: usize) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        for index in request.num_complete_blocks..full {
-            let parent = index.checked_sub(1).map(|parent| request.hashes[parent]);
-            self.pool.complete(request.blocks[index], request.hashes[index], parent);
+        let (first, hashes) = (request.num_complete_blocks, request.hashes.clone());
+        for index in first..full {
+            let parent = index.checked_sub(1).map(|parent| hashes[parent]);
+            self.pool.complete(request.blocks[index], hashes[index], parent);
         }
-        request.num_complete_blocks = request.num_complete_blocks.max(full);
+        request.num_complete_blocks = first.max(full);
+        for index in first..full {
+            self.queue_store(hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
+        }
+        self.start_stores();
     }
 
     fn on_first_token(&mut self, now: Instant, key: RequestKey, token: TokenId, logprobs: Option<TokenLogprobs>) {
@@ -239,7 +247,7 @@ impl PrefillCore {
         let held_tokens = num_cached * block_tokens;
         self.prefix_hits += held_tokens as u64;
         self.deadlines.clear(key);
-        let fetch = self.fetch_of(now, &job, num_cached, reusable_blocks(&job, block_tokens));
+        let fetch = self.fetch_of(now, &job, &hashes[..reusable_blocks(&job, block_tokens)], num_cached);
         let cached_tokens = fetch.as_ref().map_or(held_tokens, |fetch| fetch.blocks.end * block_tokens);
         let mut request = Active {
             job,
@@ -278,16 +286,28 @@ impl PrefillCore {
             transfer.on_ready(layer, 0..num_cached);
         }
         request.transfer = Some(transfer);
-        let grant_request = GrantRequest {
+        let request = self.grant_request(request);
+        self.deadlines.set(request.key, now + self.config.grant_timeout);
+        self.effects.push_back(PrefillEffect::RequestGrant { target, request, delay: Duration::ZERO });
+    }
+
+    fn grant_request(&self, request: &Active) -> GrantRequest {
+        GrantRequest {
             key: request.job.key,
             prefill: self.config.node.clone(),
             prefill_generation: self.config.generation,
             prompt_tokens: request.prompt_tokens() as u32,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
-        };
-        self.deadlines.set(request.job.key, now + self.config.grant_timeout);
-        self.effects.push_back(PrefillEffect::RequestGrant { target, request: grant_request });
+        }
+    }
+
+    /// Asks once more for a grant that was refused.
+    pub(super) fn ask_for_grant(&mut self, key: RequestKey) {
+        let Some(request) = self.active.get(&key) else { return };
+        let Some(target) = request.transfer.as_ref().map(|transfer| transfer.target.clone()) else { return };
+        let request = self.grant_request(request);
+        self.effects.push_back(PrefillEffect::RequestGrant { target, request, delay: GRANT_RETRY });
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a prefill node's core asks its shell to do.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest, PrefillEvent,
-    RequestKey,
+    BlockHash, BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest,
+    PrefillEvent, RequestKey,
 };
 
 use crate::{LeaseEffect, StepPlan};
@@ -55,6 +55,8 @@ pub enum PrefillEffect {
         target: DecodeTarget,
         /// What to ask.
         request: GrantRequest,
+        /// How long to wait before: a node that had no room is not asked again at once.
+        delay: Duration,
     },
     /// Run a step. Answers: `on_kv_ready` per layer, then `on_step_done`.
     RunStep(StepPlan),
@@ -68,6 +70,26 @@ pub enum PrefillEffect {
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
     },
+    /// Read blocks from the SSD into this node's arena, one layer after the other. Answers as of `Fetch`.
+    Load {
+        /// The request.
+        key: RequestKey,
+        /// The blocks.
+        hashes: Vec<BlockHash>,
+        /// Where they go, in the same order.
+        destinations: Vec<BlockId>,
+    },
+    /// Write a block to the SSD. Answer: `on_stored`, and until then the block is left alone.
+    Store {
+        /// Its hash.
+        hash: BlockHash,
+        /// The block before it; `None` for a first block.
+        parent: Option<BlockHash>,
+        /// Where it is.
+        block: BlockId,
+    },
+    /// Forget everything on the SSD. No answer.
+    ClearStore,
     /// Stop the request's fetch. It still answers `on_fetch_done`.
     CancelFetch {
         /// The request.

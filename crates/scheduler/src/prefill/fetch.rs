@@ -1,4 +1,4 @@
-//! A longer prefix that another node holds, on its way into this node's arena.
+//! A longer prefix that another node, or this node's own SSD, holds, on its way into the arena.
 //!
 //! ```text
 //!   start ─▶ Fetch ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache
@@ -12,7 +12,9 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, FetchReport, GrantId, LeaseRequest, PrefillEvent, PrefillJob, Refused, RequestKey};
+use baton_types::{
+    BlockHash, ErrorKind, FetchReport, GrantId, LeaseRequest, PrefillEvent, PrefillJob, Refused, RequestKey,
+};
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
 
@@ -24,6 +26,8 @@ pub(super) struct Fetch {
     /// Layers of them that are here: the first so many.
     layers: u32,
     asked: Instant,
+    /// Whether it comes from this node's SSD.
+    is_stored: bool,
     /// When the holder agreed.
     begun: Option<Instant>,
 }
@@ -49,15 +53,23 @@ impl Active {
 }
 
 impl PrefillCore {
-    /// What is to be brought of a prompt of which this node holds `held` blocks and may reuse `reusable`.
-    pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, held: usize, reusable: usize) -> Option<Fetch> {
-        let source = job.fetch.as_ref().filter(|source| source.node != self.config.node)?;
-        let there = (source.tokens as usize / self.config.model.block_tokens()).min(reusable);
-        (there > held).then_some(Fetch { blocks: held..there, layers: 0, asked: now, begun: None })
+    /// What is to be brought of a prompt whose reusable blocks have these hashes, and of which the arena holds `held` blocks: from the other node that the conductor named, where
+    /// that has more than the SSD.
+    pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, hashes: &[BlockHash], held: usize) -> Option<Fetch> {
+        let stored = held + self.stored_after(hashes, held);
+        let source = job.fetch.as_ref().filter(|source| source.node != self.config.node);
+        let there = source.map_or(0, |source| source.tokens as usize / self.config.model.block_tokens());
+        let (end, is_stored) = (there.min(hashes.len()).max(stored), stored >= there.min(hashes.len()));
+        (end > held).then_some(Fetch { blocks: held..end, layers: 0, asked: now, is_stored, begun: None })
     }
 
     /// Asks the shell to bring what the request's fetch is about.
     pub(super) fn start_fetch(&mut self, request: &Active, fetch: &Fetch) {
+        let destinations = request.blocks[fetch.blocks.clone()].to_vec();
+        if fetch.is_stored {
+            let hashes = request.hashes[fetch.blocks.clone()].to_vec();
+            return self.effects.push_back(PrefillEffect::Load { key: request.job.key, hashes, destinations });
+        }
         let Some(source) = request.job.fetch.clone() else { return };
         let lease = LeaseRequest {
             key: request.job.key,
@@ -65,7 +77,6 @@ impl PrefillCore {
             reader_generation: self.config.generation,
             block_hashes: request.hashes[fetch.blocks.clone()].into(),
         };
-        let destinations = request.blocks[fetch.blocks.clone()].to_vec();
         self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations });
     }
 

@@ -15,6 +15,7 @@ mod effect;
 mod fetch;
 mod integrity;
 mod request;
+mod ssd;
 mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -33,6 +34,7 @@ pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
+use ssd::Stores;
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub struct PrefillCore {
     /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
+    stores: Stores,
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
@@ -84,6 +87,7 @@ impl PrefillCore {
             layers_ended: None,
             late_grants: BTreeMap::new(),
             leases,
+            stores: Stores::default(),
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
@@ -118,6 +122,7 @@ impl PrefillCore {
             queued_tokens: (waiting_tokens + running_tokens) as u64,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
+            blocks_ssd: self.pool.len_below() as u32,
             draining: self.draining,
             ..pool_load(&self.pool)
         }
@@ -130,7 +135,8 @@ impl PrefillCore {
 
     /// Whether nothing is queued, computed, pushed, handed over or read by others.
     pub fn is_idle(&self) -> bool {
-        self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && self.leases.is_empty()
+        let nothing_moves = self.leases.is_empty() && self.stores.is_idle();
+        self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_moves
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
@@ -143,9 +149,12 @@ impl PrefillCore {
         self.pool.snapshot()
     }
 
-    /// Frees the prefix cache.
+    /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
         self.pool.clear_cached();
+        if self.config.max_stores > 0 {
+            self.effects.push_back(PrefillEffect::ClearStore);
+        }
     }
 
     /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
@@ -254,12 +263,13 @@ impl PrefillCore {
         };
         let target = request.transfer.as_ref().map_or("none", |transfer| transfer.target.node.as_str());
         let handed_over = request.transfer.as_ref().is_some_and(|transfer| transfer.handover == HandoverState::Sent);
-        let (what, limit) =
-            if handed_over { ("hand-over", config.handover_timeout) } else { ("grant request", config.grant_timeout) };
-        decode_failed(
-            ErrorKind::Unavailable,
-            format!("decode node {target} did not answer the {what} within {limit:?}"),
-        )
+        let message = match handed_over {
+            true => {
+                format!("decode node {target} did not answer the hand-over within {:?}", config.handover_timeout)
+            }
+            false => format!("decode node {target} did not grant room within {:?}", config.grant_timeout),
+        };
+        decode_failed(ErrorKind::Unavailable, message)
     }
 
     fn emit(&mut self, conductor: ConductorId, key: RequestKey, event: PrefillEvent) {

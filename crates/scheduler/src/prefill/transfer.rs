@@ -21,6 +21,10 @@ impl PrefillCore {
                     self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
+            // The decode node has let it wait for room already; within the time limit it may wait again.
+            Err(Refused { kind: ErrorKind::Overloaded, .. }) if self.deadlines.is_after(key, now) => {
+                self.ask_for_grant(key);
+            }
             Err(Refused { kind, message }) => {
                 transfer.grant = GrantState::Gone;
                 let message = format!("decode node {}: {message}", transfer.target.node);

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::BlockHasher;
 use baton_types::{
     ConductorId, DecodeEvent, ErrorKind, FinishReason, Generation, GrantId, GrantReply, GrantRequest, Handover,
-    ModelFingerprint, NodeId, Refused, RequestKey, SamplingParams, TokenId,
+    ModelFingerprint, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
 };
 
 use super::world::{key, model};
-use crate::{DecodeConfig, DecodeCore, DecodeEffect, PushId, StepOutput, StepPlan};
+use crate::{DecodeConfig, DecodeCore, DecodeEffect, LogitsWanted, PushId, StepOutput, StepPlan};
 
 const MS: Duration = Duration::from_millis(1);
 /// Bytes of all layers of one block.
@@ -22,8 +22,9 @@ struct Node {
     effects: Vec<DecodeEffect>,
 }
 
+/// Room for whole answers, and nobody waits for it.
 fn config(num_blocks: u32) -> DecodeConfig {
-    DecodeConfig::new(model(num_blocks))
+    DecodeConfig { growth_blocks: usize::MAX, grant_wait: Duration::ZERO, ..DecodeConfig::new(model(num_blocks)) }
 }
 
 fn tokens(len: u32) -> Vec<TokenId> {
@@ -434,4 +435,205 @@ fn the_number_of_grants_is_bounded() {
     }
     let refused = node.ask(grant_request(3, &tokens(4), 2)).unwrap_err();
     assert_eq!(refused.message, "3 sequences are granted or running, as many as may");
+}
+
+fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJob {
+    PrefillJob {
+        key: key(n),
+        conductor: ConductorId(n % 2),
+        tokens: prompt.into(),
+        sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
+        decode: None,
+        fetch: None,
+        salt: Arc::from([]),
+        terms: QueueTerms::default(),
+    }
+}
+
+impl Node {
+    fn take_prompt_event(&mut self, of: u64) -> PrefillEvent {
+        self.take(|effect| match effect {
+            DecodeEffect::EmitPrefill { key: whose, event, .. } if *whose == key(of) => Some(event.clone()),
+            _ => None,
+        })
+    }
+
+    /// As the engine does it: a token where one is due.
+    fn finish(&mut self, plan: &StepPlan, token: TokenId) {
+        let output = |sequence: &crate::StepSequence| StepOutput {
+            key: sequence.key,
+            sampled: sequence.is_last_chunk.then_some((token, None)),
+            prompt_logprobs: Vec::new(),
+        };
+        let outputs = plan.sequences.iter().map(output).collect();
+        self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
+    }
+}
+
+fn ranges(plan: &StepPlan) -> Vec<(u128, std::ops::Range<usize>)> {
+    plan.sequences.iter().map(|sequence| (sequence.key.request.0, sequence.range.clone())).collect()
+}
+
+#[test]
+fn the_youngest_gives_way_where_blocks_run_out_and_is_computed_again_before_newcomers() {
+    let mut node = Node::new(DecodeConfig { growth_blocks: 0, prompt_budget: 6, ..config(5) });
+    node.admit(0, &tokens(7), 10);
+    node.admit(1, &[30, 31, 32, 33, 34, 35, 36], 6);
+    assert_eq!((node.core.load().running, node.core.load().blocks_used), (1, 4));
+    let alone = node.take_step();
+    node.finish(&alone, 41);
+    // Both need a third block for their ninth token; there is one.
+    let mut plan = node.take_step();
+    while node.core.load().preemptions == 0 {
+        assert_eq!(plan.sequences.len(), 2);
+        node.finish(&plan, 41);
+        plan = node.take_step();
+    }
+    assert_eq!(ranges(&plan), [(0, 9..10)]);
+    assert_eq!((node.core.load().running, node.core.load().waiting), (1, 1));
+    // A newcomer waits behind it, though there would be room.
+    node.after(MS, |core, now| core.on_grant_request(now, grant_request(2, &[45], 2)));
+    let refused = node.take_refusal();
+    assert_eq!(refused.kind, ErrorKind::Overloaded);
+    assert_eq!(refused.message, "no room for 1 prompt and 2 output tokens: others wait for it, too");
+    // When the first one is done, its tokens are computed again, six at a time, but for what is still in the cache.
+    while node.core.load().running == 1 && plan.sequences[0].key == key(0) {
+        node.finish(&plan, 41);
+        plan = node.take_step();
+    }
+    let again = ranges(&plan);
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].0, 1);
+    assert!(again[0].1.start % 4 == 0 && again[0].1.len() <= 6, "{again:?}");
+    while node.core.load().running > 0 {
+        node.finish(&plan, 41);
+        if node.core.load().running > 0 {
+            plan = node.take_step();
+        }
+    }
+    let indices = |n: u64, node: &[(RequestKey, DecodeEvent)]| -> Vec<u32> {
+        let index = |(whose, event): &(RequestKey, DecodeEvent)| match event {
+            DecodeEvent::Token { index, .. } if *whose == key(n) => Some(*index),
+            _ => None,
+        };
+        node.iter().filter_map(index).collect()
+    };
+    let events = node.take_events();
+    assert_eq!(indices(0, &events), (1..10).collect::<Vec<_>>());
+    assert_eq!(indices(1, &events), (1..6).collect::<Vec<_>>(), "none lost, none twice");
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_grant_waits_for_room_and_is_refused_in_time() {
+    let wait = Duration::from_secs(4);
+    let mut node = Node::new(DecodeConfig { grant_wait: wait, ..config(6) });
+    node.admit(0, &tokens(8), 13);
+    node.after(MS, |core, now| core.on_grant_request(now, grant_request(1, &[20, 21, 22, 23, 24, 25, 26, 27], 5)));
+    node.after(MS, |core, now| core.on_grant_request(now, grant_request(2, &[40, 41], 3)));
+    assert!(
+        !node
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, DecodeEffect::OpenGrant { .. } | DecodeEffect::RefuseGrant { .. }))
+    );
+    assert_eq!((node.core.load().waiting, node.core.is_idle()), (2, false));
+    // Both have room when the first is done, in their order.
+    let _ = node.run();
+    let granted: Vec<_> = node
+        .effects
+        .iter()
+        .filter_map(|effect| match effect {
+            DecodeEffect::OpenGrant { key, reply, .. } => Some((*key, reply.held_blocks)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(granted, [(key(1), 0), (key(2), 0)]);
+    node.effects.clear();
+    node.after(MS, |core, now| core.on_grant_request(now, grant_request(3, &[44; 20], 2)));
+    let due = node.core.next_wakeup().unwrap();
+    node.after(due - node.now, |core, now| core.on_wakeup(now));
+    let refused = node.take_refusal();
+    assert_eq!(refused.kind, ErrorKind::Overloaded);
+    assert!(
+        refused.message.starts_with("no room came free in time: no room for 20 prompt and 2 output tokens"),
+        "{refused}"
+    );
+    for (cause, kind) in [(0, ErrorKind::Cancelled), (1, ErrorKind::Unavailable)] {
+        node.after(MS, |core, now| core.on_grant_request(now, grant_request(4 + cause, &[44; 20], 2)));
+        node.after(MS, |core, now| match cause {
+            0 => core.on_abort(now, key(4)),
+            _ => core.on_drain(now),
+        });
+        assert_eq!(node.take_refusal().kind, kind);
+    }
+}
+
+impl Node {
+    fn take_refusal(&mut self) -> Refused {
+        self.take(|effect| match effect {
+            DecodeEffect::RefuseGrant { refused, .. } => Some(refused.clone()),
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn a_prompt_is_computed_here_in_chunks_beside_the_batch() {
+    let mut node = Node::new(DecodeConfig { prompt_budget: 6, ..config(40) });
+    node.admit(0, &tokens(5), 20);
+    let first = node.take_step();
+    node.after(MS, |core, now| core.on_submit(now, submitted(1, &tokens(9), 3)));
+    node.finish(&first, 41);
+    let started = node.take_prompt_event(1);
+    assert_eq!(
+        started,
+        PrefillEvent::Started { queue: MS, cached_tokens: 4 },
+        "a block of the other prompt is the same"
+    );
+    let second = node.take_step();
+    assert_eq!(ranges(&second), [(0, 6..7), (1, 4..9)]);
+    assert_eq!((second.sequences[1].logits, second.sequences[1].is_last_chunk), (LogitsWanted::Last, true));
+    node.finish(&second, 42);
+    let PrefillEvent::FirstToken { token: 42, finish: None, compute, .. } = node.take_prompt_event(1) else { panic!() };
+    assert_eq!(compute, MS);
+    assert!(matches!(node.take_prompt_event(1), PrefillEvent::HandedOver(transfer) if transfer.bytes == 0));
+    let third = node.take_step();
+    assert_eq!(ranges(&third), [(0, 7..8), (1, 9..10)]);
+    node.finish(&third, 43);
+    let events = node.take_events();
+    assert!(events.iter().any(|(whose, event)| *whose == key(1)
+        && matches!(event, DecodeEvent::Token { index: 1, token: 43, queue: None, .. })));
+
+    // Twice is once, too long is refused, and a failure before the first token is the prompt's.
+    node.after(MS, |core, now| core.on_submit(now, submitted(1, &tokens(9), 3)));
+    node.after(MS, |core, now| core.on_submit(now, submitted(2, &tokens(48), 300)));
+    node.after(MS, |core, now| core.on_submit(now, submitted(3, &[77], 3)));
+    let PrefillEvent::Failed(refused) = node.take_prompt_event(3) else { panic!() };
+    assert_eq!(
+        (refused.kind, refused.message.as_str()),
+        (ErrorKind::Invalid, "token 77 is not in the vocabulary of 50")
+    );
+    let fourth = node.take_step();
+    node.finish(&fourth, 41);
+    let fifth = node.take_step();
+    assert_eq!(ranges(&fifth)[1], (2, 8..14), "six of its tokens a step");
+    let error = Refused { kind: ErrorKind::Internal, message: "no".into() };
+    node.after(MS, |core, now| core.on_step_done(now, fifth.id, Err(error)));
+    let _ = node.take_prompt_event(2);
+    assert!(matches!(node.take_prompt_event(2), PrefillEvent::Failed(_)));
+    assert!(node.core.is_idle());
+}
+
+#[test]
+fn one_token_is_all_that_a_prompt_may_want() {
+    let mut node = Node::new(config(10));
+    node.after(MS, |core, now| core.on_submit(now, submitted(0, &tokens(6), 1)));
+    let plan = node.take_step();
+    node.finish(&plan, 41);
+    node.effects.remove(0);
+    let PrefillEvent::FirstToken { finish: Some(FinishReason::Length), .. } = node.take_prompt_event(0) else {
+        panic!()
+    };
+    assert!(node.core.is_idle() && node.effects.is_empty());
 }

@@ -367,7 +367,7 @@ fn what_cannot_be_taken_is_refused_at_once_with_the_numbers() {
 
 #[test]
 fn waits_have_an_end() {
-    let mut node = Node::new(PrefillConfig { model: model(4), ..config() });
+    let mut node = Node::new(PrefillConfig { model: model(4), grant_timeout: Duration::from_secs(15), ..config() });
     node.submit(job(0, 0..16, 5));
     node.submit(job(1, 20..36, 1));
     let plan = node.take_step();
@@ -376,7 +376,7 @@ fn waits_have_an_end() {
     node.after(wakeup - node.now, |core, now| core.on_wakeup(now));
     node.take_event(0);
     node.take_event(0);
-    let expected = "decode node d0 did not answer the grant request within 15s";
+    let expected = "decode node d0 did not grant room within 15s";
     assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, expected.into()));
     let plan = node.take_step();
     assert_eq!(plan.sequences[0].key, key(1), "its blocks are free for the next");
@@ -410,9 +410,9 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     let plan = node.take_step();
-    node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
+    node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Unavailable))));
     node.take_event(0);
-    assert_eq!(node.take_failure(0), (ErrorKind::Overloaded, "decode node d0: no".into()));
+    assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, "decode node d0: no".into()));
     assert_eq!(node.core.load().blocks_used, 2, "the engine still works on it");
     node.finish_step(MS, &plan, 7);
     assert_eq!(node.core.load().blocks_used, 0);
@@ -425,6 +425,28 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
     assert_eq!(message, "the grant holds 1 and takes 2 blocks of a prompt of 2 full and 2 blocks in all");
     node.finish_step(MS, &plan, 7);
     assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_decode_node_without_room_is_asked_again_until_time_is_up() {
+    let mut node = Node::new(config());
+    let asked = |node: &mut Node| {
+        node.take(|effect| match effect {
+            PrefillEffect::RequestGrant { request, delay, .. } => Some((request.key, *delay)),
+            _ => None,
+        })
+    };
+    node.submit(job(0, 0..8, 5));
+    assert_eq!(asked(&mut node), (key(0), Duration::ZERO));
+    for _ in 0..3 {
+        node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
+        assert_eq!(asked(&mut node), (key(0), 100 * MS), "not at once");
+    }
+    let due = node.core.next_wakeup().unwrap();
+    assert_eq!(due - node.now, Duration::from_secs(60) - 3 * MS, "from the first question on");
+    node.after(due - node.now, |core, now| core.on_wakeup(now));
+    node.take_event(0);
+    assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, "decode node d0 did not grant room within 60s".into()));
 }
 
 #[test]

@@ -30,6 +30,10 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.failed_fetches += counts.failed_fetches;
         sum.overlapped_fetches += counts.overlapped_fetches;
         sum.spoiled_steps += counts.spoiled_steps;
+        sum.stored += counts.stored;
+        sum.loaded_tokens += counts.loaded_tokens;
+        sum.local_prompts += counts.local_prompts;
+        sum.preemptions += counts.preemptions;
     }
     sum
 }
@@ -43,6 +47,8 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.cached_tokens > 0 && counts.held_blocks > 0);
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
+    assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
+    assert!(counts.stored > 0 && counts.loaded_tokens > 0, "{counts:?}");
 }
 
 #[test]

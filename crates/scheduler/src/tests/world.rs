@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
-    Attempt, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason, Generation,
-    GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply, LeaseRequest,
-    NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestId, RequestKey, SamplingParams, TokenId,
+    Attempt, BlockHash, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason,
+    Generation, GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply,
+    LeaseRequest, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestId, RequestKey, SamplingParams,
+    TokenId,
 };
 
 use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs, reference};
@@ -68,6 +69,8 @@ enum Event {
     LeaseReply(RequestKey, Result<LeaseReply, Refused>),
     FetchLayer(RequestKey, u32),
     ReleaseLease(GrantId),
+    Stored(BlockHash, BlockId, Option<BlockHash>, Vec<u64>),
+    LoadLayer(RequestKey, u32),
     Land(Write),
     Arrival(GrantId, PushId, u64),
     PushDone(RequestKey, PushId, Result<PushReport, Refused>),
@@ -111,6 +114,8 @@ pub struct Story {
     pub handed_over: Option<KvTransfer>,
     pub accepted: bool,
     pub granted_blocks: Option<usize>,
+    /// Whether the decode node computes the prompt.
+    pub is_local: bool,
 }
 
 /// How often each thing happened, so that a test that tests nothing is noticed.
@@ -131,10 +136,15 @@ pub struct Counts {
     pub snapshots: u32,
     pub fetched_tokens: u64,
     pub failed_fetches: u32,
+    pub stored: u32,
+    pub loaded_tokens: u64,
     /// Steps that began before the prefix was here whole.
     pub overlapped_fetches: u32,
     /// Fetches that failed under a step.
     pub spoiled_steps: u32,
+    /// Prompts that the decode node computed.
+    pub local_prompts: u32,
+    pub preemptions: u64,
 }
 
 pub struct World {
@@ -156,6 +166,9 @@ pub struct World {
     open_grants: BTreeSet<GrantId>,
     open_leases: BTreeSet<GrantId>,
     fetches: BTreeMap<RequestKey, Fetching>,
+    /// The prefill node's SSD, oldest first.
+    ssd: Vec<(BlockHash, Vec<u64>)>,
+    loads: BTreeMap<RequestKey, Vec<Vec<u64>>>,
     cancelled: BTreeSet<RequestKey>,
     lost: BTreeSet<ConductorId>,
     /// As a conductor keeps it, from the events of both nodes.
@@ -206,9 +219,13 @@ impl World {
         prefill.max_spans_per_push = 1 + rng.below(20) as usize;
         prefill.queue_timeout = Duration::from_secs(3);
         prefill.max_kv_events = 50;
-        let mut decode = DecodeConfig::new(model(50));
+        prefill.max_stores = [0, 1, 5][rng.below(3) as usize];
+        let mut decode = DecodeConfig::new(model(30 + rng.below(20) as u32));
         decode.max_running = 1 + rng.below(6) as usize;
         decode.max_waiting = 8;
+        decode.growth_blocks = [0, 1, 4, usize::MAX][rng.below(4) as usize];
+        decode.prompt_budget = 1 + rng.below(20) as usize;
+        decode.grant_wait = Duration::from_millis(rng.below(2) * rng.below(300));
         decode.max_tombstones = 30;
         decode.max_kv_events = 50;
         let start = Instant::now();
@@ -229,6 +246,8 @@ impl World {
             open_grants: BTreeSet::new(),
             open_leases: BTreeSet::new(),
             fetches: BTreeMap::new(),
+            ssd: Vec::new(),
+            loads: BTreeMap::new(),
             cancelled: BTreeSet::new(),
             lost: BTreeSet::new(),
             index: index_of_both(),
@@ -359,7 +378,9 @@ impl World {
             Event::LeaseRequest(request) => self.decode.on_lease_request(now, request),
             Event::LeaseReply(key, reply) => self.on_lease_reply(key, reply),
             Event::FetchLayer(key, layer) => self.on_fetch_layer(key, layer),
-            Event::ReleaseLease(lease) => self.decode.on_release_lease(lease),
+            Event::Stored(hash, block, parent, values) => self.on_ssd_written(hash, block, parent, values),
+            Event::LoadLayer(key, layer) => self.on_load_layer(key, layer),
+            Event::ReleaseLease(lease) => self.decode.on_release_lease(now, lease),
             Event::Land(write) => self.on_land(write),
             Event::Arrival(grant, push, bytes) => self.decode.on_arrival(now, grant, push, bytes),
             Event::PushDone(key, push, result) => self.prefill.on_push_done(now, key, push, result),
@@ -394,9 +415,14 @@ impl World {
             handed_over: None,
             accepted: false,
             granted_blocks: None,
+            is_local: self.rng.chance(15),
         };
+        let is_local = story.is_local;
         self.stories.insert(job.key, story);
-        self.prefill.on_submit(self.now, job);
+        match is_local {
+            true => self.decode.on_submit(self.now, job),
+            false => self.prefill.on_submit(self.now, job),
+        }
     }
 
     /// As an engine does: K and V of a layer, then its attention, which waits for the layer of the prefix.
@@ -488,6 +514,62 @@ impl World {
         }
     }
 
+    /// What was written is what the block held, from the beginning to the end.
+    fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, _: Option<BlockHash>, values: Vec<u64>) {
+        let now: Vec<_> = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
+        assert_eq!(now, values, "a block changed while it was written");
+        let stored = !self.rng.chance(self.faults.fetch);
+        if stored {
+            self.ssd.push((hash, values));
+            self.counts.stored += 1;
+        }
+        self.prefill.on_stored(self.now, hash, stored);
+        if self.ssd.len() > 25 {
+            let (lost, _) = self.ssd.remove(self.rng.below(5) as usize);
+            self.prefill.on_store_lost(lost);
+        }
+    }
+
+    fn on_load(&mut self, key: RequestKey, hashes: &[BlockHash], destinations: Vec<BlockId>) {
+        let fetch =
+            Fetching { lease: None, sources: Vec::new(), destinations, layers: 0, cancelled: false, failed: false };
+        assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
+        // The records are held from here on, as handles hold them.
+        let records: Option<Vec<_>> = hashes
+            .iter()
+            .map(|hash| self.ssd.iter().find(|(other, _)| other == hash).map(|(_, values)| values.clone()))
+            .collect();
+        match records {
+            Some(records) => {
+                self.loads.insert(key, records);
+                self.prefill.on_fetch_begun(self.now, key, hashes.len());
+                self.send(Event::LoadLayer(key, 0));
+            }
+            None => self.send(Event::LeaseReply(key, Err(unavailable("not on the disk")))),
+        }
+    }
+
+    fn on_load_layer(&mut self, key: RequestKey, layer: u32) {
+        let fault = self.rng.chance(self.faults.fetch);
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        if fault || fetch.cancelled {
+            return self.end_fetch(key, Err(unavailable("disk fault")));
+        }
+        for (values, to) in self.loads[&key].iter().zip(&fetch.destinations) {
+            self.prefill_arena.write(layer, *to, values[layer as usize]);
+        }
+        self.counts.loaded_tokens += (fetch.destinations.len() * BLOCK_TOKENS) as u64;
+        self.prefill.on_fetched(self.now, key, layer);
+        if layer + 1 == NUM_LAYERS {
+            self.end_fetch(key, Ok(FetchedBytes { bytes: 1, transport: "ssd".into() }));
+        } else {
+            self.send(Event::LoadLayer(key, layer + 1));
+        }
+        if let Some(fetch) = self.fetches.get_mut(&key) {
+            fetch.layers = layer + 1;
+        }
+    }
+
     fn end_fetch(&mut self, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         let Some(fetch) = self.fetches.get_mut(&key) else { return };
         fetch.failed = result.is_err();
@@ -504,7 +586,7 @@ impl World {
     fn on_lease_effect(&mut self, effect: LeaseEffect) {
         match effect {
             LeaseEffect::Open { key, reply, .. } if self.rng.chance(self.faults.fetch) => {
-                self.decode.on_release_lease(reply.lease);
+                self.decode.on_release_lease(self.now, reply.lease);
                 self.send(Event::LeaseReply(key, Err(unavailable("lease fault"))));
             }
             LeaseEffect::Open { key, reply, .. } => {
@@ -579,9 +661,12 @@ impl World {
 
     fn on_prefill_effect(&mut self, effect: PrefillEffect) {
         match effect {
-            PrefillEffect::RequestGrant { request, .. } => match self.rng.chance(self.faults.grant) {
+            PrefillEffect::RequestGrant { request, delay, .. } => match self.rng.chance(self.faults.grant) {
                 true => self.send(Event::GrantReply(request.key, Err(unavailable("grant fault")))),
-                false => self.send(Event::GrantRequest(request)),
+                false => {
+                    let way = Duration::from_micros(self.rng.below(3000));
+                    self.send_after(delay + way, Event::GrantRequest(request));
+                }
             },
             PrefillEffect::RunStep(plan) => self.run_prefill(plan),
             PrefillEffect::Push { key, push, grant, spans, .. } => {
@@ -598,6 +683,12 @@ impl World {
                     fetch.cancelled = true;
                 }
             }
+            PrefillEffect::Store { hash, parent, block } => {
+                let values = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
+                self.send(Event::Stored(hash, block, parent, values));
+            }
+            PrefillEffect::Load { key, hashes, destinations } => self.on_load(key, &hashes, destinations),
+            PrefillEffect::ClearStore => self.ssd.clear(),
             PrefillEffect::Lease(effect) => panic!("nobody reads from the prefill node, but {effect:?}"),
             PrefillEffect::Handover { handover, .. } => {
                 if self.rng.chance(self.faults.handover) {
@@ -659,6 +750,12 @@ impl World {
                 let took = Duration::from_micros(1 + self.rng.below(3000));
                 self.send_after(took, Event::DecodeStep(Arc::new(plan), ok));
             }
+            DecodeEffect::EmitPrefill { key, event, .. } => {
+                self.counts.local_prompts += u32::from(matches!(event, PrefillEvent::FirstToken { .. }));
+                let goes_on = matches!(event, PrefillEvent::HandedOver(_));
+                self.stories.get_mut(&key).unwrap().accepted |= goes_on;
+                self.on_prefill_event(key, event);
+            }
             DecodeEffect::Emit { events, .. } => {
                 for (key, event) in events {
                     self.on_decode_event(key, event);
@@ -697,7 +794,7 @@ impl World {
         assert_eq!(story.decode_ends, 0, "an event after the end: {event:?}");
         match event {
             DecodeEvent::Token { index, token, finish, queue, .. } => {
-                assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), index == 1));
+                assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), index == 1 && !story.is_local));
                 story.tokens.push(token);
                 story.finish = finish;
                 story.decode_ends += u32::from(finish.is_some());
@@ -738,6 +835,7 @@ impl World {
     /// Everything that must hold once the world is at rest.
     pub fn check(&mut self) {
         self.check_index();
+        self.counts.preemptions = self.decode.load().preemptions;
         for (key, story) in &self.stories {
             check_story(story, self.lost.contains(&story.job.conductor), key);
             match (story.finish, story.aborted) {
@@ -767,7 +865,8 @@ fn check_story(story: &Story, lost: bool, key: &RequestKey) {
     let taken_over = u32::from(story.accepted);
     assert!(story.decode_ends == taken_over || silent && story.decode_ends == 0, "{key:?} at decode: {story:?}");
     if let Some(transfer) = &story.handed_over {
-        let blocks = story.granted_blocks.unwrap() as u64;
+        // None were granted where the prompt was computed at the decode node.
+        let blocks = story.granted_blocks.unwrap_or(0) as u64;
         let bytes = blocks * u64::from(NUM_LAYERS) * 4 * 2 * BLOCK_TOKENS as u64;
         assert_eq!(transfer.bytes, bytes, "{key:?}");
         assert!(transfer.bytes_at_compute_end <= bytes);

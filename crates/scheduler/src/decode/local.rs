@@ -1,0 +1,161 @@
+//! Prompts that a decode node computes itself, in chunks beside its running batch: those too short to disturb it, and all of them where no prefill node is left.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use baton_kv_cache::{BlockHasher, Reservation};
+use baton_types::{
+    ErrorKind, FinishReason, KvTransfer, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs,
+};
+
+use super::{DecodeCore, DecodeEffect, HandedOver, Outcome, Phase, Sequence};
+
+/// What only a prompt that is computed here has.
+#[derive(Debug)]
+pub(super) struct LocalPrompt {
+    submitted: Instant,
+    /// When it got its blocks for the first time.
+    started: Option<Instant>,
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+impl DecodeCore {
+    /// A conductor wants a prompt computed, and answered, here. One that is here already is ignored; one that cannot be taken fails at once.
+    pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
+        let (key, conductor) = (job.key, job.conductor);
+        if self.sequences.contains_key(&key) {
+            return;
+        }
+        match self.local_sequence(now, job) {
+            Ok(sequence) => {
+                self.waiting.insert(sequence.turn, key);
+                self.sequences.insert(key, sequence);
+                self.plan_step(now);
+            }
+            Err(refused) => {
+                let event = PrefillEvent::Failed(refused);
+                self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
+            }
+        }
+    }
+
+    fn local_sequence(&mut self, now: Instant, job: PrefillJob) -> Result<Sequence, Refused> {
+        let max_total_tokens = self.check_job(&job)?;
+        let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
+        let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens);
+        let handed_over = HandedOver {
+            conductor: job.conductor,
+            at: now,
+            tokens: job.tokens.to_vec(),
+            sampling: job.sampling.clone(),
+            hasher,
+            first_step: None,
+            // It has no wait of its own between a hand-over and its first step.
+            first_token_told: true,
+        };
+        Ok(Sequence {
+            grant: None,
+            turn: self.next_turn(),
+            prompt_tokens: job.tokens.len(),
+            max_tokens: job.sampling.max_tokens,
+            max_total_tokens,
+            hashes,
+            blocks: Vec::new(),
+            held_blocks: 0,
+            reservation: Reservation::none(),
+            pushes: BTreeSet::new(),
+            arrived_bytes: 0,
+            expected_bytes: 0,
+            handed_over: Some(handed_over),
+            phase: Phase::Preempted,
+            num_computed_tokens: 0,
+            num_complete_blocks: 0,
+            local: Some(LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() }),
+            in_step: false,
+            ended: false,
+        })
+    }
+
+    /// Most tokens of prompt and output together, if the job can be taken.
+    fn check_job(&self, job: &PrefillJob) -> Result<usize, Refused> {
+        let refuse = |kind, message| Err(Refused { kind, message });
+        let (model, prompt) = (&self.config.model, job.tokens.len());
+        let context = model.context_length as usize;
+        if self.draining {
+            return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
+        }
+        if let Err(error) = job.sampling.validate() {
+            return refuse(ErrorKind::Invalid, error.to_string());
+        }
+        if prompt == 0 || prompt >= context {
+            return refuse(ErrorKind::Invalid, format!("a prompt of {prompt} tokens in a context of {context}"));
+        }
+        if let Some(token) = job.tokens.iter().find(|token| **token >= model.vocab_size) {
+            let message = format!("token {token} is not in the vocabulary of {}", model.vocab_size);
+            return refuse(ErrorKind::Invalid, message);
+        }
+        let max_total_tokens = prompt.saturating_add(job.sampling.max_tokens as usize).min(context);
+        let (blocks, total) = (model.layout.blocks_for(max_total_tokens - 1), model.layout.num_blocks as usize);
+        if blocks > total {
+            let message = format!(
+                "{prompt} prompt and {} output tokens take {blocks} blocks, the node has {total}",
+                job.sampling.max_tokens
+            );
+            return refuse(ErrorKind::Invalid, message);
+        }
+        let (open, limit) = (self.sequences.len(), self.config.max_running + self.config.max_waiting);
+        if open >= limit {
+            let message = format!("{open} sequences are granted, waiting or running, as many as may");
+            return refuse(ErrorKind::Overloaded, message);
+        }
+        Ok(max_total_tokens)
+    }
+
+    /// A sequence got its blocks: if its prompt is computed here and this is the first time, its conductor hears it.
+    pub(super) fn on_local_started(&mut self, now: Instant, key: RequestKey) {
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let cached_tokens = sequence.num_computed_tokens as u32;
+        let (Some(local), Some(handed_over)) = (&mut sequence.local, &sequence.handed_over) else { return };
+        if local.started.replace(now).is_some() {
+            return;
+        }
+        let queue = now.saturating_duration_since(local.submitted);
+        let event = PrefillEvent::Started { queue, cached_tokens };
+        self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_over.conductor, key, event });
+    }
+
+    /// Output token 0 of a prompt that was computed here; tells why it is the last one, if it is.
+    pub(super) fn on_first_token(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        token: TokenId,
+        logprobs: Option<TokenLogprobs>,
+    ) -> Option<FinishReason> {
+        let sequence = self.sequences.get_mut(&key)?;
+        let (local, handed_over) = (sequence.local.as_mut()?, sequence.handed_over.as_mut()?);
+        handed_over.tokens.push(token);
+        let finish = handed_over.finish(sequence.max_total_tokens);
+        let conductor = handed_over.conductor;
+        let compute = local.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        let prompt_logprobs = std::mem::take(&mut local.prompt_logprobs);
+        let event = PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute };
+        self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
+        if finish.is_none() {
+            // There is nothing to hand over: whoever waits for it need not.
+            let event = PrefillEvent::HandedOver(KvTransfer::default());
+            self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
+        }
+        finish
+    }
+
+    /// Before its first token the request is its prefill's, afterwards its decoding's.
+    pub(super) fn end_local(&mut self, key: RequestKey, refused: &Refused) -> bool {
+        let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else { return false };
+        let Some(handed_over) = sequence.handed_over.as_ref().filter(|_| sequence.is_prompt()) else { return false };
+        let (conductor, event) = (handed_over.conductor, PrefillEvent::Failed(refused.clone()));
+        self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
+        self.end(key, Outcome::Failed, None);
+        true
+    }
+}

@@ -1,0 +1,108 @@
+//! Room for what runs: growth block by block, and who gives way when there is none.
+//!
+//! A grant promises room for the prompt and a little of the answer, not for all of it: most answers end long before their `max_tokens`. Where the blocks run out, the youngest
+//! sequence gives its own up. What was full of them stays in the prefix cache as long as nobody needs the room; the rest is computed again, here, when there is room: the sequence
+//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on.
+
+use std::time::Instant;
+
+use baton_types::{BlockId, RequestKey};
+
+use super::{DecodeCore, Phase, Sequence};
+
+impl DecodeCore {
+    /// Every running sequence gets the blocks of its next tokens, the oldest first; where there are none, the youngest make room. Those that got none sit the step out.
+    pub(super) fn make_room(&mut self) {
+        let mut by_age = self.running.clone();
+        by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
+        for key in by_age {
+            while self.lacks_block(key) && self.running.contains(&key) {
+                if !self.grow(key) && !self.preempt_younger(key) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether the next token of a sequence has no block for its KV.
+    pub(super) fn lacks_block(&self, key: RequestKey) -> bool {
+        let block_tokens = self.config.model.block_tokens();
+        self.sequences.get(&key).is_some_and(|sequence| sequence.blocks.len() * block_tokens < sequence.num_tokens())
+    }
+
+    fn grow(&mut self, key: RequestKey) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
+        let block = match sequence.reservation.blocks() {
+            0 => self.pool.allocate(1).ok().and_then(|blocks| blocks.first().copied()),
+            _ => Some(self.pool.allocate_reserved(&mut sequence.reservation)),
+        };
+        sequence.blocks.extend(block);
+        block.is_some()
+    }
+
+    /// Takes the blocks of the youngest sequence that has any and is no older than `key`: of itself, where it is the youngest.
+    fn preempt_younger(&mut self, key: RequestKey) -> bool {
+        let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
+        let may = |sequence: &Sequence| {
+            let holds = matches!(sequence.phase, Phase::Waiting | Phase::Running) && !sequence.blocks.is_empty();
+            // Until its grant is fenced, its blocks could not be used.
+            let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
+            sequence.turn >= turn && !sequence.ended && !sequence.in_step && holds && fenced
+        };
+        let victims = self.sequences.iter().filter(|(_, sequence)| may(sequence));
+        let Some(victim) = victims.max_by_key(|(_, sequence)| sequence.turn).map(|(key, _)| *key) else { return false };
+        self.preempt(victim);
+        true
+    }
+
+    fn preempt(&mut self, key: RequestKey) {
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let blocks = std::mem::take(&mut sequence.blocks);
+        let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
+        sequence.phase = Phase::Preempted;
+        sequence.num_computed_tokens = 0;
+        sequence.num_complete_blocks = 0;
+        if let Some(local) = sequence.local.as_mut() {
+            local.prompt_logprobs.clear();
+        }
+        self.waiting.insert(sequence.turn, key);
+        self.running.retain(|other| *other != key);
+        self.preemptions += 1;
+        self.pool.cancel_reservation(promised);
+        self.pool.release(&blocks);
+    }
+
+    /// Gives a sequence without blocks those of all its tokens, as far as there is room for them and for everybody's next ones.
+    pub(super) fn find_room(&mut self, now: Instant, key: RequestKey) -> bool {
+        let Some(sequence) = self.sequences.get(&key) else { return false };
+        let reusable = sequence.reusable_blocks(self.config.model.block_tokens());
+        let matched = self.pool.match_prefix(&sequence.hashes[..reusable]);
+        let missing = self.config.model.layout.blocks_for(sequence.num_tokens()) - matched.len();
+        let rest =
+            self.config.model.layout.blocks_for(sequence.max_total_tokens - 1).saturating_sub(missing + matched.len());
+        // Alone it may take all there is.
+        let spare = if self.running.is_empty() { 0 } else { self.running.len() + self.config.growth_blocks.min(rest) };
+        if self.pool.check_fits(&matched, missing.saturating_add(spare)).is_err() {
+            return false;
+        }
+        self.pool.acquire(&matched);
+        let Ok(new) = self.pool.allocate(missing) else {
+            self.pool.release(&matched);
+            return false;
+        };
+        self.take_room(now, key, matched, new);
+        true
+    }
+
+    fn take_room(&mut self, now: Instant, key: RequestKey, matched: Vec<BlockId>, new: Vec<BlockId>) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        sequence.num_complete_blocks = matched.len();
+        sequence.num_computed_tokens = matched.len() * block_tokens;
+        sequence.blocks = matched.into_iter().chain(new).collect();
+        let (tokens, held) = (sequence.num_tokens(), sequence.num_computed_tokens);
+        self.prefix_queries += tokens as u64;
+        self.prefix_hits += held as u64;
+        self.on_local_started(now, key);
+    }
+}
