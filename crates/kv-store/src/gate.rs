@@ -1,0 +1,48 @@
+//! A gate that shuts after failures and lets one of many through to try again.
+
+/// Of those that a shut gate turns away, one in so many is let through.
+pub(crate) const PROBE_EVERY: u32 = 256;
+
+/// Open, or shut with a count of those turned away since.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    turned_away: Option<u32>,
+}
+
+impl Gate {
+    pub(crate) fn is_shut(&self) -> bool {
+        self.turned_away.is_some()
+    }
+
+    /// Also after a failed probe: the count starts anew.
+    pub(crate) fn shut(&mut self) {
+        self.turned_away = Some(0);
+    }
+
+    pub(crate) fn open(&mut self) {
+        self.turned_away = None;
+    }
+
+    /// Whether the next one may go through.
+    pub(crate) fn admits(&mut self) -> bool {
+        let Some(turned_away) = &mut self.turned_away else { return true };
+        *turned_away = (*turned_away + 1) % PROBE_EVERY;
+        *turned_away == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shut_gate_lets_one_of_many_through() {
+        let mut gate = Gate::default();
+        assert!(gate.admits() && !gate.is_shut());
+        gate.shut();
+        let let_through: Vec<_> = (1..=2 * PROBE_EVERY).filter(|_| gate.admits()).collect();
+        assert_eq!(let_through, [PROBE_EVERY, 2 * PROBE_EVERY]);
+        gate.open();
+        assert!(gate.admits());
+    }
+}

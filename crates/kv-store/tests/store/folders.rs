@@ -1,0 +1,166 @@
+//! What a store finds in its folder when it is opened, and what it says where it cannot be.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use baton_kv_store::{KvStore, ReadOutcome, Recovery, StoreError, StoreOptions};
+use baton_types::ErrorKind;
+
+use crate::other_process::OtherProcess;
+use crate::records::{SMALL, numbers, open, put_all, put_ok, read, with_slots};
+
+const SLOTS: u64 = 4;
+
+#[test]
+fn records_survive_in_the_order_in_which_they_were_put() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let mut store = open(folder.path(), &options);
+    assert_eq!(store.recovery(), Recovery::default());
+    for n in [3, 1, 2, 0] {
+        assert_eq!(put_ok(&mut store, n, &options), None);
+    }
+    assert_eq!(put_ok(&mut store, 9, &options), Some(3));
+    drop(store);
+    let mut store = open(folder.path(), &options);
+    assert_eq!(store.recovery(), Recovery { records: 4, dropped: 0, reset: false });
+    assert_eq!(numbers(&store), [1, 2, 0, 9]);
+    assert_eq!(put_ok(&mut store, 4, &options), Some(1), "numbered after those of before");
+    drop(store);
+    assert_eq!(numbers(&open(folder.path(), &options)), [2, 0, 9, 4]);
+}
+
+#[test]
+fn a_second_store_in_the_folder_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let mut store = open(folder.path(), &options);
+    put_ok(&mut store, 1, &options);
+    let error = KvStore::open(folder.path(), &options).unwrap_err();
+    assert_eq!(error, StoreError::Locked { folder: folder.path().display().to_string() });
+    assert!(error.to_string().contains(&*folder.path().to_string_lossy()) && error.kind() == ErrorKind::Unavailable);
+    let record = store.locate(crate::records::hash(1)).unwrap();
+    drop(store);
+    assert!(KvStore::open(folder.path(), &options).is_err(), "a handle still reads");
+    drop(record);
+    open(folder.path(), &options);
+}
+
+#[test]
+fn another_process_keeps_the_folder_until_it_dies() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let mut other = OtherProcess::start("hold", folder.path());
+    other.wait_ready();
+    assert!(matches!(KvStore::open(folder.path(), &options), Err(StoreError::Locked { .. })));
+    other.kill();
+    open(folder.path(), &options);
+}
+
+#[test]
+fn records_of_another_kind_are_discarded_and_other_files_left_alone() {
+    let options = with_slots(&SMALL, SLOTS);
+    let others = [
+        StoreOptions { fingerprint: [9; 16], ..options.clone() },
+        StoreOptions { parts: 2, ..options.clone() },
+        StoreOptions { part_bytes: 1000, ..options.clone() },
+    ];
+    for other in others {
+        let folder = tempfile::tempdir().unwrap();
+        let foreign = folder.path().join("notes.txt");
+        fs::write(&foreign, "not ours").unwrap();
+        let mut store = open(folder.path(), &options);
+        put_all(&mut store, 0..SLOTS, &options);
+        drop(store);
+        let mut store = open(folder.path(), &other);
+        assert_eq!(store.recovery(), Recovery { records: 0, dropped: 0, reset: true });
+        assert_eq!(fs::metadata(folder.path().join("baton-kv.payloads")).unwrap().len(), 0, "the room is given back");
+        put_ok(&mut store, 7, &other);
+        assert_eq!(read(&mut store, 7, &other), ReadOutcome::Found);
+        drop(store);
+        assert!(open(folder.path(), &options).is_empty(), "nor are they back");
+        assert_eq!(fs::read(&foreign).unwrap(), b"not ours");
+    }
+}
+
+#[test]
+fn a_smaller_capacity_cuts_the_files_and_a_larger_one_keeps_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let mut store = open(folder.path(), &options);
+    put_all(&mut store, 0..SLOTS, &options);
+    drop(store);
+    let smaller = with_slots(&SMALL, 2);
+    let mut store = open(folder.path(), &smaller);
+    assert_eq!((store.len(), store.recovery().dropped, store.capacity()), (2, 2, 2 * smaller.record_bytes()));
+    let length = |file| fs::metadata(folder.path().join(file)).unwrap().len();
+    assert!(length("baton-kv.payloads") + length("baton-kv.headers") <= smaller.capacity_bytes);
+    assert!(put_ok(&mut store, 9, &smaller).is_some());
+    let kept = numbers(&store);
+    drop(store);
+    let mut store = open(folder.path(), &with_slots(&SMALL, 3));
+    assert_eq!(numbers(&store), kept);
+    assert_eq!(put_ok(&mut store, 10, &options), None);
+    assert!(put_ok(&mut store, 11, &options).is_some());
+}
+
+#[test]
+fn truncated_and_missing_files_lose_only_what_was_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let fill = || {
+        let mut store = open(folder.path(), &options);
+        put_all(&mut store, 0..SLOTS, &options);
+    };
+    let cut = |file: &str, length| {
+        fs::OpenOptions::new().write(true).open(folder.path().join(file)).unwrap().set_len(length).unwrap();
+    };
+    fill();
+    cut("baton-kv.payloads", 2 * 4096 + 100);
+    assert_eq!(open(folder.path(), &options).recovery(), Recovery { records: 2, dropped: 2, reset: false });
+    fill();
+    cut("baton-kv.headers", 4096 + 3 * 128 + 5);
+    assert_eq!(open(folder.path(), &options).len(), 3);
+    fill();
+    cut("baton-kv.headers", 17);
+    assert_eq!(open(folder.path(), &options).recovery(), Recovery { records: 0, dropped: 0, reset: true });
+    fill();
+    fs::remove_file(folder.path().join("baton-kv.payloads")).unwrap();
+    let mut store = open(folder.path(), &options);
+    assert_eq!((store.len(), store.recovery().dropped), (0, 4));
+    put_all(&mut store, 0..SLOTS, &options);
+    assert_eq!(store.len() as u64, SLOTS);
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = KvStore::open(&file.join("store"), &options).unwrap_err().to_string();
+    assert!(error.contains("create folder") && error.contains("file/store"), "{error}");
+
+    let taken = folder.path().join("taken");
+    fs::create_dir_all(taken.join("baton-kv.headers")).unwrap();
+    let error = KvStore::open(&taken, &options).unwrap_err().to_string();
+    assert!(error.contains("open") && error.contains("baton-kv.headers"), "{error}");
+
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
+    match KvStore::open(&closed, &options) {
+        Err(error) => assert!(error.to_string().contains("closed/baton-kv.lock"), "{error}"),
+        Ok(_) => eprintln!("not tested: a folder without write permission, since this user may write everywhere"),
+    }
+}
+
+#[test]
+fn conversations_are_for_their_owner_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a/b");
+    drop(open(&path, &with_slots(&SMALL, SLOTS)));
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(path.clone()) & 0o077, 0);
+    assert_eq!(mode(path.join("baton-kv.payloads")) & 0o077, 0);
+}
