@@ -20,6 +20,7 @@ use crate::nodes::NodeSessions;
 use crate::output::Output;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
 use crate::relay::Relay;
+use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
@@ -60,6 +61,8 @@ pub struct FrontDoor {
     pub transfers: Transfers,
     /// Metric handles.
     pub metrics: Metrics,
+    /// What operators are told of the last requests.
+    pub tally: SharedTally,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Where request tasks live.
@@ -100,6 +103,7 @@ impl FrontDoor {
             nodes,
             transfers: Transfers::default(),
             metrics,
+            tally: SharedTally::default(),
             clock,
             tasks,
             shutdown,

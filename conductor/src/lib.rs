@@ -8,6 +8,7 @@
 pub mod config;
 pub mod metrics;
 
+mod accuracy;
 mod error;
 mod front_door;
 mod grpc;
@@ -19,6 +20,7 @@ mod output;
 mod prompt;
 mod relay;
 mod server;
+mod tally;
 mod transfers;
 
 pub use error::GenerateError;

@@ -130,7 +130,7 @@ impl Cluster {
             false => Ok(Vec::new()),
         };
         let chosen = match (&prefill, &decode) {
-            (Ok(prefill), Ok(decode)) => Ok(self.choose(now, request, (prefill, decode), &*policy, rng)),
+            (Ok(prefill), Ok(decode)) => Ok(self.choose(now, asked, (prefill, decode), &*policy, rng)),
             (Err(refusal), _) => Err(refusal.clone()),
             (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
         };

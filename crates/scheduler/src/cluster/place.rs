@@ -49,11 +49,15 @@ pub(super) struct Chosen {
     ttft: Duration,
     /// Prefill nodes that it was made from.
     candidates: usize,
+    /// Expected of the answer.
+    output_tokens: f64,
 }
 
 struct ChosenDecode {
     node: NodeId,
     tbt: Duration,
+    /// The part of the push that compute does not hide.
+    exposed: Duration,
 }
 
 impl Chosen {
@@ -78,6 +82,8 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         pace,
         estimated_ttft: Ttft(chosen.ttft),
         estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
+        estimated_exposed: chosen.decode.as_ref().map(|decode| decode.exposed),
+        estimated_output_tokens: chosen.output_tokens,
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
@@ -104,7 +110,7 @@ impl Cluster {
             true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
             false => Vec::new(),
         };
-        let chosen = self.choose(now, request, (&prefill, &decode), &*self.placement, rng);
+        let chosen = self.choose(now, asked, (&prefill, &decode), &*self.placement, rng);
         let assessment = self.assess(now, asked, &chosen);
         let pace = verdict(&mut *self.admission, &assessment)?;
         let fetch = self.fetch_of(&chosen, &matches);
@@ -116,11 +122,12 @@ impl Cluster {
     pub(super) fn choose(
         &self,
         now: Instant,
-        request: &PlacementRequest<'_>,
+        asked: Asked<'_>,
         (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
         policy: &dyn PlacementPolicy,
         rng: &mut dyn FnMut() -> u64,
     ) -> Chosen {
+        let request = asked.request;
         let choice = policy.choose(request, prefill, decode, rng);
         let candidate = &prefill[choice.prefill];
         let Split { plan, terms, broken, helpers } =
@@ -134,9 +141,14 @@ impl Cluster {
             broken,
             helpers,
             fetches: choice.fetch && candidate.fetch.is_some(),
-            decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: duration(decode.tbt) }),
+            decode: decode.map(|decode| ChosenDecode {
+                node: decode.node.clone(),
+                tbt: duration(decode.tbt),
+                exposed: duration(decode.exposed(plan.compute)),
+            }),
             ttft: duration(estimated_ttft(&plan, decode)),
             candidates: prefill.len(),
+            output_tokens: asked.output_tokens,
         }
     }
 
