@@ -9,7 +9,7 @@ use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixI
 use baton_text::StopStrings;
 use baton_types::{
     Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
-    Slo, TokenId, Ttft,
+    Slo, Tbt, TokenId, Ttft,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -103,14 +103,14 @@ impl FrontDoor {
             nodes,
             transfers: Transfers::default(),
             metrics,
-            tally: SharedTally::default(),
+            tally: SharedTally::new(clock.now()),
             clock,
             tasks,
             shutdown,
             cluster,
             index,
             tokenizing,
-            holding: Semaphore::new((limits.max_requests / HELD_SHARE).max(1)),
+            holding: Semaphore::new(places_to_wait(&limits)),
         }
     }
 
@@ -125,6 +125,7 @@ impl FrontDoor {
         let arrived = self.clock.now();
         let outcome = self.admit(request, arrived).await;
         self.metrics.on_admission(&outcome);
+        self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
         let (mut relay, responses) = outcome?;
         let door = Arc::clone(self);
         self.tasks.spawn_request("relay", async move {
@@ -179,12 +180,18 @@ impl FrontDoor {
                 let Ok(permit) = self.holding.try_acquire() else { return Err(refused) };
                 place_to_wait = Some(permit);
                 self.metrics.on_held();
+                self.tally.lock().admission.held += 1;
             }
             tokio::select! {
                 () = tokio::time::sleep(hold) => exclude.clear(),
                 () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
             }
         }
+    }
+
+    /// Requests that wait at the door now.
+    pub fn holding(&self) -> usize {
+        places_to_wait(&self.limits).saturating_sub(self.holding.available_permits())
     }
 
     fn full(&self) -> GenerateError {
@@ -307,6 +314,10 @@ impl FrontDoor {
     }
 }
 
+fn places_to_wait(limits: &FrontDoorLimits) -> usize {
+    (limits.max_requests / HELD_SHARE).max(1)
+}
+
 fn prost_len(request: &v1::GenerateRequest) -> usize {
     use prost::Message;
     request.encoded_len()
@@ -344,6 +355,12 @@ impl Job {
             slo: checked.slo,
             priority: checked.priority,
         })
+    }
+
+    /// Whether a request that finished was within its objectives; those that it does not have count as met.
+    pub fn is_met_by(&self, ttft: Duration, tbt: Option<Tbt>) -> bool {
+        self.slo.ttft.is_none_or(|limit| Ttft(ttft) <= limit)
+            && self.slo.tbt.zip(tbt).is_none_or(|(limit, tbt)| tbt <= limit)
     }
 
     fn wants_decode(&self) -> bool {

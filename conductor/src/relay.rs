@@ -115,8 +115,11 @@ impl Relay {
         door.end(self.key(), &self.placement, !nodes_are_done);
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
+        let tbt = Tbt::of_gaps(&mut self.gaps);
+        let within = outcome.is_ok() && self.job.is_met_by(self.timeline.ttft, tbt);
+        door.tally.lock().goodput.on_end(door.clock.now(), within);
         if outcome.is_ok() {
-            self.learn(door);
+            self.learn(door, tbt);
         }
         let last = match outcome {
             Ok(finish) => Ok(response(Event::Finished(self.finished(finish)))),
@@ -131,11 +134,10 @@ impl Relay {
     }
 
     /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
-    fn learn(&mut self, door: &FrontDoor) {
+    fn learn(&self, door: &FrontDoor, tbt: Option<Tbt>) {
         if self.attempt != Attempt(0) {
             return;
         }
-        let tbt = Tbt::of_gaps(&mut self.gaps).map(|Tbt(tbt)| tbt);
         let placement = &self.placement;
         let Ttft(ttft) = placement.estimated_ttft;
         let transfer = &self.timeline.kv_transfer;
@@ -143,7 +145,7 @@ impl Relay {
         let output = placement.decode.as_ref().map(|_| f64::from(self.output.len()));
         let times = [
             (Estimate::Ttft, Some(ttft + placement.pace), self.first_token),
-            (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt), tbt),
+            (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt), tbt.map(|Tbt(tbt)| tbt)),
             (Estimate::Transfer, placement.estimated_exposed, exposed),
         ];
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());

@@ -70,6 +70,13 @@ impl v1::cluster_server::Cluster for ClusterService {
         Ok(Response::new(super::explain::response(prompt_tokens, explanation)))
     }
 
+    async fn cluster_load(
+        &self,
+        _: Request<v1::ClusterLoadRequest>,
+    ) -> Result<Response<v1::ClusterLoadResponse>, Status> {
+        Ok(Response::new(super::load::response(&self.0)))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),

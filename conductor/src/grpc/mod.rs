@@ -3,6 +3,7 @@
 mod cluster;
 mod explain;
 mod inference;
+mod load;
 
 pub use cluster::ClusterService;
 pub use inference::InferenceService;

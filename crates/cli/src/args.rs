@@ -35,6 +35,8 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
+    /// Show what the nodes have before them, what is taken in, and how good the predictions are
+    Load(LoadArgs),
     /// Say where a request would go now and why: every node with the terms of its estimate. Nothing is generated
     Explain(Box<ExplainArgs>),
     /// Measure this machine: what the transfer engine moves
@@ -89,6 +91,14 @@ pub struct ChatArgs {
     /// First message, of the role `system`
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+}
+
+/// Of `baton load`.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Print again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    pub watch: Option<f64>,
 }
 
 /// Of `baton nodes`.

@@ -13,6 +13,7 @@ mod client;
 mod error;
 mod explain;
 mod generate;
+mod load;
 mod nodes;
 mod paths;
 mod prompt;
@@ -22,6 +23,7 @@ mod table;
 mod timeline;
 mod up;
 mod version;
+mod watch;
 
 pub use args::{Cli, Command};
 pub use error::CliError;
@@ -43,6 +45,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
             Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
+            Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,

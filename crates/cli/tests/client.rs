@@ -159,6 +159,25 @@ fn nodes_are_shown_and_checked() {
 }
 
 #[test]
+fn load_is_shown_once_or_again_and_again() {
+    let fake = Fake::start();
+    let (output, out, err) = run(&fake, &["load"]);
+    assert!(output.status.success(), "{err}");
+    assert!(out.starts_with("PREFILL") && out.contains("prefill-0") && out.contains("ESTIMATE"), "{out}");
+    let (_, out, _) = run(&fake, &["load", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((out.lines().count(), &json["prefill"][0]["pending"]), (1, &3.into()));
+    let mut child = baton(&fake, &["load", "--json", "--watch", "0.1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    for _ in 0..3 {
+        let json: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(json["prefill"][0]["node"], "prefill-0");
+    }
+    interrupt(child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn version_says_both_or_that_nobody_is_there() {
     let fake = Fake::start();
     let (_, out, _) = run(&fake, &["version"]);

@@ -27,8 +27,8 @@ pub use admission::{
     TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, NodeState, PrefillExplanation,
-    Verdict,
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, NodeOutlook, NodeState,
+    PrefillExplanation, Verdict,
 };
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};

@@ -170,6 +170,15 @@ impl v1::cluster_server::Cluster for Service {
         Err(Status::unimplemented("explain"))
     }
 
+    async fn cluster_load(
+        &self,
+        _: Request<v1::ClusterLoadRequest>,
+    ) -> Result<Response<v1::ClusterLoadResponse>, Status> {
+        let prefill =
+            v1::PrefillNodeLoad { node: "prefill-0".into(), state: "ready".into(), pending: 3, ..Default::default() };
+        Ok(Response::new(v1::ClusterLoadResponse { prefill: vec![prefill], ..Default::default() }))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),

@@ -551,3 +551,29 @@ fn lost_nodes_are_shown_for_a_while_only() {
     assert_eq!(names, ["n3", "n4"]);
     assert_eq!(cluster.block_hashes(&[1], b""), None);
 }
+
+#[test]
+fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    let outlook = |cluster: &Cluster, node: &NodeId| cluster.outlook(now, cluster.node(node).unwrap());
+    let idle = outlook(&cluster, &id("p0"));
+    assert_eq!((idle.pending, idle.queue, idle.rows_per_second, idle.step), (0, Duration::ZERO, None, None));
+    let placement = place(&mut cluster, now, &request(1, &[])).unwrap();
+    let (prefill, decode) = (placement.prefill, placement.decode.unwrap());
+    let busy = outlook(&cluster, &prefill);
+    // 10 ms and 1 ms a token.
+    assert_eq!((busy.pending, busy.queue.as_millis()), (1, 170));
+    let waiting = outlook(&cluster, &decode);
+    assert_eq!((waiting.sequences, waiting.tbt), (1, None), "it does not decode yet");
+    cluster.on_first_token(now, key(1));
+    assert_eq!(outlook(&cluster, &decode).tbt.map(|tbt| tbt.as_millis()), Some(11));
+    assert_eq!(outlook(&cluster, &prefill).pending, 0);
+    for _ in 0..500 {
+        cluster.on_step(&prefill, 100, 1000, 0.5);
+    }
+    cluster.on_step(&prefill, 100, 1000, f64::NAN);
+    let measured = outlook(&cluster, &prefill);
+    assert!((measured.rows_per_second.unwrap() - 200.0).abs() < 0.1);
+    assert_eq!(measured.step.map(|step| step.as_millis().abs_diff(500) <= 1), Some(true));
+}

@@ -1,0 +1,95 @@
+//! What an operator sees: the real `baton` command beside a real cluster with the mock engine.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::{Ask, Cluster, binary};
+use serde_json::Value;
+use tokio::process::Command;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
+    (0..tokens).map(|i| 32 + (i * 7 + salt * 13) % 90).collect()
+}
+
+async fn baton(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<Output> {
+    let mut command = Command::new(binary("baton")?);
+    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
+        command.env_remove(key);
+    }
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    command.args(["--conductor", &conductor]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command.output().await?)
+}
+
+async fn json(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<Value> {
+    let output = baton(cluster, &[arguments, &["--json"]].concat()).await?;
+    anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Asks again until the answer is what it must become.
+async fn until(cluster: &Cluster, arguments: &[&str], done: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+    let mut last = Value::Null;
+    for _ in 0..100 {
+        last = json(cluster, arguments).await?;
+        if done(&last) {
+            return Ok(last);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    anyhow::bail!("{arguments:?} stays at {last}")
+}
+
+#[tokio::test]
+async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().prefill(2).start().await?;
+    let before = json(&cluster, &["load"]).await?;
+    assert_eq!((before["prefill"].as_array().unwrap().len(), before["decode"].as_array().unwrap().len()), (2, 1));
+    assert!(before["estimates"].as_array().unwrap().iter().all(|row| row["count"] == 0 && row["bias"].is_null()));
+
+    for salt in 0..5 {
+        cluster.ask(Ask::tokens(prompt(200, salt)).max_tokens(12).ignore_eos()).await?;
+    }
+    let one = cluster.ask(Ask::tokens(prompt(50, 9)).max_tokens(1)).await?;
+    assert_eq!(one.token_ids.len(), 1);
+    let mut late = Ask::tokens(prompt(200, 7));
+    late.0.slo.get_or_insert_default().ttft_ms = Some(0.001);
+    let (code, message) = cluster.refused(late).await;
+    assert_eq!(code, tonic::Code::ResourceExhausted, "{message}");
+    cluster.refused(Ask::tokens(prompt(200, 7)).sampling(|sampling| sampling.temperature = Some(-1.0))).await;
+
+    let after = until(&cluster, &["load"], |load| load["goodput"]["ended"] == 6).await?;
+    let admission = &after["admission"];
+    assert_eq!((&admission["accepted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
+    assert_eq!(admission["last_refusal"]["message"].as_str(), Some(message.as_str()));
+    assert!(admission["last_refusal"]["retry_after_s"].as_f64() > Some(0.0), "{admission}");
+    assert_eq!(after["goodput"]["within"], 6);
+    let counts = ["ttft", "tbt", "transfer", "output"].map(|name| {
+        let row = after["estimates"].as_array().unwrap().iter().find(|row| row["estimate"] == name).unwrap();
+        assert!(row["error_p50"].as_f64() <= row["error_p90"].as_f64(), "{row}");
+        assert!(row["predicted_p50"].as_f64() > Some(0.0) && row["measured_p50"].as_f64() > Some(0.0), "{row}");
+        row["count"].as_u64().unwrap()
+    });
+    assert_eq!((counts[0], counts[1], counts[3]), (6, 5, 5), "one token has neither gaps nor an answer");
+    assert!(counts[2] <= 5, "a push that compute hid whole has no relative error");
+    assert_eq!(after["estimates"][3]["measured_p50"], 12.0);
+    let rates =
+        after["prefill"].as_array().unwrap().iter().filter(|node| node["tokens_per_second"].as_f64() > Some(0.0));
+    assert!(rates.count() >= 1, "{after}");
+    assert!(after["decode"][0]["step_s"].as_f64() > Some(0.0) && after["decode"][0]["tbt_s"].is_null(), "{after}");
+    let (_, metrics) = cluster.http("/metrics", None).await?;
+    let line = "baton_conductor_estimate_error_ratio_count{estimate=\"ttft\"} 6";
+    assert!(metrics.contains(line), "{line} in:\n{metrics}");
+    assert!(metrics.contains("baton_conductor_estimate_measured_tokens_sum{estimate=\"output\"} 60"), "{metrics}");
+
+    let shown = String::from_utf8(baton(&cluster, &["load"]).await?.stdout)?;
+    assert!(shown.starts_with("PREFILL") && shown.contains("6 accepted, 1 refused"), "{shown}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
