@@ -93,3 +93,58 @@ async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> 
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
+
+#[tokio::test]
+async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().prefill(2).start().await?;
+    let answer = cluster.ask(Ask::tokens(prompt(200, 1)).max_tokens(12).ignore_eos()).await?;
+    let record = until(&cluster, &["explain", &answer.request_id], |record| !record["end"].is_null()).await?;
+    let decisions = record["decisions"].as_array().unwrap();
+    assert_eq!((decisions.len(), &decisions[0]["attempt"], &decisions[0]["times"]), (1, &0.into(), &1.into()));
+    let explained = &decisions[0]["explanation"];
+    assert_eq!(explained["placed"]["prefill"].as_str(), Some(answer.finished.prefill_node.as_str()), "{record}");
+    assert_eq!(explained["placed"]["decode"].as_str(), Some(answer.finished.decode_node.as_str()));
+    let verdicts = explained["prefill"].as_array().unwrap().iter().map(|row| row["verdict"].as_str().unwrap());
+    let mut verdicts: Vec<_> = verdicts.collect();
+    verdicts.sort_unstable();
+    assert_eq!(verdicts, ["chosen", "lost"]);
+    let end = &record["end"];
+    assert_eq!((&end["finish_reason"], &end["output_tokens"]), (&"length".into(), &12.into()), "{end}");
+    assert_eq!(end["kv_transfer"]["bytes"].as_u64(), Some(answer.kv_transfer().bytes));
+    for time in ["ttft_s", "predicted_ttft_s", "tbt_s", "predicted_tbt_s"] {
+        assert!(end[time].as_f64() > Some(0.0), "{time} in {end}");
+    }
+
+    // Refused requests have an id, too: it is in the log.
+    let mut late = Ask::tokens(prompt(200, 7));
+    late.0.slo.get_or_insert_default().ttft_ms = Some(0.001);
+    let (_, message) = cluster.refused(late).await;
+    let ended = request_lines(&cluster)?;
+    assert_eq!(ended.len(), 2, "one line a request: {ended:#?}");
+    let [served, refused] = [&ended[0], &ended[1]].map(String::as_str);
+    for part in [
+        &format!("request={}", answer.request_id),
+        "outcome=\"length\"",
+        "output_tokens=12",
+        "decode_verdicts=\"1 chosen\"",
+    ] {
+        assert!(served.contains(part), "{part} in {served}");
+    }
+    let id = refused.split("request=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let record = json(&cluster, &["explain", id]).await?;
+    assert_eq!(record["end"]["failure"]["message"].as_str(), Some(message.as_str()), "{record}");
+    assert_eq!(record["decisions"][0]["explanation"]["refused"]["message"].as_str(), Some(message.as_str()));
+
+    let unknown = baton(&cluster, &["explain", &"0".repeat(32)]).await?;
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(said.contains("is not among the last 2 that this conductor keeps"), "{said}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+/// The lines that the conductor's log has of requests.
+fn request_lines(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
+    let log = std::fs::read_to_string(cluster.folder().join("conductor.log"))?;
+    Ok(log.lines().filter(|line| line.contains("request ended")).map(str::to_owned).collect())
+}

@@ -9,7 +9,7 @@ use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixI
 use baton_text::StopStrings;
 use baton_types::{
     Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
-    Slo, Tbt, TokenId, Ttft,
+    Slo, Tbt, Timeline, TokenId, Ttft, Usage,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::output::Output;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
+use crate::records::{OpenRecord, Records, RequestEnd};
 use crate::relay::Relay;
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
@@ -63,6 +64,8 @@ pub struct FrontDoor {
     pub metrics: Metrics,
     /// What operators are told of the last requests.
     pub tally: SharedTally,
+    /// What was decided on the last requests.
+    pub records: Records,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Where request tasks live.
@@ -104,6 +107,7 @@ impl FrontDoor {
             transfers: Transfers::default(),
             metrics,
             tally: SharedTally::new(clock.now()),
+            records: Records::default(),
             clock,
             tasks,
             shutdown,
@@ -151,7 +155,9 @@ impl FrontDoor {
         let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let checked = self.check(request).await?;
         let job = Job::new(id, checked, &self.cluster())?;
-        let placement = self.place_first(&job, &entry, arrived).await?;
+        let job = Job { record: Some(self.records.open(id, job.tokens.len() as u32, job.sampling.max_tokens)), ..job };
+        let placement =
+            self.place_first(&job, &entry, arrived).await.inspect_err(|error| self.not_taken(&job, error, arrived))?;
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let relay = Relay::new(self, job, placement, entry, out, arrived)?;
         Ok((relay, responses))
@@ -186,6 +192,16 @@ impl FrontDoor {
                 () = tokio::time::sleep(hold) => exclude.clear(),
                 () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
             }
+        }
+    }
+
+    /// The request was not taken in.
+    fn not_taken(&self, job: &Job, error: &GenerateError, arrived: Instant) {
+        let waited = self.clock.now().saturating_duration_since(arrived);
+        let timeline = Timeline { placement: waited, total: waited, ..Timeline::default() };
+        let usage = Usage { prompt_tokens: job.tokens.len() as u32, ..Usage::default() };
+        if let Some(record) = &job.record {
+            record.end(RequestEnd { outcome: Err(error.clone()), timeline, usage, tbt: None });
         }
     }
 
@@ -267,8 +283,12 @@ impl FrontDoor {
             let mut cluster = self.cluster();
             let now = self.clock.now();
             let waited = now.saturating_duration_since(arrived);
-            let placed = cluster.place(now, &job.placement_request(key, exclude, waited), &mut random_u64);
-            let placement = placed.map_err(|refusal| GenerateError::Refused {
+            let wanted = job.placement_request(key, exclude, waited);
+            let explanation = Arc::new(cluster.place_explained(now, &wanted, &mut random_u64));
+            if let Some(record) = &job.record {
+                record.decided(attempt, waited, Arc::clone(&explanation));
+            }
+            let placement = explanation.decision.clone().map_err(|refusal| GenerateError::Refused {
                 kind: refusal.kind,
                 message: refusal.message,
                 retry_after: refusal.retry_after,
@@ -293,7 +313,11 @@ impl FrontDoor {
             entry.placed(attempt, Vec::new());
             let message = "its session ended in this moment".to_owned();
             let refused = baton_types::Refused { kind: ErrorKind::Unavailable, message };
-            return Err(GenerateError::Node { node: placement.prefill, refused });
+            let error = GenerateError::Node { node: placement.prefill, refused };
+            if let Some(record) = &job.record {
+                record.failed(&error);
+            }
+            return Err(error);
         }
         Ok(placement)
     }
@@ -335,6 +359,8 @@ pub struct Job {
     pub stop: Vec<String>,
     /// Chained hashes of the prompt's full blocks.
     pub block_hashes: Arc<[BlockHash]>,
+    /// Where its decisions are kept; none where it is only asked what would be decided.
+    pub record: Option<OpenRecord>,
     slo: Slo,
     priority: i32,
 }
@@ -352,6 +378,7 @@ impl Job {
             sampling: Arc::new(checked.sampling),
             stop: checked.stop,
             block_hashes: block_hashes.into(),
+            record: None,
             slo: checked.slo,
             priority: checked.priority,
         })

@@ -18,6 +18,7 @@ mod membership;
 mod nodes;
 mod output;
 mod prompt;
+mod records;
 mod relay;
 mod server;
 mod tally;

@@ -20,6 +20,7 @@ use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Job};
 use crate::live::{Entry, LiveEvent};
 use crate::output::{Output, OutputToken, Piece};
+use crate::records::RequestEnd;
 
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -121,16 +122,21 @@ impl Relay {
         if outcome.is_ok() {
             self.learn(door, tbt);
         }
+        self.record_end(&outcome, tbt);
         let last = match outcome {
             Ok(finish) => Ok(response(Event::Finished(self.finished(finish)))),
-            Err(error) => {
-                tracing::info!(request = %self.job.request, attempt = self.attempt.0, kind = %error.kind(), %error, "request failed");
-                Err(error)
-            }
+            Err(error) => Err(error),
         };
         // The client may be gone, or not read; the request is over all the same.
         self.entry.leave();
         let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
+    }
+
+    fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {
+        let (outcome, timeline, usage) = (outcome.clone(), self.timeline.clone(), self.usage());
+        if let Some(record) = &self.job.record {
+            record.end(RequestEnd { outcome, timeline, usage, tbt });
+        }
     }
 
     /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
@@ -324,6 +330,9 @@ impl Relay {
         }
         tracing::warn!(request = %self.job.request, attempt = self.attempt.0, %node, reason = %refused, "placing the request again");
         door.metrics.on_retry();
+        if let Some(record) = &self.job.record {
+            record.failed(&error);
+        }
         door.end(self.key(), &self.placement, true);
         self.failed_nodes.push(node.clone());
         let attempt = Attempt(self.attempt.0 + 1);

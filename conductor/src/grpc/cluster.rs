@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
-use baton_types::NodeInfo;
+use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
 
+use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
 use crate::membership::join;
 use crate::nodes::NodeSessions;
@@ -67,7 +68,7 @@ impl v1::cluster_server::Cluster for ClusterService {
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
         let request = required("request", request.into_inner().request)?;
         let (prompt_tokens, explanation) = self.0.explain(request).await.map_err(|error| Status::from(&error))?;
-        Ok(Response::new(super::explain::response(prompt_tokens, explanation)))
+        Ok(Response::new(super::explain::response(prompt_tokens, &explanation)))
     }
 
     async fn cluster_load(
@@ -75,6 +76,16 @@ impl v1::cluster_server::Cluster for ClusterService {
         _: Request<v1::ClusterLoadRequest>,
     ) -> Result<Response<v1::ClusterLoadResponse>, Status> {
         Ok(Response::new(super::load::response(&self.0)))
+    }
+
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+        let id: RequestId = super::inference::request_id(&request.into_inner().request_id)?;
+        let record = self.0.records.of(id).ok_or_else(|| {
+            let problem =
+                format!("request {id} is not among the last {} that this conductor keeps", self.0.records.len());
+            Status::from(&GenerateError::NotFound { field: "request_id", problem })
+        })?;
+        Ok(Response::new(super::explain::record(&record)))
     }
 
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {

@@ -37,7 +37,7 @@ pub enum Command {
     Nodes(NodesArgs),
     /// Show what the nodes have before them, what is taken in, and how good the predictions are
     Load(LoadArgs),
-    /// Say where a request would go now and why: every node with the terms of its estimate. Nothing is generated
+    /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
     /// Measure this machine: what the transfer engine moves
     #[command(subcommand)]

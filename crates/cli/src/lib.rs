@@ -17,6 +17,7 @@ mod load;
 mod nodes;
 mod paths;
 mod prompt;
+mod record;
 mod report;
 mod screen;
 mod table;

@@ -178,6 +178,19 @@ fn load_is_shown_once_or_again_and_again() {
 }
 
 #[test]
+fn a_request_is_explained_by_its_id() {
+    let fake = Fake::start();
+    let (known, unknown) = ("a".repeat(32), "b".repeat(32));
+    let (_, out, _) = run(&fake, &["explain", &known]);
+    assert_eq!(out, format!("request   {known}\n\nit runs\n"));
+    let (_, out, _) = run(&fake, &["explain", &known, "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["max_tokens"], json["end"].is_null()), (&5.into(), true));
+    let (output, _, err) = run(&fake, &["explain", &unknown]);
+    assert_eq!((output.status.code(), err.as_str()), (Some(2), "baton: request_id: not among the last 7\n"));
+}
+
+#[test]
 fn version_says_both_or_that_nobody_is_there() {
     let fake = Fake::start();
     let (_, out, _) = run(&fake, &["version"]);

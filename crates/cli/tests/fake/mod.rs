@@ -179,6 +179,14 @@ impl v1::cluster_server::Cluster for Service {
         Ok(Response::new(v1::ClusterLoadResponse { prefill: vec![prefill], ..Default::default() }))
     }
 
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+        let request_id = request.into_inner().request_id;
+        if !request_id.starts_with('a') {
+            return Err(baton_proto::status(ErrorKind::NotFound, "request_id: not among the last 7", None));
+        }
+        Ok(Response::new(v1::RecallResponse { request_id, max_tokens: 5, ..Default::default() }))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),
