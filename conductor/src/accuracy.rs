@@ -12,7 +12,7 @@ pub enum Estimate {
     Ttft,
     /// Seconds between tokens: the mean of the longest tenth of the gaps, as everywhere.
     Tbt,
-    /// Seconds of the KV push that compute does not hide.
+    /// Seconds of the KV push that compute does not hide; where it hides all of it, nothing is compared.
     Transfer,
     /// Tokens of the answer.
     Output,

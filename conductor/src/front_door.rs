@@ -14,6 +14,7 @@ use baton_types::{
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::GenerateError;
+use crate::hot_prefixes::HotPrefixes;
 use crate::live::{EnterError, Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
@@ -73,6 +74,7 @@ pub struct FrontDoor {
     /// How far this conductor is on its way down.
     pub shutdown: Shutdown,
     cluster: Mutex<Cluster>,
+    hot_prefixes: Mutex<HotPrefixes>,
     /// The cluster's: nodes' events go there without holding the cluster.
     pub index: Arc<PrefixIndex>,
     tokenizing: Arc<Semaphore>,
@@ -97,6 +99,7 @@ impl FrontDoor {
         let live = LiveRequests::new(limits.max_requests);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let index = cluster.index();
+        let hot_prefixes = Mutex::new(HotPrefixes::new(clock.now()));
         let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
         Self {
             id,
@@ -112,6 +115,7 @@ impl FrontDoor {
             tasks,
             shutdown,
             cluster,
+            hot_prefixes,
             index,
             tokenizing,
             holding: Semaphore::new(places_to_wait(&limits)),
@@ -122,6 +126,12 @@ impl FrontDoor {
     pub fn cluster(&self) -> MutexGuard<'_, Cluster> {
         // The cluster checks its own accounts; a panic in another request must not end all of them.
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which prefixes requests begin with. Never held across an await.
+    pub fn hot_prefixes(&self) -> MutexGuard<'_, HotPrefixes> {
+        // What a panic left behind is a wrong count at worst.
+        self.hot_prefixes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
@@ -158,6 +168,9 @@ impl FrontDoor {
         let job = Job { record: Some(self.records.open(id, job.tokens.len() as u32, job.sampling.max_tokens)), ..job };
         let placement =
             self.place_first(&job, &entry, arrived).await.inspect_err(|error| self.not_taken(&job, error, arrived))?;
+        if !job.bypasses_cache() {
+            self.hot_prefixes().observe(self.clock.now(), &job.block_hashes);
+        }
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let relay = Relay::new(self, job, placement, entry, out, arrived)?;
         Ok((relay, responses))
@@ -244,6 +257,13 @@ impl FrontDoor {
         let wanted = job.placement_request(key, &[], Duration::ZERO);
         let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
         Ok((wanted.prompt_tokens, explanation))
+    }
+
+    /// A prompt's length and the chained hashes of its full blocks.
+    pub async fn prompt_hashes(&self, request: v1::GenerateRequest) -> Result<(u32, Arc<[BlockHash]>), GenerateError> {
+        self.model.check_size(&request)?;
+        let job = Job::new(RequestId::default(), self.check(request).await?, &self.cluster())?;
+        Ok((job.tokens.len() as u32, job.block_hashes))
     }
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
@@ -394,6 +414,10 @@ impl Job {
         self.sampling.max_tokens > 1
     }
 
+    fn bypasses_cache(&self) -> bool {
+        self.sampling.prompt_logprobs.is_some()
+    }
+
     /// What is asked of the cluster, `waited` after the request's arrival: its objective counts from there.
     fn placement_request<'a>(
         &'a self,
@@ -412,7 +436,7 @@ impl Job {
             wants_decode: self.wants_decode(),
             slo,
             priority: self.priority,
-            bypass_cache: self.sampling.prompt_logprobs.is_some(),
+            bypass_cache: self.bypasses_cache(),
             exclude,
         }
     }

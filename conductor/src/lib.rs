@@ -12,6 +12,7 @@ mod accuracy;
 mod error;
 mod front_door;
 mod grpc;
+mod hot_prefixes;
 mod http;
 mod live;
 mod membership;

@@ -220,6 +220,7 @@ impl Role for DecodeRole {
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
+            Input::ClearCache => self.core.clear_cache(),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => {
                 tracing::error!(request = %job.key.request, "a prompt was sent to a decode node");

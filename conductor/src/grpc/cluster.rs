@@ -88,6 +88,30 @@ impl v1::cluster_server::Cluster for ClusterService {
         Ok(Response::new(super::explain::record(&record)))
     }
 
+    async fn cache_status(
+        &self,
+        request: Request<v1::CacheStatusRequest>,
+    ) -> Result<Response<v1::CacheStatusResponse>, Status> {
+        Ok(Response::new(super::cache::status(&self.0, request.into_inner().top)))
+    }
+
+    async fn cache_lookup(
+        &self,
+        request: Request<v1::CacheLookupRequest>,
+    ) -> Result<Response<v1::CacheLookupResponse>, Status> {
+        let request = required("request", request.into_inner().request)?;
+        let found = super::cache::lookup(&self.0, request).await.map_err(|error| Status::from(&error))?;
+        Ok(Response::new(found))
+    }
+
+    async fn clear_cache(
+        &self,
+        request: Request<v1::ClearCacheRequest>,
+    ) -> Result<Response<v1::ClearCacheResponse>, Status> {
+        let told = super::cache::clear(&self.0, &request.into_inner().node).map_err(|error| Status::from(&error))?;
+        Ok(Response::new(told))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),

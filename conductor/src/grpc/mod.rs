@@ -1,5 +1,6 @@
 //! The gRPC services: they translate, and decide nothing.
 
+mod cache;
 mod cluster;
 mod explain;
 mod inference;

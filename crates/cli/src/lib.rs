@@ -8,6 +8,7 @@
 
 mod answer;
 mod args;
+mod cache;
 mod chat;
 mod client;
 mod error;
@@ -46,6 +47,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
             Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
+            Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
             Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above

@@ -191,6 +191,23 @@ fn a_request_is_explained_by_its_id() {
 }
 
 #[test]
+fn the_cache_is_shown_looked_up_and_cleared() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["cache", "--top", "7"]);
+    assert!(out.starts_with("NODE") && out.contains("prefill-0") && out.contains("PREFIX"), "{out}{err}");
+    let (_, out, _) = run(&fake, &["cache", "--top", "7", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["prefixes"][0]["tokens"], &json["nodes"][0]["hit_rate"]), (&7.into(), &Value::Null));
+    let (_, out, _) = run(&fake, &["cache", "lookup", "--raw", "hi", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["prompt_tokens"], &json["matches"][0]["node"]), (&8.into(), &"decode-0".into()), "raw: hi|");
+    let (_, out, _) = run(&fake, &["cache", "clear"]);
+    assert_eq!(out, "told to clear: prefill-0, decode-0\n");
+    let (output, out, err) = run(&fake, &["cache", "clear", "x"]);
+    assert_eq!((output.status.code(), out.as_str(), err.as_str()), (Some(2), "", "baton: node: no node 'x'\n"));
+}
+
+#[test]
 fn version_says_both_or_that_nobody_is_there() {
     let fake = Fake::start();
     let (_, out, _) = run(&fake, &["version"]);

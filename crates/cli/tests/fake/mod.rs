@@ -187,6 +187,34 @@ impl v1::cluster_server::Cluster for Service {
         Ok(Response::new(v1::RecallResponse { request_id, max_tokens: 5, ..Default::default() }))
     }
 
+    async fn cache_status(
+        &self,
+        request: Request<v1::CacheStatusRequest>,
+    ) -> Result<Response<v1::CacheStatusResponse>, Status> {
+        let node = v1::NodeCache { node: "prefill-0".into(), ..Default::default() };
+        let prefix = v1::HotPrefix { hash: "ab".into(), tokens: request.into_inner().top, ..Default::default() };
+        Ok(Response::new(v1::CacheStatusResponse { nodes: vec![node], prefixes: vec![prefix] }))
+    }
+
+    async fn cache_lookup(
+        &self,
+        request: Request<v1::CacheLookupRequest>,
+    ) -> Result<Response<v1::CacheLookupResponse>, Status> {
+        let prompt = said(request.into_inner().request.unwrap_or_default().prompt);
+        let row = v1::CacheMatch { node: "decode-0".into(), role: "decode".into(), tokens: 32 };
+        Ok(Response::new(v1::CacheLookupResponse { prompt_tokens: prompt.len() as u32, matches: vec![row] }))
+    }
+
+    async fn clear_cache(
+        &self,
+        request: Request<v1::ClearCacheRequest>,
+    ) -> Result<Response<v1::ClearCacheResponse>, Status> {
+        match request.into_inner().node.as_str() {
+            "" => Ok(Response::new(v1::ClearCacheResponse { nodes: vec!["prefill-0".into(), "decode-0".into()] })),
+            node => Err(baton_proto::status(ErrorKind::NotFound, format!("node: no node '{node}'"), None)),
+        }
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),
