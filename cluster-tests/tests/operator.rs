@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_cluster_tests::{Ask, Cluster, binary};
+use baton_proto::v1::generate_response::Event;
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -142,6 +143,80 @@ async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert_eq!(unknown.status.code(), Some(2));
     assert!(said.contains("is not among the last 2 that this conductor keeps"), "{said}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn each_attempt_of_a_request_is_told() -> anyhow::Result<()> {
+    let mut cluster = Cluster::mock().decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
+    let ask = Ask::tokens(prompt(200, 4)).max_tokens(40).ignore_eos();
+    let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+    let (mut id, mut tokens, mut killed) = (String::new(), 0, String::new());
+    while let Some(response) = stream.message().await? {
+        match response.event {
+            Some(Event::Accepted(accepted)) => id = accepted.request_id,
+            Some(Event::Delta(delta)) => tokens += delta.token_ids.len(),
+            _ => {}
+        }
+        if tokens >= 5 && killed.is_empty() {
+            let running = json(&cluster, &["explain", &id]).await?;
+            assert!(running["end"].is_null(), "{running}");
+            let placed = &running["decisions"][0]["explanation"]["placed"];
+            killed = placed["decode"].as_str().unwrap().to_owned();
+            cluster.decode.remove(usize::from(killed == "decode-1")).kill().await?;
+        }
+    }
+    assert_eq!(tokens, 40);
+    let record = until(&cluster, &["explain", &id], |record| !record["end"].is_null()).await?;
+    let decisions = record["decisions"].as_array().unwrap();
+    let [first, last] = [&decisions[0], &decisions[decisions.len() - 1]];
+    assert_eq!((&first["attempt"], &last["attempt"]), (&0.into(), &1.into()), "{record}");
+    assert!(first["failure"].as_str().unwrap().starts_with(&format!("{killed}: ")), "{first}");
+    assert!(last["failure"].is_null() && last["at_s"].as_f64() > first["at_s"].as_f64(), "{last}");
+    let verdict_on_killed =
+        last["explanation"]["decode"].as_array().unwrap().iter().find(|row| row["node"] == killed.as_str());
+    assert!(verdict_on_killed.unwrap()["verdict"].as_str().unwrap().starts_with("left out: "), "{last}");
+    assert_eq!((&record["end"]["finish_reason"], &record["end"]["output_tokens"]), (&"length".into(), &40.into()));
+    let lines = request_lines(&cluster)?;
+    assert!(lines.len() == 1 && lines[0].contains("attempts=2"), "{lines:#?}");
+    let load = json(&cluster, &["load"]).await?;
+    assert_eq!(load["estimates"][0]["count"], 0, "what was placed again says nothing of predictions: {load}");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::Result<()> {
+    let cluster = Cluster::mock()
+        .decode_flags(&["--cache-blocks", "16"])
+        .node_flags(&["--mock-base-us", "10000"])
+        .start()
+        .await?;
+    // 256 tokens of room: one request of 100 + 150 takes it all.
+    let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
+    let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+    holder.message().await?;
+    let mut patient = ask;
+    patient.0.slo.get_or_insert_default().ttft_ms = Some(30_000.0);
+    let waiting = cluster.ask(patient);
+    let ending = async {
+        until(&cluster, &["load"], |load| load["admission"]["holding"] == 1).await?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop(holder);
+        anyhow::Ok(())
+    };
+    let (answer, ended) = tokio::join!(waiting, ending);
+    ended?;
+    let answer = answer?;
+    let record = until(&cluster, &["explain", &answer.request_id], |record| !record["end"].is_null()).await?;
+    let decisions = record["decisions"].as_array().unwrap();
+    assert_eq!(decisions.len(), 2, "{record}");
+    assert_eq!(decisions[0]["explanation"]["refused"]["waits"], true);
+    assert!(decisions[0]["times"].as_u64() >= Some(1) && decisions[1]["times"] == 1, "{record}");
+    assert_eq!(decisions[1]["explanation"]["placed"]["decode"], "decode-0");
+    let load = json(&cluster, &["load"]).await?;
+    let counts = ["accepted", "refused", "held", "holding"].map(|name| load["admission"][name].as_u64());
+    assert_eq!(counts, [Some(2), Some(0), Some(1), Some(0)], "{load}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

@@ -281,8 +281,7 @@ impl Cluster {
     ) -> impl Iterator<Item = (&'a ClusterNode, Option<usize>)> {
         let mut next = candidates.iter().map(node_of).enumerate().peekable();
         // A candidate's name is its node's own: no need to compare letters.
-        let of = move |node: &'a ClusterNode| next.next_if(|(_, name)| std::ptr::eq(*name, &node.info().node));
-        let mut of = of;
+        let mut of = move |node: &'a ClusterNode| next.next_if(|(_, name)| std::ptr::eq(*name, &node.info().node));
         self.nodes.of_role(role).map(move |node| (node, of(node).map(|(index, _)| index)))
     }
 
