@@ -17,7 +17,7 @@ const BLOCKS: u32 = (PROMPT_TOKENS as u32 + OUTPUT_TOKENS - 1).div_ceil(16);
 fn ask(n: u32) -> Ask {
     let prompt: Vec<u32> = (0..PROMPT_TOKENS as u32).map(|i| 1000 + (n * 997 + i * 7919) % 40_000).collect();
     let ask = Ask::tokens(prompt).max_tokens(OUTPUT_TOKENS).ignore_eos();
-    if n % 2 == 0 { ask } else { ask.seeded(n.into(), 0.8) }
+    if n.is_multiple_of(2) { ask } else { ask.seeded(n.into(), 0.8) }
 }
 
 async fn all_at_once(cluster: &Cluster) -> anyhow::Result<Vec<Vec<u32>>> {

@@ -129,19 +129,24 @@ async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_before_any_work() -> anyhow::Result<()> {
+async fn what_does_not_fit_waits_or_is_refused_before_any_work() -> anyhow::Result<()> {
     let cluster = Cluster::mock()
-        .decode_flags(&["--cache-blocks", "16"])
+        .decode_flags(&["--cache-blocks", "16", "--max-running", "1", "--max-waiting", "1"])
         .node_flags(&["--mock-base-us", "20000"])
         .start()
         .await?;
-    // 256 tokens of room: one request of 100 + 150 takes it all.
-    let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
-    let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+    // 256 tokens of room: one request of 200 + 50 takes nearly all of it.
+    let ask = |first| Ask::tokens(prompt(200, first)).max_tokens(50).ignore_eos();
+    let mut holder = cluster.inference().generate(ask(0).0).await?.into_inner();
     holder.message().await?;
-    let status = cluster.inference().generate(ask.0).await.expect_err("there is no room");
-    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
-    assert!(status.metadata().get("retry-after").is_some());
+    // The next one waits for room, and for that one seat is left; after it there is none.
+    let (waits, refused) = tokio::join!(cluster.ask(ask(1)), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        cluster.inference().generate(ask(2).0).await.expect_err("there is no seat")
+    });
+    assert_eq!(waits?.token_ids.len(), 50);
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{}", refused.message());
+    assert!(refused.metadata().get("retry-after").is_some());
     // What can never fit is the request's fault.
     let (code, message) = cluster.refused(Ask::tokens(prompt(300, 0)).max_tokens(5)).await;
     assert_eq!(code, Code::InvalidArgument, "{message}");

@@ -9,17 +9,20 @@ use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixF
 use baton_text::StopStrings;
 use baton_types::{
     Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, PrefillJob, QueueTerms,
-    RequestId, RequestKey, Slo, TokenId, Ttft,
+    RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
 };
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::GenerateError;
+use crate::hot_prefixes::HotPrefixes;
 use crate::live::{EnterError, Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::output::Output;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
+use crate::records::{OpenRecord, Records, RequestEnd};
 use crate::relay::Relay;
+use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
@@ -60,6 +63,10 @@ pub struct FrontDoor {
     pub transfers: Transfers,
     /// Metric handles.
     pub metrics: Metrics,
+    /// What operators are told of the last requests.
+    pub tally: SharedTally,
+    /// What was decided on the last requests.
+    pub records: Records,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Where request tasks live.
@@ -67,6 +74,7 @@ pub struct FrontDoor {
     /// How far this conductor is on its way down.
     pub shutdown: Shutdown,
     cluster: Mutex<Cluster>,
+    hot_prefixes: Mutex<HotPrefixes>,
     /// The cluster's: nodes' events go there without holding the cluster.
     pub index: Arc<PrefixIndex>,
     tokenizing: Arc<Semaphore>,
@@ -91,6 +99,7 @@ impl FrontDoor {
         let live = LiveRequests::new(limits.max_requests);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let index = cluster.index();
+        let hot_prefixes = Mutex::new(HotPrefixes::new(clock.now()));
         let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
         Self {
             id,
@@ -100,13 +109,16 @@ impl FrontDoor {
             nodes,
             transfers: Transfers::default(),
             metrics,
+            tally: SharedTally::new(clock.now()),
+            records: Records::default(),
             clock,
             tasks,
             shutdown,
             cluster,
+            hot_prefixes,
             index,
             tokenizing,
-            holding: Semaphore::new((limits.max_requests / HELD_SHARE).max(1)),
+            holding: Semaphore::new(places_to_wait(&limits)),
         }
     }
 
@@ -116,11 +128,18 @@ impl FrontDoor {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which prefixes requests begin with. Never held across an await.
+    pub fn hot_prefixes(&self) -> MutexGuard<'_, HotPrefixes> {
+        // What a panic left behind is a wrong count at worst.
+        self.hot_prefixes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
     pub async fn generate(self: &Arc<Self>, request: v1::GenerateRequest) -> Result<Responses, GenerateError> {
         let arrived = self.clock.now();
         let outcome = self.admit(request, arrived).await;
         self.metrics.on_admission(&outcome);
+        self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
         let (mut relay, responses) = outcome?;
         let door = Arc::clone(self);
         self.tasks.spawn_request("relay", async move {
@@ -146,7 +165,12 @@ impl FrontDoor {
         let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
         let checked = self.check(request).await?;
         let job = Job::new(id, checked, &self.cluster())?;
-        let placement = self.place_first(&job, &entry, arrived).await?;
+        let job = Job { record: Some(self.records.open(id, job.tokens.len() as u32, job.sampling.max_tokens)), ..job };
+        let placement =
+            self.place_first(&job, &entry, arrived).await.inspect_err(|error| self.not_taken(&job, error, arrived))?;
+        if !job.bypasses_cache() {
+            self.hot_prefixes().observe(self.clock.now(), &job.block_hashes);
+        }
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let relay = Relay::new(self, job, placement, entry, out, arrived)?;
         Ok((relay, responses))
@@ -175,12 +199,28 @@ impl FrontDoor {
                 let Ok(permit) = self.holding.try_acquire() else { return Err(refused) };
                 place_to_wait = Some(permit);
                 self.metrics.on_held();
+                self.tally.lock().admission.held += 1;
             }
             tokio::select! {
                 () = tokio::time::sleep(hold) => exclude.clear(),
                 () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
             }
         }
+    }
+
+    /// The request was not taken in.
+    fn not_taken(&self, job: &Job, error: &GenerateError, arrived: Instant) {
+        let waited = self.clock.now().saturating_duration_since(arrived);
+        let timeline = Timeline { placement: waited, total: waited, ..Timeline::default() };
+        let usage = Usage { prompt_tokens: job.tokens.len() as u32, ..Usage::default() };
+        if let Some(record) = &job.record {
+            record.end(RequestEnd { outcome: Err(error.clone()), timeline, usage, tbt: None });
+        }
+    }
+
+    /// Requests that wait at the door now.
+    pub fn holding(&self) -> usize {
+        places_to_wait(&self.limits).saturating_sub(self.holding.available_permits())
     }
 
     fn full(&self) -> GenerateError {
@@ -217,6 +257,13 @@ impl FrontDoor {
         let wanted = job.placement_request(key, &[], Duration::ZERO);
         let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
         Ok((wanted.prompt_tokens, explanation))
+    }
+
+    /// A prompt's length and the chained hashes of its full blocks.
+    pub async fn prompt_hashes(&self, request: v1::GenerateRequest) -> Result<(u32, Arc<[BlockHash]>), GenerateError> {
+        self.model.check_size(&request)?;
+        let job = Job::new(RequestId::default(), self.check(request).await?, &self.cluster())?;
+        Ok((job.tokens.len() as u32, job.block_hashes))
     }
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
@@ -256,8 +303,12 @@ impl FrontDoor {
             let mut cluster = self.cluster();
             let now = self.clock.now();
             let waited = now.saturating_duration_since(arrived);
-            let placed = cluster.place(now, &job.placement_request(key, exclude, waited), &mut random_u64);
-            let placement = placed.map_err(|refusal| GenerateError::Refused {
+            let wanted = job.placement_request(key, exclude, waited);
+            let explanation = Arc::new(cluster.place_explained(now, &wanted, &mut random_u64));
+            if let Some(record) = &job.record {
+                record.decided(attempt, waited, Arc::clone(&explanation));
+            }
+            let placement = explanation.decision.clone().map_err(|refusal| GenerateError::Refused {
                 kind: refusal.kind,
                 message: refusal.message,
                 retry_after: refusal.retry_after,
@@ -283,7 +334,11 @@ impl FrontDoor {
             entry.placed(attempt, Vec::new());
             let message = "its session ended in this moment".to_owned();
             let refused = baton_types::Refused { kind: ErrorKind::Unavailable, message };
-            return Err(GenerateError::Node { node: placement.prefill, refused });
+            let error = GenerateError::Node { node: placement.prefill, refused };
+            if let Some(record) = &job.record {
+                record.failed(&error);
+            }
+            return Err(error);
         }
         Ok(placement)
     }
@@ -323,6 +378,10 @@ fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
     })
 }
 
+fn places_to_wait(limits: &FrontDoorLimits) -> usize {
+    (limits.max_requests / HELD_SHARE).max(1)
+}
+
 fn prost_len(request: &v1::GenerateRequest) -> usize {
     use prost::Message;
     request.encoded_len()
@@ -340,6 +399,8 @@ pub struct Job {
     pub stop: Vec<String>,
     /// Chained hashes of the prompt's full blocks.
     pub block_hashes: Arc<[BlockHash]>,
+    /// Where its decisions are kept; none where it is only asked what would be decided.
+    pub record: Option<OpenRecord>,
     slo: Slo,
     priority: i32,
 }
@@ -357,13 +418,24 @@ impl Job {
             sampling: Arc::new(checked.sampling),
             stop: checked.stop,
             block_hashes: block_hashes.into(),
+            record: None,
             slo: checked.slo,
             priority: checked.priority,
         })
     }
 
+    /// Whether a request that finished was within its objectives; those that it does not have count as met.
+    pub fn is_met_by(&self, ttft: Duration, tbt: Option<Tbt>) -> bool {
+        self.slo.ttft.is_none_or(|limit| Ttft(ttft) <= limit)
+            && self.slo.tbt.zip(tbt).is_none_or(|(limit, tbt)| tbt <= limit)
+    }
+
     fn wants_decode(&self) -> bool {
         self.sampling.max_tokens > 1
+    }
+
+    fn bypasses_cache(&self) -> bool {
+        self.sampling.prompt_logprobs.is_some()
     }
 
     /// What is asked of the cluster, `waited` after the request's arrival: its objective counts from there.
@@ -384,7 +456,7 @@ impl Job {
             wants_decode: self.wants_decode(),
             slo,
             priority: self.priority,
-            bypass_cache: self.sampling.prompt_logprobs.is_some(),
+            bypass_cache: self.bypasses_cache(),
             exclude,
         }
     }

@@ -8,17 +8,21 @@
 pub mod config;
 pub mod metrics;
 
+mod accuracy;
 mod error;
 mod front_door;
 mod grpc;
+mod hot_prefixes;
 mod http;
 mod live;
 mod membership;
 mod nodes;
 mod output;
 mod prompt;
+mod records;
 mod relay;
 mod server;
+mod tally;
 mod transfers;
 
 pub use error::GenerateError;

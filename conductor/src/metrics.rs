@@ -6,6 +6,7 @@ use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
 use baton_types::{FinishReason, NodeRole, Timeline, Usage};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
 
@@ -21,8 +22,26 @@ const EXPOSED: &str = "baton_conductor_kv_transfer_exposed_seconds";
 const PROMPT_TOKENS: &str = "baton_conductor_prompt_tokens_total";
 const GENERATION_TOKENS: &str = "baton_conductor_generation_tokens_total";
 const CACHED_TOKENS: &str = "baton_conductor_cached_prompt_tokens_total";
+const ESTIMATE_ERROR: &str = "baton_conductor_estimate_error_ratio";
+const PREDICTED_SECONDS: &str = "baton_conductor_estimate_predicted_seconds";
+const MEASURED_SECONDS: &str = "baton_conductor_estimate_measured_seconds";
+const PREDICTED_TOKENS: &str = "baton_conductor_estimate_predicted_tokens";
+const MEASURED_TOKENS: &str = "baton_conductor_estimate_measured_tokens";
 const NODES: &str = "baton_conductor_nodes_ready";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
+
+/// Parts of what was measured.
+const ERROR_BUCKETS: &[f64] =
+    &[0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0];
+/// From what is left of a push over shared memory to the longest wait.
+const ESTIMATE_BUCKETS: &[f64] = &[
+    1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+    20.0, 50.0, 100.0, 200.0,
+];
+const TOKEN_BUCKETS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0,
+];
 
 /// What the conductor registers.
 pub const METRICS: &[MetricDoc] = &[
@@ -53,6 +72,26 @@ pub const METRICS: &[MetricDoc] = &[
     doc(PROMPT_TOKENS, MetricKind::Counter, &[], "Tokens of the prompts of ended requests."),
     doc(GENERATION_TOKENS, MetricKind::Counter, &[], "Tokens generated for ended requests."),
     doc(CACHED_TOKENS, MetricKind::Counter, &[], "Prompt tokens that the prefill node did not have to compute."),
+    doc(
+        ESTIMATE_ERROR,
+        MetricKind::Histogram(ERROR_BUCKETS),
+        &["estimate"],
+        "Of finished requests, by how much of the measured value the predicted one was off: ttft from the placement on, tbt, transfer (what compute does not hide of the KV push), output (tokens).",
+    ),
+    doc(
+        PREDICTED_SECONDS,
+        MetricKind::Histogram(ESTIMATE_BUCKETS),
+        &["estimate"],
+        "Predicted ttft, tbt and transfer of the same requests; its sum over that of what was measured is the bias.",
+    ),
+    doc(MEASURED_SECONDS, MetricKind::Histogram(ESTIMATE_BUCKETS), &["estimate"], "What was measured of them."),
+    doc(
+        PREDICTED_TOKENS,
+        MetricKind::Histogram(TOKEN_BUCKETS),
+        &["estimate"],
+        "Predicted output of the same requests.",
+    ),
+    doc(MEASURED_TOKENS, MetricKind::Histogram(TOKEN_BUCKETS), &["estimate"], "Their output."),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that take requests."),
     doc(NODES_LOST, MetricKind::Counter, &["role"], "Sessions with nodes that ended."),
 ];
@@ -73,6 +112,25 @@ pub struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     cached_tokens: Counter,
+    estimates: [EstimateMetrics; Estimate::ALL.len()],
+}
+
+/// Of one estimate.
+struct EstimateMetrics {
+    error: Histogram,
+    predicted: Histogram,
+    measured: Histogram,
+}
+
+impl EstimateMetrics {
+    fn new(estimate: Estimate) -> Self {
+        let (predicted, measured) = match estimate {
+            Estimate::Output => (PREDICTED_TOKENS, MEASURED_TOKENS),
+            Estimate::Ttft | Estimate::Tbt | Estimate::Transfer => (PREDICTED_SECONDS, MEASURED_SECONDS),
+        };
+        let of = |name: &'static str| histogram!(name, "estimate" => estimate.as_str());
+        Self { error: of(ESTIMATE_ERROR), predicted: of(predicted), measured: of(measured) }
+    }
 }
 
 impl Default for Metrics {
@@ -88,6 +146,7 @@ impl Default for Metrics {
             prompt_tokens: counter!(PROMPT_TOKENS),
             generation_tokens: counter!(GENERATION_TOKENS),
             cached_tokens: counter!(CACHED_TOKENS),
+            estimates: Estimate::ALL.map(EstimateMetrics::new),
         }
     }
 }
@@ -113,6 +172,14 @@ impl Metrics {
     /// Two pieces of an output came this far apart.
     pub fn on_token_gap(&self, gap: Duration) {
         self.gap.record(gap);
+    }
+
+    /// Something came of a prediction.
+    pub fn on_estimate(&self, estimate: Estimate, pair: Pair) {
+        let metrics = &self.estimates[estimate as usize];
+        metrics.error.record(pair.error());
+        metrics.predicted.record(pair.predicted);
+        metrics.measured.record(pair.measured);
     }
 
     /// A request ended.

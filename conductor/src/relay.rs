@@ -11,14 +11,16 @@ use baton_runtime::Phase;
 use baton_scheduler::Placement;
 use baton_types::{
     Attempt, DecodeEvent, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey,
-    Timeline, TokenLogprobs, Usage,
+    Tbt, Timeline, TokenLogprobs, Ttft, Usage,
 };
 use tokio::sync::mpsc;
 
+use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Job};
 use crate::live::{Entry, LiveEvent};
 use crate::output::{Output, OutputToken, Piece};
+use crate::records::RequestEnd;
 
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,7 +42,13 @@ pub struct Relay {
     out: Responses,
     output: Output,
     arrived: Instant,
+    /// When the attempt was placed.
+    placed: Instant,
+    /// From there to the first token, where this attempt gave it.
+    first_token: Option<Duration>,
     last_token: Option<Instant>,
+    /// Between the pieces of the output.
+    gaps: Vec<Duration>,
     timeline: Timeline,
     cached_tokens: u32,
     prompt_logprobs_sent: bool,
@@ -68,7 +76,8 @@ impl Relay {
         arrived: Instant,
     ) -> Result<Self, GenerateError> {
         let output = job.output(&door.model)?;
-        let timeline = Timeline { placement: door.clock.now() - arrived, ..Timeline::default() };
+        let placed = door.clock.now();
+        let timeline = Timeline { placement: placed - arrived, ..Timeline::default() };
         Ok(Self {
             job,
             placement,
@@ -78,7 +87,10 @@ impl Relay {
             out,
             output,
             arrived,
+            placed,
+            first_token: None,
             last_token: None,
+            gaps: Vec::new(),
             timeline,
             cached_tokens: 0,
             prompt_logprobs_sent: false,
@@ -104,16 +116,54 @@ impl Relay {
         door.end(self.key(), &self.placement, !nodes_are_done);
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
+        let tbt = Tbt::of_gaps(&mut self.gaps);
+        let within = outcome.is_ok() && self.job.is_met_by(self.timeline.ttft, tbt);
+        door.tally.lock().goodput.on_end(door.clock.now(), within);
+        if outcome.is_ok() {
+            self.learn(door, tbt);
+        }
+        self.record_end(&outcome, tbt);
         let last = match outcome {
             Ok(finish) => Ok(response(Event::Finished(self.finished(finish)))),
-            Err(error) => {
-                tracing::info!(request = %self.job.request, attempt = self.attempt.0, kind = %error.kind(), %error, "request failed");
-                Err(error)
-            }
+            Err(error) => Err(error),
         };
         // The client may be gone, or not read; the request is over all the same.
         self.entry.leave();
         let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
+    }
+
+    fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {
+        let (outcome, timeline, usage) = (outcome.clone(), self.timeline.clone(), self.usage());
+        if let Some(record) = &self.job.record {
+            record.end(RequestEnd { outcome, timeline, usage, tbt });
+        }
+    }
+
+    /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
+    fn learn(&self, door: &FrontDoor, tbt: Option<Tbt>) {
+        if self.attempt != Attempt(0) {
+            return;
+        }
+        let placement = &self.placement;
+        let Ttft(ttft) = placement.estimated_ttft;
+        let transfer = &self.timeline.kv_transfer;
+        let exposed = (transfer.bytes > 0).then_some(transfer.exposed);
+        let output = placement.decode.as_ref().map(|_| f64::from(self.output.len()));
+        let times = [
+            (Estimate::Ttft, Some(ttft + placement.pace), self.first_token),
+            (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt), tbt.map(|Tbt(tbt)| tbt)),
+            (Estimate::Transfer, placement.estimated_exposed, exposed),
+        ];
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        let times = times.map(|(estimate, predicted, measured)| (estimate, seconds(predicted), seconds(measured)));
+        let output = (Estimate::Output, Some(placement.estimated_output_tokens), output);
+        for (estimate, predicted, measured) in times.into_iter().chain([output]) {
+            if let Some(pair) = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured))
+            {
+                door.metrics.on_estimate(estimate, pair);
+                door.tally.lock().accuracy.observe(estimate, pair);
+            }
+        }
     }
 
     async fn relay(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
@@ -259,8 +309,14 @@ impl Relay {
     async fn on_piece(&mut self, door: &FrontDoor, piece: Piece) -> Result<(), GenerateError> {
         let now = door.clock.now();
         match self.last_token.replace(now) {
-            None => self.timeline.ttft = now - self.arrived,
-            Some(before) => door.metrics.on_token_gap(now - before),
+            None => {
+                self.timeline.ttft = now - self.arrived;
+                self.first_token = Some(now - self.placed);
+            }
+            Some(before) => {
+                door.metrics.on_token_gap(now - before);
+                self.gaps.push(now - before);
+            }
         }
         self.finish = piece.finish;
         let logprobs = |token: &OutputToken| token.logprobs.as_ref().map(|l: &TokenLogprobs| l.into());
@@ -290,6 +346,9 @@ impl Relay {
         }
         tracing::warn!(request = %self.job.request, attempt = self.attempt.0, %node, reason = %refused, "placing the request again");
         door.metrics.on_retry();
+        if let Some(record) = &self.job.record {
+            record.failed(&error);
+        }
         door.end(self.key(), &self.placement, true);
         self.failed_nodes.push(node.clone());
         let attempt = Attempt(self.attempt.0 + 1);
@@ -299,6 +358,7 @@ impl Relay {
         self.cached_tokens = 0;
         self.timeline.prefix_fetch = None;
         self.placement = placement;
+        self.placed = door.clock.now();
         self.transfer_settled = false;
         self.ended_by_node = false;
         Ok(Progress::Going)

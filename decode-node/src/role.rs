@@ -233,6 +233,7 @@ impl Role for DecodeRole {
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
+            Input::ClearCache => self.core.clear_cache(),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
             // The loop answers these.

@@ -323,6 +323,7 @@ impl Role for PrefillRole {
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
+            Input::ClearCache => self.core.clear_cache(),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
-use baton_types::NodeInfo;
+use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
 
+use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
 use crate::membership::join;
 use crate::nodes::NodeSessions;
@@ -67,7 +68,48 @@ impl v1::cluster_server::Cluster for ClusterService {
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
         let request = required("request", request.into_inner().request)?;
         let (prompt_tokens, explanation) = self.0.explain(request).await.map_err(|error| Status::from(&error))?;
-        Ok(Response::new(super::explain::response(prompt_tokens, explanation)))
+        Ok(Response::new(super::explain::response(prompt_tokens, &explanation)))
+    }
+
+    async fn cluster_load(
+        &self,
+        _: Request<v1::ClusterLoadRequest>,
+    ) -> Result<Response<v1::ClusterLoadResponse>, Status> {
+        Ok(Response::new(super::load::response(&self.0)))
+    }
+
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+        let id: RequestId = super::inference::request_id(&request.into_inner().request_id)?;
+        let record = self.0.records.of(id).ok_or_else(|| {
+            let problem =
+                format!("request {id} is not among the last {} that this conductor keeps", self.0.records.len());
+            Status::from(&GenerateError::NotFound { field: "request_id", problem })
+        })?;
+        Ok(Response::new(super::explain::record(&record)))
+    }
+
+    async fn cache_status(
+        &self,
+        request: Request<v1::CacheStatusRequest>,
+    ) -> Result<Response<v1::CacheStatusResponse>, Status> {
+        Ok(Response::new(super::cache::status(&self.0, request.into_inner().top)))
+    }
+
+    async fn cache_lookup(
+        &self,
+        request: Request<v1::CacheLookupRequest>,
+    ) -> Result<Response<v1::CacheLookupResponse>, Status> {
+        let request = required("request", request.into_inner().request)?;
+        let found = super::cache::lookup(&self.0, request).await.map_err(|error| Status::from(&error))?;
+        Ok(Response::new(found))
+    }
+
+    async fn clear_cache(
+        &self,
+        request: Request<v1::ClearCacheRequest>,
+    ) -> Result<Response<v1::ClearCacheResponse>, Status> {
+        let told = super::cache::clear(&self.0, &request.into_inner().node).map_err(|error| Status::from(&error))?;
+        Ok(Response::new(told))
     }
 
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {

@@ -1,23 +1,26 @@
-//! An explanation on the wire.
+//! Explanations on the wire.
 
 use baton_proto::v1;
-use baton_scheduler::{DecodeExplanation, Explanation, PrefillExplanation, PrefillPlan};
+use baton_scheduler::{DecodeExplanation, Explanation, PrefillExplanation, PrefillPlan, Verdict};
 use baton_types::{Tbt, Ttft};
 
-pub(super) fn response(prompt_tokens: u32, explanation: Explanation) -> v1::ExplainResponse {
-    let decision = match explanation.decision {
+use crate::error::GenerateError;
+use crate::records::{Decision, RequestEnd, RequestRecord};
+
+pub(super) fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainResponse {
+    let decision = match &explanation.decision {
         Ok(placement) => {
             let Ttft(ttft) = placement.estimated_ttft;
             v1::explain_response::Decision::Placed(v1::PlacementDecision {
                 prefill: placement.prefill.to_string(),
-                decode: placement.decode.map(|node| node.to_string()).unwrap_or_default(),
+                decode: placement.decode.as_ref().map(|node| node.to_string()).unwrap_or_default(),
                 cached_tokens: placement.matched_tokens,
                 ttft_s: (ttft + placement.pace).as_secs_f64(),
                 tbt_s: placement.estimated_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })
         }
         Err(refusal) => v1::explain_response::Decision::Refused(v1::RefusalDecision {
-            message: refusal.message,
+            message: refusal.message.clone(),
             retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
             waits: refusal.hold.is_some(),
         }),
@@ -29,6 +32,50 @@ pub(super) fn response(prompt_tokens: u32, explanation: Explanation) -> v1::Expl
         prefill: explanation.prefill.iter().map(prefill).collect(),
         decode: explanation.decode.iter().map(decode).collect(),
         decision: Some(decision),
+        prefill_rest: explanation.prefill_rest.iter().map(verdict_count).collect(),
+        decode_rest: explanation.decode_rest.iter().map(verdict_count).collect(),
+    }
+}
+
+fn verdict_count((verdict, nodes): &(Verdict, usize)) -> v1::VerdictCount {
+    v1::VerdictCount { verdict: verdict.to_string(), nodes: *nodes as u32 }
+}
+
+pub(super) fn record(record: &RequestRecord) -> v1::RecallResponse {
+    v1::RecallResponse {
+        request_id: record.request.to_string(),
+        prompt_tokens: record.prompt_tokens,
+        max_tokens: record.max_tokens,
+        decisions: record.decisions.iter().map(|of| decision(record.prompt_tokens, of)).collect(),
+        decisions_left_out: record.decisions_left_out,
+        end: record.end.as_ref().map(|of| end(record, of)),
+    }
+}
+
+fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
+    v1::RequestDecision {
+        attempt: decision.attempt.0,
+        at_s: decision.at.as_secs_f64(),
+        times: decision.times,
+        explanation: Some(response(prompt_tokens, &decision.explanation)),
+        failure: decision.failure.clone().unwrap_or_default(),
+    }
+}
+
+fn end(record: &RequestRecord, end: &RequestEnd) -> v1::RequestEnd {
+    let failure =
+        |error: &GenerateError| v1::Failure { kind: error.kind().as_str().into(), message: error.to_string() };
+    let placement = record.served_by().map(|(placement, _)| placement);
+    v1::RequestEnd {
+        finish_reason: end.outcome.as_ref().map(|finish| finish.as_str().to_owned()).unwrap_or_default(),
+        failure: end.outcome.as_ref().err().map(failure),
+        usage: Some((&end.usage).into()),
+        timeline: Some((&end.timeline).into()),
+        ttft_s: end.ttft().map(|ttft| ttft.as_secs_f64()),
+        tbt_s: end.tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
+        predicted_ttft_s: record.predicted_ttft().map(|ttft| ttft.as_secs_f64()),
+        predicted_tbt_s: placement.and_then(|it| it.estimated_tbt).map(|Tbt(tbt)| tbt.as_secs_f64()),
+        predicted_output_tokens: placement.filter(|it| it.decode.is_some()).map(|it| it.estimated_output_tokens),
     }
 }
 

@@ -36,10 +36,7 @@ impl v1::inference_server::Inference for InferenceService {
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
-        let text = request.into_inner().request_id;
-        let id: RequestId = text.parse().map_err(|error: baton_types::ParseIdError| {
-            Status::from(&GenerateError::invalid("request_id", error.to_string()))
-        })?;
+        let id = request_id(&request.into_inner().request_id)?;
         if self.0.live.abort(id) {
             return Ok(Response::new(v1::AbortResponse {}));
         }
@@ -50,6 +47,12 @@ impl v1::inference_server::Inference for InferenceService {
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         Ok(Response::new(v1::ListModelsResponse { models: vec![self.0.model_card()] }))
     }
+}
+
+pub(super) fn request_id(text: &str) -> Result<RequestId, Status> {
+    text.parse().map_err(|error: baton_types::ParseIdError| {
+        Status::from(&GenerateError::invalid("request_id", error.to_string()))
+    })
 }
 
 impl FrontDoor {

@@ -1,8 +1,10 @@
 //! The gRPC services: they translate, and decide nothing.
 
+mod cache;
 mod cluster;
 mod explain;
 mod inference;
+mod load;
 
 pub use cluster::ClusterService;
 pub use inference::InferenceService;

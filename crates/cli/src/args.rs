@@ -35,7 +35,11 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
-    /// Say where a request would go now and why: every node with the terms of its estimate. Nothing is generated
+    /// Show what the nodes have before them, what is taken in, and how good the predictions are
+    Load(LoadArgs),
+    /// Show what the prefix caches hold and which prefixes are hot, look a prompt up in them, or clear them
+    Cache(Box<CacheArgs>),
+    /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
     /// Measure this machine: what the transfer engine moves
     #[command(subcommand)]
@@ -89,6 +93,53 @@ pub struct ChatArgs {
     /// First message, of the role `system`
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+}
+
+/// Of `baton load`.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Print again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    pub watch: Option<f64>,
+}
+
+/// Of `baton cache`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct CacheArgs {
+    /// What to do instead of showing it.
+    #[command(subcommand)]
+    pub command: Option<CacheCommand>,
+    /// Print again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    pub watch: Option<f64>,
+    /// Prefixes to show
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub top: u32,
+}
+
+/// Of `baton cache`.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Say which nodes hold how much of a prompt. Nothing is generated
+    Lookup(CacheLookupArgs),
+    /// Have the nodes, or one of them, free what is cached and not in use
+    Clear(CacheClearArgs),
+}
+
+/// Of `baton cache lookup`.
+#[derive(Debug, Args)]
+pub struct CacheLookupArgs {
+    /// Where the prompt is.
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+}
+
+/// Of `baton cache clear`.
+#[derive(Debug, Args)]
+pub struct CacheClearArgs {
+    /// The node [default: every node]
+    pub node: Option<String>,
 }
 
 /// Of `baton nodes`.
@@ -221,6 +272,16 @@ mod tests {
             "generate --token-ids f",
         ] {
             assert!(parse(right).is_ok(), "{right}");
+        }
+    }
+
+    #[test]
+    fn a_cache_is_shown_or_something_is_done_with_it() {
+        for right in ["cache", "cache --watch --top 5", "cache lookup hi", "cache clear", "cache clear p0 --json"] {
+            assert!(parse(right).is_ok(), "{right}");
+        }
+        for wrong in ["cache hi", "cache lookup", "cache --watch 1 clear", "cache --top 0", "cache clear a b"] {
+            assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
         }
     }
 

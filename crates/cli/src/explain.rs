@@ -7,12 +7,16 @@ use serde_json::{Value, json};
 use crate::args::ExplainArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
+use crate::record;
 use crate::screen::{Paint, line};
 use crate::table::table;
 use crate::timeline::seconds;
 
-/// Prints where a request would go now, and by what that is decided. Nothing is generated.
+/// Prints where a request would go now, and by what that is decided, or what was decided on one that came. Nothing is generated.
 pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
+    if let Some(id) = record::request_id(&args.prompt) {
+        return record::run(id, conductor, json).await;
+    }
     let request = args.request.request(args.prompt.load()?);
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::ExplainRequest { request: Some(request) };
@@ -27,7 +31,8 @@ const DECODE: [&str; 5] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH"];
 /// Column of the verdict, which is coloured.
 const VERDICT: usize = 1;
 
-fn render(explained: &v1::ExplainResponse, paint: Paint) -> String {
+/// An explanation for people.
+pub fn render(explained: &v1::ExplainResponse, paint: Paint) -> String {
     let head = format!(
         "prompt    {} tokens\npolicies  placement {}, admission {}\n{}",
         explained.prompt_tokens,
@@ -44,8 +49,16 @@ fn render(explained: &v1::ExplainResponse, paint: Paint) -> String {
     let prefill_table = table(&PREFILL, &prefill, paint, |row, column, cell| coloured(&prefill, row, column, cell));
     let decode_table = table(&DECODE, &decode, paint, |row, column, cell| coloured(&decode, row, column, cell));
     let tables = [(prefill_table, prefill.is_empty()), (decode_table, decode.is_empty())];
-    let tables = tables.into_iter().filter(|(_, empty)| !empty).map(|(table, _)| table);
+    let rests = [rest("prefill", &explained.prefill_rest), rest("decode", &explained.decode_rest)];
+    let tables = tables.into_iter().zip(rests).filter(|((_, empty), _)| !empty);
+    let tables = tables.map(|((table, _), rest)| table + &rest);
     std::iter::once(head).chain(tables).collect::<Vec<_>>().join("\n\n")
+}
+
+/// A line for the nodes that have none of their own.
+fn rest(role: &str, counts: &[v1::VerdictCount]) -> String {
+    let counts: Vec<_> = counts.iter().map(|count| format!("{} {}", count.nodes, count.verdict)).collect();
+    if counts.is_empty() { String::new() } else { format!("\nother {role} nodes: {}", counts.join(", ")) }
 }
 
 fn decision(decision: Option<&Decision>) -> String {
@@ -99,7 +112,8 @@ fn none() -> String {
     "-".to_owned()
 }
 
-fn to_json(explained: &v1::ExplainResponse) -> Value {
+/// An explanation for programs.
+pub fn to_json(explained: &v1::ExplainResponse) -> Value {
     let plan = |plan: &v1::PrefillPlan| {
         json!({
             "cached_tokens": plan.cached_tokens, "queue_s": plan.queue_s, "transfer_s": plan.transfer_s,
@@ -118,6 +132,9 @@ fn to_json(explained: &v1::ExplainResponse) -> Value {
             "push_s": row.push_s,
         })
     });
+    let rest = |counts: &[v1::VerdictCount]| -> Vec<_> {
+        counts.iter().map(|count| json!({ "verdict": count.verdict, "nodes": count.nodes })).collect()
+    };
     let (placed, refused) = match &explained.decision {
         Some(Decision::Placed(placed)) => (
             json!({
@@ -137,6 +154,7 @@ fn to_json(explained: &v1::ExplainResponse) -> Value {
     json!({
         "prompt_tokens": explained.prompt_tokens, "placement": explained.placement, "admission": explained.admission,
         "placed": placed, "refused": refused, "prefill": prefill.collect::<Vec<_>>(), "decode": decode.collect::<Vec<_>>(),
+        "prefill_rest": rest(&explained.prefill_rest), "decode_rest": rest(&explained.decode_rest),
     })
 }
 
@@ -174,6 +192,7 @@ mod tests {
                 push_s: Some(0.0),
             }],
             decision: Some(decision),
+            ..v1::ExplainResponse::default()
         }
     }
 
@@ -203,6 +222,14 @@ p1            left out: draining  0        -       -       -         -        - 
 DECODE  VERDICT  SEQUENCES  TBT      PUSH
 d0      chosen   7          12.0 ms  0 us";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn nodes_without_a_row_are_counted() {
+        let count = |verdict: &str, nodes| v1::VerdictCount { verdict: verdict.to_owned(), nodes };
+        let prefill_rest = vec![count("lost", 60), count("left out: draining", 8)];
+        let text = render(&v1::ExplainResponse { prefill_rest, ..placed() }, Paint::none());
+        assert!(text.contains("\nother prefill nodes: 60 lost, 8 left out: draining\n\nDECODE"), "{text}");
     }
 
     #[test]

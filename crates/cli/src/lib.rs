@@ -8,20 +8,24 @@
 
 mod answer;
 mod args;
+mod cache;
 mod chat;
 mod client;
 mod error;
 mod explain;
 mod generate;
+mod load;
 mod nodes;
 mod paths;
 mod prompt;
+mod record;
 mod report;
 mod screen;
 mod table;
 mod timeline;
 mod up;
 mod version;
+mod watch;
 
 pub use args::{Cli, Command};
 pub use error::CliError;
@@ -43,6 +47,8 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
             Command::Chat(args) => chat::run(args, &cli.conductor, cli.json).await,
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
+            Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
+            Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,

@@ -1,8 +1,5 @@
 //! `baton nodes`.
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
 use baton_proto::v1;
 use serde_json::{Value, json};
 
@@ -12,6 +9,7 @@ use crate::error::CliError;
 use crate::paths;
 use crate::screen::{Paint, Waiting, line};
 use crate::table::table;
+use crate::watch::watch;
 
 const HEADER: [&str; 12] = [
     "NAME",
@@ -36,34 +34,23 @@ pub async fn run(args: &NodesArgs, conductor: &str, json: bool) -> Result<(), Cl
     if args.check {
         return check(&conductor, json).await;
     }
-    let Some(seconds) = args.watch else { return show(args, &conductor, json, false).await };
-    let mut ticks = tokio::time::interval(Duration::from_secs_f64(seconds));
-    let clear = std::io::stdout().is_terminal() && !json;
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => show(args, &conductor, json, clear).await?,
-            signal = tokio::signal::ctrl_c() => return Ok(signal?),
-        }
-    }
+    watch(args.watch, json, async || look(args, &conductor, json).await).await
 }
 
-async fn show(args: &NodesArgs, conductor: &Conductor, json: bool, clear: bool) -> Result<(), CliError> {
+async fn look(args: &NodesArgs, conductor: &Conductor, json: bool) -> Result<String, CliError> {
     let nodes = conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes;
     if json {
         let value = match args.transport {
             true => paths::json(&nodes),
             false => Value::Array(nodes.iter().map(node_json).collect()),
         };
-        return Ok(line(&value.to_string())?);
+        return Ok(value.to_string());
     }
-    let text = match args.transport {
+    Ok(match args.transport {
         true => paths::render(&nodes, Paint::stdout()),
         false if nodes.is_empty() => "no node has registered".to_owned(),
         false => render(&nodes, Paint::stdout()),
-    };
-    // Home and erase below: no flicker, unlike clearing the whole screen.
-    line(&if clear { format!("\x1b[H\x1b[J{text}") } else { text })?;
-    Ok(())
+    })
 }
 
 async fn check(conductor: &Conductor, json: bool) -> Result<(), CliError> {

@@ -159,6 +159,55 @@ fn nodes_are_shown_and_checked() {
 }
 
 #[test]
+fn load_is_shown_once_or_again_and_again() {
+    let fake = Fake::start();
+    let (output, out, err) = run(&fake, &["load"]);
+    assert!(output.status.success(), "{err}");
+    assert!(out.starts_with("PREFILL") && out.contains("prefill-0") && out.contains("ESTIMATE"), "{out}");
+    let (_, out, _) = run(&fake, &["load", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((out.lines().count(), &json["prefill"][0]["pending"]), (1, &3.into()));
+    let mut child = baton(&fake, &["load", "--json", "--watch", "0.1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    for _ in 0..3 {
+        let json: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(json["prefill"][0]["node"], "prefill-0");
+    }
+    interrupt(child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_request_is_explained_by_its_id() {
+    let fake = Fake::start();
+    let (known, unknown) = ("a".repeat(32), "b".repeat(32));
+    let (_, out, _) = run(&fake, &["explain", &known]);
+    assert_eq!(out, format!("request   {known}\n\nit runs\n"));
+    let (_, out, _) = run(&fake, &["explain", &known, "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["max_tokens"], json["end"].is_null()), (&5.into(), true));
+    let (output, _, err) = run(&fake, &["explain", &unknown]);
+    assert_eq!((output.status.code(), err.as_str()), (Some(2), "baton: request_id: not among the last 7\n"));
+}
+
+#[test]
+fn the_cache_is_shown_looked_up_and_cleared() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["cache", "--top", "7"]);
+    assert!(out.starts_with("NODE") && out.contains("prefill-0") && out.contains("PREFIX"), "{out}{err}");
+    let (_, out, _) = run(&fake, &["cache", "--top", "7", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["prefixes"][0]["tokens"], &json["nodes"][0]["hit_rate"]), (&7.into(), &Value::Null));
+    let (_, out, _) = run(&fake, &["cache", "lookup", "--raw", "hi", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["prompt_tokens"], &json["matches"][0]["node"]), (&8.into(), &"decode-0".into()), "raw: hi|");
+    let (_, out, _) = run(&fake, &["cache", "clear"]);
+    assert_eq!(out, "told to clear: prefill-0, decode-0\n");
+    let (output, out, err) = run(&fake, &["cache", "clear", "x"]);
+    assert_eq!((output.status.code(), out.as_str(), err.as_str()), (Some(2), "", "baton: node: no node 'x'\n"));
+}
+
+#[test]
 fn version_says_both_or_that_nobody_is_there() {
     let fake = Fake::start();
     let (_, out, _) = run(&fake, &["version"]);

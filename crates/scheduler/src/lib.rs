@@ -28,7 +28,7 @@ pub use admission::{
     TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeState,
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeOutlook, NodeState,
     PrefillExplanation, Verdict,
 };
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};

@@ -19,6 +19,8 @@ pub enum Input<E> {
     SessionClosed(ConductorId),
     /// A conductor wants a snapshot of the prefix cache.
     KvSnapshot(ConductorId),
+    /// Free what is cached and not in use.
+    ClearCache,
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

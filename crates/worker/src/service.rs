@@ -92,6 +92,7 @@ async fn read_commands<E>(
             Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
             Command::Abort(key) => Input::Abort(key.try_into()?),
             Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
+            Command::ClearCache(_) => Input::ClearCache,
         };
         if inputs.send(input).await.is_err() {
             return Ok(());

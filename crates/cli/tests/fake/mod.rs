@@ -170,6 +170,51 @@ impl v1::cluster_server::Cluster for Service {
         Err(Status::unimplemented("explain"))
     }
 
+    async fn cluster_load(
+        &self,
+        _: Request<v1::ClusterLoadRequest>,
+    ) -> Result<Response<v1::ClusterLoadResponse>, Status> {
+        let prefill =
+            v1::PrefillNodeLoad { node: "prefill-0".into(), state: "ready".into(), pending: 3, ..Default::default() };
+        Ok(Response::new(v1::ClusterLoadResponse { prefill: vec![prefill], ..Default::default() }))
+    }
+
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+        let request_id = request.into_inner().request_id;
+        if !request_id.starts_with('a') {
+            return Err(baton_proto::status(ErrorKind::NotFound, "request_id: not among the last 7", None));
+        }
+        Ok(Response::new(v1::RecallResponse { request_id, max_tokens: 5, ..Default::default() }))
+    }
+
+    async fn cache_status(
+        &self,
+        request: Request<v1::CacheStatusRequest>,
+    ) -> Result<Response<v1::CacheStatusResponse>, Status> {
+        let node = v1::NodeCache { node: "prefill-0".into(), ..Default::default() };
+        let prefix = v1::HotPrefix { hash: "ab".into(), tokens: request.into_inner().top, ..Default::default() };
+        Ok(Response::new(v1::CacheStatusResponse { nodes: vec![node], prefixes: vec![prefix] }))
+    }
+
+    async fn cache_lookup(
+        &self,
+        request: Request<v1::CacheLookupRequest>,
+    ) -> Result<Response<v1::CacheLookupResponse>, Status> {
+        let prompt = said(request.into_inner().request.unwrap_or_default().prompt);
+        let row = v1::CacheMatch { node: "decode-0".into(), role: "decode".into(), tokens: 32 };
+        Ok(Response::new(v1::CacheLookupResponse { prompt_tokens: prompt.len() as u32, matches: vec![row] }))
+    }
+
+    async fn clear_cache(
+        &self,
+        request: Request<v1::ClearCacheRequest>,
+    ) -> Result<Response<v1::ClearCacheResponse>, Status> {
+        match request.into_inner().node.as_str() {
+            "" => Ok(Response::new(v1::ClearCacheResponse { nodes: vec!["prefill-0".into(), "decode-0".into()] })),
+            node => Err(baton_proto::status(ErrorKind::NotFound, format!("node: no node '{node}'"), None)),
+        }
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),

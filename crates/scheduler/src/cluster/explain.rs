@@ -1,13 +1,16 @@
-//! Why a request goes where it goes: what placement would decide now, and what it would decide it by.
+//! Why a request goes where it goes: what placement decides, or would decide now, and what by.
 
 use std::fmt;
 use std::time::Instant;
 
 use baton_types::{NodeId, NodeRole};
 
+use super::candidates::Asked;
 use super::place::{placement_of, verdict};
-use super::{Cluster, NodeState};
-use crate::placement::{Placement, PlacementRequest, PrefillPlan, Refusal};
+use super::{Cluster, ClusterNode, NodeState};
+use crate::placement::{
+    Choice, DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal,
+};
 
 /// A decision and its grounds.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,10 +19,14 @@ pub struct Explanation {
     pub placement: &'static str,
     /// Policy that takes in.
     pub admission: &'static str,
-    /// Every prefill node that is known, by name.
+    /// Every prefill node that is known, by name; of many, the best candidates.
     pub prefill: Vec<PrefillExplanation>,
-    /// Every decode node that is known, by name; none where one token is wanted.
+    /// The same of the decode nodes; none where one token is wanted.
     pub decode: Vec<DecodeExplanation>,
+    /// How many prefill nodes beside those, by verdict.
+    pub prefill_rest: Vec<(Verdict, usize)>,
+    /// The same of the decode nodes.
+    pub decode_rest: Vec<(Verdict, usize)>,
     /// Where it goes, or why it does not.
     pub decision: Result<Placement, Refusal>,
 }
@@ -113,6 +120,54 @@ impl fmt::Display for LeftOut {
     }
 }
 
+/// Which nodes of a role are told one by one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keep {
+    /// All, where there are no more than so many.
+    up_to: usize,
+    /// Of more, this many of the best candidates.
+    best: usize,
+}
+
+impl Keep {
+    /// All.
+    const ALL: Self = Self { up_to: usize::MAX, best: usize::MAX };
+    /// What is kept of every placement: bounded, and cheap beside it.
+    pub(super) const BEST: Self = Self { up_to: 64, best: 32 };
+}
+
+/// What became of the nodes.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    prefill: Vec<PrefillExplanation>,
+    decode: Vec<DecodeExplanation>,
+    prefill_rest: Vec<(Verdict, usize)>,
+    decode_rest: Vec<(Verdict, usize)>,
+}
+
+impl Explanation {
+    /// How many prefill nodes there were of each verdict, those that are not told one by one included.
+    pub fn prefill_verdicts(&self) -> Vec<(Verdict, usize)> {
+        counts(self.prefill.iter().map(|row| (row.verdict, 1)).chain(self.prefill_rest.iter().copied()))
+    }
+
+    /// The same of the decode nodes.
+    pub fn decode_verdicts(&self) -> Vec<(Verdict, usize)> {
+        counts(self.decode.iter().map(|row| (row.verdict, 1)).chain(self.decode_rest.iter().copied()))
+    }
+}
+
+fn counts(verdicts: impl Iterator<Item = (Verdict, usize)>) -> Vec<(Verdict, usize)> {
+    let mut counts: Vec<(Verdict, usize)> = Vec::new();
+    for (verdict, nodes) in verdicts.filter(|(_, nodes)| *nodes > 0) {
+        match counts.iter_mut().find(|(other, _)| *other == verdict) {
+            Some((_, count)) => *count += nodes,
+            None => counts.push((verdict, nodes)),
+        }
+    }
+    counts
+}
+
 impl Cluster {
     /// What [`Cluster::place`] would decide now, with the same `rng`, and why. Nothing is charged, and no policy learns of it.
     pub fn explain(
@@ -124,62 +179,156 @@ impl Cluster {
         self.on_tick(now);
         let (asked, matches) = (self.asked(request), self.matches(request));
         let (policy, mut admission) = (self.placement.boxed_clone(), self.admission.boxed_clone());
-        let prefill = self.prefill_candidates(now, request, &matches);
-        let decode = match request.wants_decode {
-            true => self.decode_candidates(now, asked, &matches),
-            false => Ok(Vec::new()),
-        };
-        let chosen = match (&prefill, &decode) {
-            (Ok(prefill), Ok(decode)) => Ok(self.choose(now, request, (prefill, decode), &*policy, rng)),
-            (Err(refusal), _) => Err(refusal.clone()),
-            (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
-        };
-        let names = chosen.as_ref().ok().map(|chosen| (chosen.prefill.clone(), chosen.decode_node().cloned()));
+        let (chosen, rows) = self.look(now, asked, &matches, &*policy, Some(Keep::ALL), rng);
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, asked, &chosen);
             let pace = verdict(&mut *admission, &assessment)?;
             let fetch = self.fetch_of(&chosen, &matches);
             Ok(placement_of(chosen, fetch, pace))
         });
-        let (prefill, decode) = (prefill.unwrap_or_default(), decode.unwrap_or_default());
-        let (chosen_prefill, chosen_decode) = names.unzip();
-        let target =
-            decode.iter().find(|candidate| Some(Some(candidate.node)) == chosen_decode.as_ref().map(Option::as_ref));
-        let prefill_rows = self.nodes.of_role(NodeRole::Prefill).map(|node| {
-            let candidate = prefill.iter().find(|candidate| *candidate.node == node.info().node);
-            let verdict = verdict_on(candidate.map(|candidate| candidate.node), chosen_prefill.as_ref());
-            PrefillExplanation {
-                node: node.info().node.clone(),
-                verdict: verdict.unwrap_or_else(|| Verdict::LeftOut(self.why_not_prefill(now, request, node))),
-                pending: node.charges.pending(),
-                local: candidate.map(|candidate| candidate.local),
-                fetch: candidate.and_then(|candidate| candidate.fetch),
-                cost: candidate.and_then(|candidate| policy.cost(request, candidate, target)),
-            }
-        });
-        let decode_rows = self.nodes.of_role(NodeRole::Decode).filter(|_| request.wants_decode).map(|node| {
-            let candidate = decode.iter().find(|candidate| *candidate.node == node.info().node);
-            let chosen = chosen_decode.as_ref().and_then(Option::as_ref);
-            let verdict = verdict_on(candidate.map(|candidate| candidate.node), chosen);
-            DecodeExplanation {
-                node: node.info().node.clone(),
-                verdict: verdict.unwrap_or_else(|| Verdict::LeftOut(self.why_not_decode(now, asked, node))),
-                sequences: node.charges.sequences(),
-                tbt: candidate.map(|candidate| candidate.tbt),
-                push: candidate.map(|candidate| candidate.push),
-            }
-        });
+        self.explanation(decision, rows.unwrap_or_default())
+    }
+
+    pub(super) fn explanation(&self, decision: Result<Placement, Refusal>, rows: Rows) -> Explanation {
+        let Rows { prefill, decode, prefill_rest, decode_rest } = rows;
         Explanation {
             placement: self.config.placement.as_str(),
             admission: self.config.admission.as_str(),
-            prefill: prefill_rows.collect(),
-            decode: decode_rows.collect(),
+            prefill,
+            decode,
+            prefill_rest,
+            decode_rest,
             decision,
         }
     }
+
+    /// What became of the nodes, from the candidates that were compared. Those are in the order of the nodes.
+    pub(super) fn rows(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
+        choice: Option<Choice>,
+        policy: &dyn PlacementPolicy,
+        keep: Keep,
+    ) -> Rows {
+        let target = choice.and_then(|choice| choice.decode).map(|index| &decode[index]);
+        let (chosen_prefill, chosen_decode) =
+            (choice.map(|choice| choice.prefill), choice.and_then(|choice| choice.decode));
+        let prefill_row = |index: usize, candidate: &PrefillCandidate<'_>| PrefillExplanation {
+            node: candidate.node.clone(),
+            verdict: verdict_on(index, chosen_prefill),
+            pending: candidate.pending,
+            local: Some(candidate.local),
+            fetch: candidate.fetch,
+            cost: policy.cost(asked.request, candidate, target),
+        };
+        let decode_row = |index: usize, candidate: &DecodeCandidate<'_>| DecodeExplanation {
+            node: candidate.node.clone(),
+            verdict: verdict_on(index, chosen_decode),
+            sequences: candidate.sequences,
+            tbt: Some(candidate.tbt),
+            push: Some(candidate.push),
+        };
+        let sooner = |candidate: &PrefillCandidate<'_>| {
+            candidate.plans().map(|(plan, _)| plan.finish()).fold(f64::INFINITY, f64::min)
+        };
+        let why_not_prefill = |node: &ClusterNode| Verdict::LeftOut(self.why_not_prefill(now, asked.request, node));
+        let why_not_decode = |node: &ClusterNode| Verdict::LeftOut(self.why_not_decode(now, asked, node));
+        let mut rows = Rows::default();
+        (rows.prefill, rows.prefill_rest) = match self.nodes.count(NodeRole::Prefill) {
+            nodes if nodes <= keep.up_to => {
+                let all = self.with_candidates(NodeRole::Prefill, prefill, |candidate| candidate.node);
+                let row = |(node, candidate): (&ClusterNode, Option<usize>)| match candidate {
+                    Some(index) => prefill_row(index, &prefill[index]),
+                    None => left_out_prefill(node, why_not_prefill(node)),
+                };
+                (all.map(row).collect(), Vec::new())
+            }
+            _ => {
+                let best = best_of(prefill, keep.best, chosen_prefill, sooner);
+                let rest = self.rest(NodeRole::Prefill, prefill, best.len(), |it| it.node, why_not_prefill);
+                (best.into_iter().map(|index| prefill_row(index, &prefill[index])).collect(), rest)
+            }
+        };
+        if !asked.request.wants_decode {
+            return rows;
+        }
+        (rows.decode, rows.decode_rest) = match self.nodes.count(NodeRole::Decode) {
+            nodes if nodes <= keep.up_to => {
+                let all = self.with_candidates(NodeRole::Decode, decode, |candidate| candidate.node);
+                let row = |(node, candidate): (&ClusterNode, Option<usize>)| match candidate {
+                    Some(index) => decode_row(index, &decode[index]),
+                    None => left_out_decode(node, why_not_decode(node)),
+                };
+                (all.map(row).collect(), Vec::new())
+            }
+            _ => {
+                let best = best_of(decode, keep.best, chosen_decode, |candidate| candidate.tbt);
+                let rest = self.rest(NodeRole::Decode, decode, best.len(), |it| it.node, why_not_decode);
+                (best.into_iter().map(|index| decode_row(index, &decode[index])).collect(), rest)
+            }
+        };
+        rows
+    }
+
+    /// The nodes of a role, each with the index of its candidate.
+    fn with_candidates<'a, C>(
+        &'a self,
+        role: NodeRole,
+        candidates: &'a [C],
+        node_of: impl Fn(&'a C) -> &'a NodeId + 'a,
+    ) -> impl Iterator<Item = (&'a ClusterNode, Option<usize>)> {
+        let mut next = candidates.iter().map(node_of).enumerate().peekable();
+        // A candidate's name is its node's own: no need to compare letters.
+        let mut of = move |node: &'a ClusterNode| next.next_if(|(_, name)| std::ptr::eq(*name, &node.info().node));
+        self.nodes.of_role(role).map(move |node| (node, of(node).map(|(index, _)| index)))
+    }
+
+    /// How many nodes are not told one by one, by verdict.
+    fn rest<'a, C>(
+        &'a self,
+        role: NodeRole,
+        candidates: &'a [C],
+        told: usize,
+        node_of: impl Fn(&'a C) -> &'a NodeId + 'a,
+        why_not: impl Fn(&ClusterNode) -> Verdict,
+    ) -> Vec<(Verdict, usize)> {
+        let lost = (Verdict::Lost, candidates.len() - told);
+        if candidates.len() == self.nodes.count(role) {
+            return counts(std::iter::once(lost));
+        }
+        let left_out = self.with_candidates(role, candidates, node_of).filter(|(_, candidate)| candidate.is_none());
+        counts(std::iter::once(lost).chain(left_out.map(|(node, _)| (why_not(node), 1))))
+    }
 }
 
-/// On a candidate; none where it is none.
-fn verdict_on(candidate: Option<&NodeId>, chosen: Option<&NodeId>) -> Option<Verdict> {
-    candidate.map(|node| if Some(node) == chosen { Verdict::Chosen } else { Verdict::Lost })
+/// Indices of the candidates with the least of something, the chosen one always among them, ascending.
+fn best_of<C>(candidates: &[C], most: usize, chosen: Option<usize>, value: impl Fn(&C) -> f64) -> Vec<usize> {
+    let rank = |(index, candidate): (usize, &C)| {
+        let value = if Some(index) == chosen { f64::NEG_INFINITY } else { value(candidate) };
+        (value, index)
+    };
+    let mut ranked: Vec<_> = candidates.iter().enumerate().map(rank).collect();
+    if ranked.len() > most {
+        ranked.select_nth_unstable_by(most, |a, b| a.0.total_cmp(&b.0));
+        ranked.truncate(most);
+    }
+    let mut best: Vec<_> = ranked.into_iter().map(|(_, index)| index).collect();
+    best.sort_unstable();
+    best
+}
+
+fn verdict_on(candidate: usize, chosen: Option<usize>) -> Verdict {
+    if Some(candidate) == chosen { Verdict::Chosen } else { Verdict::Lost }
+}
+
+fn left_out_prefill(node: &ClusterNode, verdict: Verdict) -> PrefillExplanation {
+    let (pending, node) = (node.charges.pending(), node.info().node.clone());
+    PrefillExplanation { node, verdict, pending, local: None, fetch: None, cost: None }
+}
+
+fn left_out_decode(node: &ClusterNode, verdict: Verdict) -> DecodeExplanation {
+    let (sequences, node) = (node.charges.sequences(), node.info().node.clone());
+    DecodeExplanation { node, verdict, sequences, tbt: None, push: None }
 }

@@ -6,6 +6,7 @@ mod candidates;
 mod explain;
 mod forecast;
 mod node;
+mod outlook;
 mod place;
 mod split;
 mod table;
@@ -28,6 +29,7 @@ use table::NodeTable;
 
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use node::{ClusterNode, NodeState};
+pub use outlook::NodeOutlook;
 
 /// Bounds and choices of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,6 +164,11 @@ impl Cluster {
         Arc::clone(&self.index)
     }
 
+    /// Name of the policy that takes in.
+    pub fn admission_policy(&self) -> &'static str {
+        self.config.admission.as_str()
+    }
+
     /// Requests that are charged.
     pub fn placed(&self) -> usize {
         self.charges.len()
@@ -276,6 +283,7 @@ impl Cluster {
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].
     pub fn on_step(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get_mut(node) else { return };
+        node.last_steps.observe(rows, seconds);
         let cost = &mut self.costs[node.class].1;
         match node.info().role {
             NodeRole::Prefill => cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds),

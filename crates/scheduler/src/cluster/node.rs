@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::NodeSlot;
 use baton_types::{Load, NodeInfo};
 
+use super::outlook::LastSteps;
 use crate::cost::SpeedFactor;
 use crate::ledger::NodeCharges;
 
@@ -45,6 +46,7 @@ pub struct ClusterNode {
     /// Index of its cost models.
     pub(super) class: usize,
     pub(super) speed: SpeedFactor,
+    pub(super) last_steps: LastSteps,
     /// In the prefix index; none where that is full.
     pub(super) slot: Option<NodeSlot>,
     /// Whether what it holds was forgotten since its last report.
@@ -62,6 +64,7 @@ impl ClusterNode {
             charges: NodeCharges::default(),
             class,
             speed,
+            last_steps: LastSteps::default(),
             slot,
             is_expired: false,
         }

@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
 use super::candidates::{Asked, Matches, Needs};
+use super::explain::{Explanation, Keep, Rows};
 use super::split::Split;
 use super::{Cluster, ClusterNode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
 use crate::placement::{
-    DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
-    estimated_ttft,
+    Choice, DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch,
+    Refusal, estimated_ttft,
 };
 use crate::queue::QueuedPrompt;
 
@@ -36,7 +37,8 @@ fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
 
 /// A choice, and what is predicted for it.
 pub(super) struct Chosen {
-    pub(super) prefill: NodeId,
+    choice: Choice,
+    prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
     held_tokens: u32,
     plan: PrefillPlan,
@@ -49,17 +51,15 @@ pub(super) struct Chosen {
     ttft: Duration,
     /// Prefill nodes that it was made from.
     candidates: usize,
+    /// Expected of the answer.
+    output_tokens: f64,
 }
 
 struct ChosenDecode {
     node: NodeId,
     tbt: Duration,
-}
-
-impl Chosen {
-    pub(super) fn decode_node(&self) -> Option<&NodeId> {
-        self.decode.as_ref().map(|decode| &decode.node)
-    }
+    /// The part of the push that compute does not hide.
+    exposed: Duration,
 }
 
 /// Whether a choice is taken in, and then how long its first token is kept back.
@@ -78,6 +78,8 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         pace,
         estimated_ttft: Ttft(chosen.ttft),
         estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
+        estimated_exposed: chosen.decode.as_ref().map(|decode| decode.exposed),
+        estimated_output_tokens: chosen.output_tokens,
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
@@ -95,38 +97,95 @@ impl Cluster {
         request: &PlacementRequest<'_>,
         rng: &mut impl FnMut() -> u64,
     ) -> Result<Placement, Refusal> {
+        self.decide(now, request, None, rng).0
+    }
+
+    /// The same, with the grounds of what was decided: the candidates are those that it was decided by. Of many nodes the best are told, and the others counted.
+    pub fn place_explained(
+        &mut self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        rng: &mut impl FnMut() -> u64,
+    ) -> Explanation {
+        let (decision, rows) = self.decide(now, request, Some(Keep::BEST), rng);
+        self.explanation(decision, rows.unwrap_or_default())
+    }
+
+    fn decide(
+        &mut self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        keep: Option<Keep>,
+        rng: &mut dyn FnMut() -> u64,
+    ) -> (Result<Placement, Refusal>, Option<Rows>) {
         self.on_ended(now, request.key);
         self.on_tick(now);
-        let matches = self.matches(request);
-        let asked = self.asked(request);
-        let prefill = self.prefill_candidates(now, request, &matches)?;
-        let decode = match request.wants_decode {
-            true => self.decode_candidates(now, asked, &matches).map_err(|refusal| self.held(refusal, request.slo))?,
-            false => Vec::new(),
+        let (asked, matches) = (self.asked(request), self.matches(request));
+        let (chosen, rows) = self.look(now, asked, &matches, &*self.placement, keep, rng);
+        (chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches)), rows)
+    }
+
+    /// Compares the candidates and chooses from them. What is said of the nodes is for those who asked what to keep.
+    pub(super) fn look(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+        policy: &dyn PlacementPolicy,
+        keep: Option<Keep>,
+        rng: &mut dyn FnMut() -> u64,
+    ) -> (Result<Chosen, Refusal>, Option<Rows>) {
+        let request = asked.request;
+        let prefill = self.prefill_candidates(now, request, matches);
+        // Without a prefill node nothing depends on the decode nodes, but somebody may want to know of them.
+        let decode = match request.wants_decode && (prefill.is_ok() || keep.is_some()) {
+            true => self.decode_candidates(now, asked, matches),
+            false => Ok(Vec::new()),
         };
-        let chosen = self.choose(now, request, (&prefill, &decode), &*self.placement, rng);
+        let chosen = match (&prefill, &decode) {
+            (Ok(prefill), Ok(decode)) => Ok(self.choose(now, asked, (prefill, decode), policy, rng)),
+            (Err(refusal), _) => Err(refusal.clone()),
+            (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
+        };
+        let rows = keep.map(|keep| {
+            let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
+            self.rows(now, asked, candidates, chosen.as_ref().ok().map(|chosen| chosen.choice), policy, keep)
+        });
+        (chosen, rows)
+    }
+
+    /// Takes a choice in and charges it, if the admission policy lets it.
+    fn take_in(
+        &mut self,
+        now: Instant,
+        asked: Asked<'_>,
+        chosen: Chosen,
+        matches: &Matches,
+    ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, asked, &chosen);
         let pace = verdict(&mut *self.admission, &assessment)?;
-        let fetch = self.fetch_of(&chosen, &matches);
+        let fetch = self.fetch_of(&chosen, matches);
         self.charge(now, asked, &chosen, fetch.as_ref());
         Ok(placement_of(chosen, fetch, pace))
     }
 
     /// The policy's choice from these candidates, of which there is a prefill node at least.
-    pub(super) fn choose(
+    fn choose(
         &self,
         now: Instant,
-        request: &PlacementRequest<'_>,
+        asked: Asked<'_>,
         (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
         policy: &dyn PlacementPolicy,
         rng: &mut dyn FnMut() -> u64,
     ) -> Chosen {
+        let request = asked.request;
         let choice = policy.choose(request, prefill, decode, rng);
         let candidate = &prefill[choice.prefill];
         let Split { plan, terms, broken, helpers } =
             self.split(now, request, candidate, candidate.plan(choice.fetch), prefill);
         let decode = choice.decode.map(|index| &decode[index]);
         Chosen {
+            choice,
             prefill: candidate.node.clone(),
             held_tokens: candidate.local.matched_tokens,
             plan,
@@ -134,14 +193,19 @@ impl Cluster {
             broken,
             helpers,
             fetches: choice.fetch && candidate.fetch.is_some(),
-            decode: decode.map(|decode| ChosenDecode { node: decode.node.clone(), tbt: duration(decode.tbt) }),
+            decode: decode.map(|decode| ChosenDecode {
+                node: decode.node.clone(),
+                tbt: duration(decode.tbt),
+                exposed: duration(decode.exposed(plan.compute)),
+            }),
             ttft: duration(estimated_ttft(&plan, decode)),
             candidates: prefill.len(),
+            output_tokens: asked.output_tokens,
         }
     }
 
     /// A refusal for want of room, as one that may pass where the admission policy waits for such.
-    pub(super) fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
+    fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::DecodeRoom { share: 1.0 };
         let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }

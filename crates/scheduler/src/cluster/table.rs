@@ -52,6 +52,14 @@ impl NodeTable {
         }
     }
 
+    /// How many of a role there are.
+    pub(super) fn count(&self, role: NodeRole) -> usize {
+        match role {
+            NodeRole::Prefill => self.prefill.len(),
+            NodeRole::Decode => self.decode.len(),
+        }
+    }
+
     /// All of them, the prefill nodes first.
     pub(super) fn values(&self) -> impl Iterator<Item = &ClusterNode> {
         self.prefill.values().chain(self.decode.values())

@@ -200,7 +200,15 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
             // What is placed again gives back its charges first, which an explanation does not do.
             cluster.on_ended(now, wanted.key);
             let explained = cluster.explain(now, &wanted, &mut || u64::from(n));
-            let placed = cluster.place(now, &wanted, &mut || u64::from(n));
+            let placed = match n % 2 {
+                0 => cluster.place(now, &wanted, &mut || u64::from(n)),
+                _ => {
+                    let record = cluster.place_explained(now, &wanted, &mut || u64::from(n));
+                    assert_eq!(record, explained, "the record is what would have been explained");
+                    record.decision
+                }
+            };
+            check_charged(cluster, wanted.key, &placed);
             check_explanation(cluster, &explained, &placed);
         }
         FetchDone(n) => cluster.on_fetch_done(key(n.into())),
@@ -221,11 +229,22 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
     }
 }
 
+/// The nodes that are charged are those of the decision.
+fn check_charged(cluster: &Cluster, key: RequestKey, placed: &Result<Placement, Refusal>) {
+    let charged = cluster.charges.get(&key).map(|charge| {
+        let decode = charge.decode.as_ref().map(|(start, _)| start.0.clone());
+        (charge.prefill.as_ref().map(|start| start.0.clone()), decode)
+    });
+    let decided = placed.as_ref().ok().map(|placed| (Some(placed.prefill.clone()), placed.decode.clone()));
+    assert_eq!(charged, decided);
+}
+
 /// The explanation is of the decision that was taken, has every node, and says of each why it was not chosen.
 fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result<Placement, Refusal>) {
     assert_eq!(explained.decision, *placed);
     let nodes = explained.prefill.len() + explained.decode.len();
     assert_eq!(nodes, cluster.nodes().count());
+    assert!(explained.prefill_rest.is_empty() && explained.decode_rest.is_empty());
     let chosen = |verdict: &Verdict| *verdict == Verdict::Chosen;
     let prefill: Vec<_> = explained.prefill.iter().filter(|row| chosen(&row.verdict)).collect();
     if let Ok(placement) = placed {
@@ -550,4 +569,81 @@ fn lost_nodes_are_shown_for_a_while_only() {
     let names: Vec<_> = cluster.nodes().map(|node| node.info().node.to_string()).collect();
     assert_eq!(names, ["n3", "n4"]);
     assert_eq!(cluster.block_hashes(&[1], b""), None);
+}
+
+#[test]
+fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    let outlook = |cluster: &Cluster, node: &NodeId| cluster.outlook(now, cluster.node(node).unwrap());
+    let idle = outlook(&cluster, &id("p0"));
+    assert_eq!((idle.pending, idle.queue, idle.rows_per_second, idle.step), (0, Duration::ZERO, None, None));
+    let placement = place(&mut cluster, now, &request(1, &[])).unwrap();
+    let (prefill, decode) = (placement.prefill, placement.decode.unwrap());
+    let busy = outlook(&cluster, &prefill);
+    // 10 ms and 1 ms a token.
+    assert_eq!((busy.pending, busy.queue.as_millis()), (1, 170));
+    let waiting = outlook(&cluster, &decode);
+    assert_eq!((waiting.sequences, waiting.tbt), (1, None), "it does not decode yet");
+    cluster.on_first_token(now, key(1));
+    assert_eq!(outlook(&cluster, &decode).tbt.map(|tbt| tbt.as_millis()), Some(11));
+    assert_eq!(outlook(&cluster, &prefill).pending, 0);
+    for _ in 0..500 {
+        cluster.on_step(&prefill, 100, 1000, 0.5);
+    }
+    cluster.on_step(&prefill, 100, 1000, f64::NAN);
+    let measured = outlook(&cluster, &prefill);
+    assert!((measured.rows_per_second.unwrap() - 200.0).abs() < 0.1);
+    assert_eq!(measured.step.map(|step| step.as_millis().abs_diff(500) <= 1), Some(true));
+}
+
+#[test]
+fn of_many_nodes_the_best_are_told_and_the_others_counted() {
+    let now = Instant::now();
+    for kind in PlacementKind::ALL {
+        let mut cluster =
+            Cluster::new(ClusterConfig { placement: kind, slow_start: Duration::ZERO, ..ClusterConfig::default() });
+        (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("p{n:03}"), NodeRole::Prefill, 1)));
+        (0..70).for_each(|n| cluster.on_node_joined(now, info(&format!("d{n:03}"), NodeRole::Decode, 1)));
+        (0..5).for_each(|n| cluster.on_node_draining(&id(&format!("p{n:03}"))));
+        (0..7).for_each(|n| cluster.on_node_draining(&id(&format!("d{n:03}"))));
+        for n in 0..50 {
+            cluster.on_step(&id(&format!("p{:03}", 90 + n % 10)), 160, 12_880, 9.0);
+        }
+        for n in 0..40 {
+            let record = cluster.place_explained(now, &request(n, &[]), &mut || 7 * n as u64);
+            let placement = record.decision.clone().unwrap();
+            assert_eq!((record.prefill.len(), record.decode.len()), (32, 32));
+            let chosen: Vec<_> = record.prefill.iter().filter(|row| row.verdict == Verdict::Chosen).collect();
+            assert_eq!(chosen.iter().map(|row| &row.node).collect::<Vec<_>>(), [&placement.prefill], "{kind:?}");
+            let draining = Verdict::LeftOut(LeftOut::State(NodeState::Draining));
+            assert_eq!(record.prefill_rest, [(Verdict::Lost, 63), (draining, 5)]);
+            let mut decode = record.decode_verdicts();
+            decode.sort_by_key(|(_, nodes)| *nodes);
+            assert_eq!(decode, [(Verdict::Chosen, 1), (draining, 7), (Verdict::Lost, 62)]);
+            check_charged(&cluster, key(n), &record.decision);
+        }
+    }
+}
+
+#[test]
+fn those_that_are_told_are_the_soonest() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    cluster.config.slow_start = Duration::ZERO;
+    (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("q{n:03}"), NodeRole::Prefill, 1)));
+    // Prompts wait at all but 40 of them.
+    for n in 40..100 {
+        let others: Vec<_> = cluster.nodes().map(|node| node.info().node.clone()).collect();
+        let others: Vec<_> = others.into_iter().filter(|node| *node != id(&format!("q{n:03}"))).collect();
+        let one_token = PlacementRequest { wants_decode: false, exclude: &others, ..request(n, &[]) };
+        place(&mut cluster, now, &one_token).unwrap();
+    }
+    let asked = request(1000, &[]);
+    let all = cluster.explain(now, &asked, &mut || 0);
+    let record = cluster.place_explained(now, &asked, &mut || 0);
+    assert_eq!((record.decision, all.prefill.len(), record.prefill.len()), (all.decision, 102, 32));
+    assert!(record.prefill.iter().all(|row| row.pending == 0 && all.prefill.contains(row)));
+    assert_eq!(record.prefill_rest, [(Verdict::Lost, 70)]);
+    assert_eq!(record.decode, all.decode, "of few, all are told");
 }

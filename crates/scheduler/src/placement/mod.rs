@@ -81,6 +81,10 @@ pub struct Placement {
     pub estimated_tbt: Option<Tbt>,
     /// Tokens of the prompt that the prefill node should not have to compute.
     pub matched_tokens: u32,
+    /// Predicted part of the push to the decode node that compute does not hide.
+    pub estimated_exposed: Option<Duration>,
+    /// Tokens that the answer is expected to have.
+    pub estimated_output_tokens: f64,
 }
 
 impl Placement {

@@ -1,0 +1,86 @@
+//! The prefix caches on the wire.
+
+use std::collections::HashMap;
+
+use baton_proto::v1;
+use baton_scheduler::ClusterNode;
+use baton_types::{ErrorKind, NodeId};
+
+use crate::error::GenerateError;
+use crate::front_door::FrontDoor;
+use crate::hot_prefixes::HotPrefix;
+
+/// Prefixes told where the caller does not say how many, and at most.
+const TOP: (u32, u32) = (10, 100);
+
+pub(super) fn status(door: &FrontDoor, top: u32) -> v1::CacheStatusResponse {
+    let top = if top == 0 { TOP.0 } else { top.min(TOP.1) };
+    let hottest = door.hot_prefixes().hottest(door.clock.now(), top as usize);
+    let cluster = door.cluster();
+    let block_tokens = cluster.nodes().next().map_or(0, |node| node.info().layout.block_tokens);
+    let nodes = cluster.nodes().map(|node| node_cache(door, node)).collect();
+    drop(cluster);
+    v1::CacheStatusResponse { nodes, prefixes: hottest.iter().map(|hot| prefix(door, hot, block_tokens)).collect() }
+}
+
+fn node_cache(door: &FrontDoor, node: &ClusterNode) -> v1::NodeCache {
+    let info = node.info();
+    v1::NodeCache {
+        node: info.node.to_string(),
+        role: info.role.as_str().into(),
+        state: node.state().as_str().into(),
+        load: Some(node.load().into()),
+        block_tokens: info.layout.block_tokens,
+        indexed_blocks: door.index.entries(&info.node) as u64,
+    }
+}
+
+fn prefix(door: &FrontDoor, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix {
+    // Who holds its last block holds those before it, but for what was evicted from their middle.
+    let mut nodes: Vec<_> =
+        door.index.longest_prefix(&[hot.hash]).into_iter().map(|(node, _)| node.to_string()).collect();
+    nodes.sort();
+    v1::HotPrefix { hash: hot.hash.to_string(), tokens: hot.blocks * block_tokens, requests: hot.requests, nodes }
+}
+
+pub(super) async fn lookup(
+    door: &FrontDoor,
+    request: v1::GenerateRequest,
+) -> Result<v1::CacheLookupResponse, GenerateError> {
+    let (prompt_tokens, hashes) = door.prompt_hashes(request).await?;
+    let held: HashMap<NodeId, u32> = door.index.longest_prefix(&hashes).into_iter().collect();
+    let cluster = door.cluster();
+    let mut matches: Vec<_> = cluster
+        .nodes()
+        .filter_map(|node| {
+            let info = node.info();
+            let tokens = held.get(&info.node)? * info.layout.block_tokens;
+            Some(v1::CacheMatch { node: info.node.to_string(), role: info.role.as_str().into(), tokens })
+        })
+        .collect();
+    matches.sort_by(|a, b| b.tokens.cmp(&a.tokens).then_with(|| a.node.cmp(&b.node)));
+    Ok(v1::CacheLookupResponse { prompt_tokens, matches })
+}
+
+/// Has one node, or with an empty name every node that has a session, clear its cache; names of those that were told to.
+pub(super) fn clear(door: &FrontDoor, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
+    let tell = |node: &NodeId| {
+        let command = v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
+        door.nodes.send(node, command)
+    };
+    if name.is_empty() {
+        let nodes: Vec<NodeId> = door.cluster().nodes().map(|node| node.info().node.clone()).collect();
+        let told = nodes.iter().filter(|node| tell(node)).map(ToString::to_string).collect();
+        return Ok(v1::ClearCacheResponse { nodes: told });
+    }
+    let node = NodeId::new(name).map_err(|error| GenerateError::invalid("node", error.to_string()))?;
+    if door.cluster().node(&node).is_none() {
+        let problem = format!("this conductor knows no node '{node}'");
+        return Err(GenerateError::NotFound { field: "node", problem });
+    }
+    if !tell(&node) {
+        let message = format!("node: {node} has no session with this conductor");
+        return Err(GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: None });
+    }
+    Ok(v1::ClearCacheResponse { nodes: vec![node.to_string()] })
+}

@@ -1,0 +1,291 @@
+//! What was decided on the last requests, and what came of it.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_scheduler::{Explanation, Placement, Verdict};
+use baton_types::{Attempt, FinishReason, RequestId, Tbt, Timeline, Ttft, Usage};
+
+use crate::error::GenerateError;
+
+/// Requests that are remembered.
+const RECORDS: usize = 1024;
+/// Decisions of one request that are remembered: the first and the last ones.
+const DECISIONS: usize = 4;
+
+/// One request's decisions and end.
+#[derive(Debug, Clone)]
+pub struct RequestRecord {
+    /// The request.
+    pub request: RequestId,
+    /// Of its prompt.
+    pub prompt_tokens: u32,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// Oldest first.
+    pub decisions: Vec<Decision>,
+    /// Between the first and the second of them.
+    pub decisions_left_out: u32,
+    /// None while it runs.
+    pub end: Option<RequestEnd>,
+}
+
+/// What was decided, and by what.
+#[derive(Debug, Clone)]
+pub struct Decision {
+    /// Which of the request's placements.
+    pub attempt: Attempt,
+    /// From the request's arrival to the last time that it was decided so.
+    pub at: Duration,
+    /// How often in a row it was refused, or 1.
+    pub times: u32,
+    /// The grounds, as of the last time.
+    pub explanation: Arc<Explanation>,
+    /// Why the attempt did not last.
+    pub failure: Option<String>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone)]
+pub struct RequestEnd {
+    /// Its finish, or why there was none.
+    pub outcome: Result<FinishReason, GenerateError>,
+    /// Where the time went.
+    pub timeline: Timeline,
+    /// Tokens.
+    pub usage: Usage,
+    /// The mean of the longest tenth of its gaps.
+    pub tbt: Option<Tbt>,
+}
+
+impl RequestRecord {
+    fn decided(&mut self, decision: Decision) {
+        if let Some(last) = self.decisions.last_mut()
+            && last.attempt == decision.attempt
+            && last.explanation.decision.is_err()
+            && decision.explanation.decision.is_err()
+        {
+            *last = Decision { times: last.times.saturating_add(1), ..decision };
+            return;
+        }
+        if self.decisions.len() == DECISIONS {
+            self.decisions.remove(1);
+            self.decisions_left_out = self.decisions_left_out.saturating_add(1);
+        }
+        self.decisions.push(decision);
+    }
+
+    /// The last placement, and when it was made.
+    pub fn served_by(&self) -> Option<(&Placement, Duration)> {
+        let placed = |decision: &'_ Decision| decision.explanation.decision.is_ok();
+        let decision = self.decisions.iter().rev().find(|decision| placed(decision))?;
+        Some((decision.explanation.decision.as_ref().ok()?, decision.at))
+    }
+
+    /// Predicted time from the request's arrival to its first token.
+    pub fn predicted_ttft(&self) -> Option<Duration> {
+        self.served_by().map(|(Placement { estimated_ttft: Ttft(ttft), pace, .. }, at)| at + *ttft + *pace)
+    }
+
+    /// The record in one line.
+    fn log(&self, end: &RequestEnd) {
+        let (placement, last) = (self.served_by().map(|(placement, _)| placement), self.decisions.last());
+        let seconds = |time: Duration| time.as_secs_f64();
+        let explanation = last.map(|decision| &decision.explanation);
+        tracing::info!(
+            request = %self.request,
+            outcome = end.outcome.as_ref().map_or_else(|error| error.kind().as_str(), |finish| finish.as_str()),
+            error = end.outcome.as_ref().err().map(tracing::field::display),
+            prefill = placement.map(|placement| placement.prefill.as_str()),
+            decode = placement.and_then(|placement| placement.decode.as_ref()).map(|node| node.as_str()),
+            attempts = last.map_or(0, |decision| decision.attempt.0 + 1),
+            decisions = self.decisions.iter().map(|decision| decision.times).sum::<u32>() + self.decisions_left_out,
+            prompt_tokens = self.prompt_tokens,
+            cached_tokens = end.usage.cached_tokens,
+            output_tokens = end.usage.completion_tokens,
+            predicted_ttft_s = self.predicted_ttft().map(seconds),
+            ttft_s = end.ttft().map(seconds),
+            predicted_tbt_s = placement.and_then(|placement| placement.estimated_tbt).map(|Tbt(tbt)| seconds(tbt)),
+            tbt_s = end.tbt.map(|Tbt(tbt)| seconds(tbt)),
+            total_s = seconds(end.timeline.total),
+            prefill_verdicts = explanation.map(|it| verdict_counts(&it.prefill_verdicts())),
+            decode_verdicts = explanation.map(|it| verdict_counts(&it.decode_verdicts())),
+            "request ended"
+        );
+    }
+}
+
+impl RequestEnd {
+    /// Since the request's arrival; none where no token came.
+    pub fn ttft(&self) -> Option<Duration> {
+        (self.usage.completion_tokens > 0).then_some(self.timeline.ttft)
+    }
+}
+
+/// `1 chosen, 3 lost, 2 left out: draining`.
+fn verdict_counts(counts: &[(Verdict, usize)]) -> String {
+    counts.iter().map(|(verdict, nodes)| format!("{nodes} {verdict}")).collect::<Vec<_>>().join(", ")
+}
+
+/// A request's record while the request lasts. Dropped before its end, the request was aborted.
+pub struct OpenRecord(Arc<Mutex<RequestRecord>>);
+
+impl OpenRecord {
+    fn lock(&self) -> MutexGuard<'_, RequestRecord> {
+        lock(&self.0)
+    }
+
+    /// Something was decided, so long after the request's arrival.
+    pub fn decided(&self, attempt: Attempt, at: Duration, explanation: Arc<Explanation>) {
+        self.lock().decided(Decision { attempt, at, times: 1, explanation, failure: None });
+    }
+
+    /// The last placement did not last.
+    pub fn failed(&self, why: &impl Display) {
+        if let Some(decision) = self.lock().decisions.last_mut() {
+            decision.failure = Some(why.to_string());
+        }
+    }
+
+    /// The request ended: its record is complete, and goes to the log in one line. Only the first end counts.
+    pub fn end(&self, end: RequestEnd) {
+        let mut record = self.lock();
+        if record.end.is_none() {
+            record.log(&end);
+            record.end = Some(end);
+        }
+    }
+}
+
+impl Drop for OpenRecord {
+    fn drop(&mut self) {
+        let (outcome, tbt) = (Err(GenerateError::Aborted), None);
+        self.end(RequestEnd { outcome, timeline: Timeline::default(), usage: Usage::default(), tbt });
+    }
+}
+
+/// The records of the last requests that were to be placed.
+#[derive(Default)]
+pub struct Records(Mutex<VecDeque<(RequestId, Arc<Mutex<RequestRecord>>)>>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves the record whole, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Records {
+    /// A request is about to be placed.
+    pub fn open(&self, request: RequestId, prompt_tokens: u32, max_tokens: u32) -> OpenRecord {
+        let (decisions, decisions_left_out, end) = (Vec::new(), 0, None);
+        let record = RequestRecord { request, prompt_tokens, max_tokens, decisions, decisions_left_out, end };
+        let record = Arc::new(Mutex::new(record));
+        let mut records = lock(&self.0);
+        if records.len() == RECORDS {
+            records.pop_front();
+        }
+        records.push_back((request, Arc::clone(&record)));
+        OpenRecord(record)
+    }
+
+    /// A request's record as it stands.
+    pub fn of(&self, request: RequestId) -> Option<RequestRecord> {
+        let record = lock(&self.0).iter().rev().find(|(id, _)| *id == request).map(|(_, record)| Arc::clone(record));
+        record.map(|record| lock(&record).clone())
+    }
+
+    /// Requests that are remembered.
+    pub fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_scheduler::Refusal;
+    use baton_types::{ErrorKind, NodeId, QueueTerms};
+
+    use super::*;
+
+    fn explanation(decision: Result<Placement, Refusal>) -> Arc<Explanation> {
+        Arc::new(Explanation {
+            placement: "baton",
+            admission: "none",
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            prefill_rest: vec![(Verdict::Chosen, 1), (Verdict::Lost, 4)],
+            decode_rest: Vec::new(),
+            decision,
+        })
+    }
+
+    fn refused(message: &str) -> Arc<Explanation> {
+        let (kind, message) = (ErrorKind::Overloaded, message.to_owned());
+        explanation(Err(Refusal { kind, message, retry_after: None, hold: None }))
+    }
+
+    fn placed() -> Arc<Explanation> {
+        explanation(Ok(Placement {
+            prefill: NodeId::new("p").unwrap(),
+            helpers: Vec::new(),
+            fetch: None,
+            decode: None,
+            terms: QueueTerms::default(),
+            pace: Duration::from_millis(5),
+            estimated_ttft: Ttft(Duration::from_millis(20)),
+            estimated_tbt: None,
+            matched_tokens: 0,
+            estimated_exposed: None,
+            estimated_output_tokens: 1.0,
+        }))
+    }
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn a_held_request_is_one_decision_and_then_its_placement() {
+        let records = Records::default();
+        let open = records.open(RequestId(1), 10, 20);
+        (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full")));
+        open.decided(Attempt(0), ms(100), placed());
+        open.failed(&"it died");
+        open.decided(Attempt(1), ms(200), placed());
+        let record = records.of(RequestId(1)).unwrap();
+        let told: Vec<_> =
+            record.decisions.iter().map(|decision| (decision.attempt.0, decision.times, decision.at)).collect();
+        assert_eq!(told, [(0, 9, ms(8)), (0, 1, ms(100)), (1, 1, ms(200))]);
+        assert_eq!(record.decisions[1].failure.as_deref(), Some("it died"));
+        assert_eq!(record.predicted_ttft(), Some(ms(225)), "of the last placement, since the arrival");
+        assert!(record.end.is_none());
+        drop(open);
+        let end = records.of(RequestId(1)).unwrap().end.unwrap();
+        assert_eq!((end.outcome, end.timeline.total), (Err(GenerateError::Aborted), Duration::ZERO));
+    }
+
+    #[test]
+    fn the_first_end_counts() {
+        let records = Records::default();
+        let open = records.open(RequestId(1), 10, 20);
+        let end = |outcome| RequestEnd { outcome, timeline: Timeline::default(), usage: Usage::default(), tbt: None };
+        open.end(end(Ok(FinishReason::Length)));
+        drop(open);
+        assert_eq!(records.of(RequestId(1)).unwrap().end.unwrap().outcome, Ok(FinishReason::Length));
+        assert_eq!(verdict_counts(&placed().prefill_verdicts()), "1 chosen, 4 lost");
+    }
+
+    #[test]
+    fn decisions_and_requests_are_bounded() {
+        let records = Records::default();
+        let open = records.open(RequestId(0), 1, 1);
+        (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed()));
+        let record = records.of(RequestId(0)).unwrap();
+        let attempts: Vec<_> = record.decisions.iter().map(|decision| decision.attempt.0).collect();
+        assert_eq!((attempts, record.decisions_left_out), (vec![0, 7, 8, 9], 6));
+        let kept: Vec<_> = (1..=RECORDS as u128).map(|n| records.open(RequestId(n), 1, 1)).collect();
+        assert_eq!((records.len(), records.of(RequestId(0)).is_none()), (RECORDS, true));
+        assert!(records.of(RequestId(1)).is_some() && kept.len() == RECORDS);
+    }
+}

@@ -1,0 +1,161 @@
+//! What operators are told of the requests served so far.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_types::ErrorKind;
+
+use crate::accuracy::Accuracy;
+use crate::error::GenerateError;
+
+/// Goodput is of this time.
+const GOODPUT_WINDOW: Duration = Duration::from_secs(60);
+/// Requests that end within this time are counted together.
+const GOODPUT_STEP: Duration = Duration::from_secs(1);
+
+/// See the module's text. Everything in it is bounded.
+#[derive(Debug)]
+pub struct Tally {
+    /// How good the predictions were.
+    pub accuracy: Accuracy,
+    /// What was taken in.
+    pub admission: AdmissionTally,
+    /// What was served within its objectives.
+    pub goodput: Goodput,
+}
+
+/// Requests taken in, refused and held since the start.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AdmissionTally {
+    /// Taken in.
+    pub accepted: u64,
+    /// Refused for want of nodes, room or time.
+    pub refused: u64,
+    /// Waited at the door, whatever became of them then.
+    pub held: u64,
+    /// The last one refused.
+    pub last_refusal: Option<LastRefusal>,
+}
+
+/// What the last client that was refused was told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LastRefusal {
+    /// When.
+    pub at: Instant,
+    /// Why.
+    pub message: String,
+    /// When to come again.
+    pub retry_after: Option<Duration>,
+}
+
+impl AdmissionTally {
+    /// A request was taken in or refused. What was wrong with the request itself counts as neither.
+    pub fn on_admission<T>(&mut self, now: Instant, outcome: &Result<T, GenerateError>) {
+        match outcome {
+            Ok(_) => self.accepted += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) => {
+                self.refused += 1;
+                let (message, retry_after) = (error.to_string(), error.retry_after());
+                self.last_refusal = Some(LastRefusal { at: now, message, retry_after });
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Requests of the last minute that ended, and those of them that were within their objectives.
+#[derive(Debug)]
+pub struct Goodput {
+    started: Instant,
+    /// A second each, the last one last.
+    steps: VecDeque<(Instant, GoodputCount)>,
+}
+
+/// Requests that ended in some time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GoodputCount {
+    /// Taken in, and ended one way or the other.
+    pub ended: u64,
+    /// Finished within their objectives; those without any are within them.
+    pub within: u64,
+}
+
+impl Goodput {
+    fn new(started: Instant) -> Self {
+        Self { started, steps: VecDeque::new() }
+    }
+
+    /// A request that was taken in ended.
+    pub fn on_end(&mut self, now: Instant, within: bool) {
+        while self.steps.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > GOODPUT_WINDOW) {
+            self.steps.pop_front();
+        }
+        let current = self.steps.back().filter(|(at, _)| now.saturating_duration_since(*at) < GOODPUT_STEP);
+        if current.is_none() {
+            self.steps.push_back((now, GoodputCount::default()));
+        }
+        if let Some((_, count)) = self.steps.back_mut() {
+            count.ended += 1;
+            count.within += u64::from(within);
+        }
+    }
+
+    /// Counts of the window, and how long it is: shorter than a minute after the start.
+    pub fn window(&self, now: Instant) -> (GoodputCount, Duration) {
+        let recent = self.steps.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= GOODPUT_WINDOW);
+        let sum = recent.fold(GoodputCount::default(), |sum, (_, count)| GoodputCount {
+            ended: sum.ended + count.ended,
+            within: sum.within + count.within,
+        });
+        (sum, now.saturating_duration_since(self.started).clamp(GOODPUT_STEP, GOODPUT_WINDOW))
+    }
+}
+
+/// A tally that requests share.
+pub struct SharedTally(Mutex<Tally>);
+
+impl SharedTally {
+    /// Of a conductor that starts now.
+    pub fn new(now: Instant) -> Self {
+        let (accuracy, admission) = (Accuracy::default(), AdmissionTally::default());
+        Self(Mutex::new(Tally { accuracy, admission, goodput: Goodput::new(now) }))
+    }
+
+    /// Never held across an await.
+    pub fn lock(&self) -> MutexGuard<'_, Tally> {
+        // Every critical section leaves the counts whole, so a panic elsewhere does not spoil them.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goodput_is_of_the_last_minute_and_bounded() {
+        let start = Instant::now();
+        let mut goodput = Goodput::new(start);
+        for tenth in 0..10_000_u32 {
+            goodput.on_end(start + tenth * Duration::from_millis(100), tenth % 4 != 0);
+        }
+        assert!(goodput.steps.len() <= 62, "{}", goodput.steps.len());
+        let (count, window) = goodput.window(start + Duration::from_secs(1000));
+        assert_eq!((count.ended, count.within, window), (600, 450, GOODPUT_WINDOW));
+        assert_eq!(goodput.window(start + Duration::from_secs(2000)).0, GoodputCount::default());
+        let young = Goodput::new(start).window(start + Duration::from_secs(5)).1;
+        assert_eq!(young, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_is_no_refusal() {
+        let now = Instant::now();
+        let mut tally = AdmissionTally::default();
+        tally.on_admission(now, &Ok(()));
+        tally.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
+        tally.on_admission::<()>(now, &Err(GenerateError::going_down()));
+        assert_eq!((tally.accepted, tally.refused), (1, 1));
+        assert_eq!(tally.last_refusal.unwrap().message, "this conductor is going down");
+    }
+}

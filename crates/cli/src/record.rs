@@ -1,0 +1,192 @@
+//! `baton explain` of a request that came: what was decided, and what came of it.
+
+use baton_proto::v1;
+use baton_types::RequestId;
+use serde_json::{Value, json};
+
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::explain;
+use crate::prompt::PromptArgs;
+use crate::screen::{Paint, line};
+use crate::timeline::{bytes, seconds};
+
+/// Digits of a request's id as it is printed everywhere.
+const ID_DIGITS: usize = 32;
+
+/// The request that is meant, where what was given has the form of an id and not of a prompt.
+pub fn request_id(prompt: &PromptArgs) -> Option<RequestId> {
+    prompt.prompt.as_ref().filter(|text| text.len() == ID_DIGITS && !prompt.raw)?.parse().ok()
+}
+
+/// Prints a request's record.
+pub async fn run(id: RequestId, conductor: &str, json: bool) -> Result<(), CliError> {
+    let conductor = Conductor::connect(conductor).await?;
+    let request = v1::RecallRequest { request_id: id.to_string() };
+    let record = conductor.cluster().recall(request).await?.into_inner();
+    let text = if json { to_json(&record).to_string() } else { render(&record, Paint::stdout()) };
+    Ok(line(&text)?)
+}
+
+fn render(record: &v1::RecallResponse, paint: Paint) -> String {
+    let mut parts = vec![format!("request   {}", record.request_id)];
+    for (index, decision) in record.decisions.iter().enumerate() {
+        if index == 1 && record.decisions_left_out > 0 {
+            parts.push(format!("({} decisions are not kept)", record.decisions_left_out));
+        }
+        parts.push(render_decision(decision, paint));
+    }
+    parts.push(match &record.end {
+        Some(end) => render_end(end, paint),
+        None => "it runs".to_owned(),
+    });
+    parts.join("\n\n")
+}
+
+fn render_decision(decision: &v1::RequestDecision, paint: Paint) -> String {
+    let asked = if decision.times > 1 { format!(", asked {} times", decision.times) } else { String::new() };
+    let at = seconds(decision.at_s);
+    let head = paint.bold(&format!("attempt {}, decided {at} after it came{asked}", decision.attempt));
+    let explained = decision.explanation.as_ref().map(|it| explain::render(it, paint)).unwrap_or_default();
+    let failure = match decision.failure.as_str() {
+        "" => String::new(),
+        failure => format!("\n\nfailed    {failure}"),
+    };
+    format!("{head}\n{explained}{failure}")
+}
+
+fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
+    let outcome = match &end.failure {
+        Some(failure) => paint.red(&format!("{}: {}", failure.kind, failure.message)),
+        None => paint.green(&end.finish_reason),
+    };
+    let compared = |measured: Option<f64>, predicted: Option<f64>| {
+        let known = |time: Option<f64>| time.map(seconds).unwrap_or_else(|| "-".to_owned());
+        format!("{}, predicted {}", known(measured), known(predicted))
+    };
+    let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
+    let moved = timeline.kv_transfer.unwrap_or_default();
+    let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
+    let rows = [
+        ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
+        ("TTFT", compared(end.ttft_s, end.predicted_ttft_s)),
+        ("TBT", compared(end.tbt_s, end.predicted_tbt_s)),
+        ("cached", format!("{} of {} tokens", usage.cached_tokens, usage.prompt_tokens)),
+        ("output", format!("{} tokens{predicted}", usage.completion_tokens)),
+        (
+            "queue",
+            format!(
+                "{} for prefill, {} for decode",
+                seconds(timeline.prefill_queue_s),
+                seconds(timeline.decode_queue_s)
+            ),
+        ),
+        ("KV moved", format!("{}, {} of it exposed", bytes(moved.bytes), seconds(moved.exposed_seconds))),
+    ];
+    rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
+}
+
+fn to_json(record: &v1::RecallResponse) -> Value {
+    let decisions = record.decisions.iter().map(|decision| {
+        json!({
+            "attempt": decision.attempt, "at_s": decision.at_s, "times": decision.times,
+            "explanation": decision.explanation.as_ref().map(explain::to_json),
+            "failure": (!decision.failure.is_empty()).then_some(&decision.failure),
+        })
+    });
+    json!({
+        "request_id": record.request_id, "prompt_tokens": record.prompt_tokens, "max_tokens": record.max_tokens,
+        "decisions": decisions.collect::<Vec<_>>(), "decisions_left_out": record.decisions_left_out,
+        "end": record.end.as_ref().map(end_json),
+    })
+}
+
+fn end_json(end: &v1::RequestEnd) -> Value {
+    let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
+    let moved = timeline.kv_transfer.clone().unwrap_or_default();
+    let failure = end.failure.as_ref().map(|it| json!({ "kind": it.kind, "message": it.message }));
+    json!({
+        "finish_reason": (!end.finish_reason.is_empty()).then_some(&end.finish_reason), "failure": failure,
+        "ttft_s": end.ttft_s, "predicted_ttft_s": end.predicted_ttft_s,
+        "tbt_s": end.tbt_s, "predicted_tbt_s": end.predicted_tbt_s,
+        "cached_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
+        "predicted_output_tokens": end.predicted_output_tokens,
+        "prefill_queue_s": timeline.prefill_queue_s, "prefill_compute_s": timeline.prefill_compute_s,
+        "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
+        "kv_transfer": {
+            "bytes": moved.bytes, "seconds": moved.seconds, "exposed_seconds": moved.exposed_seconds,
+            "transport": (!moved.transport.is_empty()).then_some(&moved.transport),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn record() -> v1::RecallResponse {
+        let decision = |attempt, times, failure: &str| v1::RequestDecision {
+            attempt,
+            at_s: 0.002,
+            times,
+            explanation: Some(v1::ExplainResponse { placement: "baton".into(), ..Default::default() }),
+            failure: failure.into(),
+        };
+        let end = v1::RequestEnd {
+            finish_reason: "length".into(),
+            usage: Some(v1::Usage { prompt_tokens: 100, completion_tokens: 7, cached_tokens: 64 }),
+            ttft_s: Some(0.2),
+            predicted_ttft_s: Some(0.1),
+            ..Default::default()
+        };
+        v1::RecallResponse {
+            request_id: "ab".into(),
+            decisions: vec![decision(0, 3, "the node was lost"), decision(1, 1, "")],
+            decisions_left_out: 2,
+            end: Some(end),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn people_see_each_attempt_and_the_end() {
+        let text = render(&record(), Paint::none());
+        for part in [
+            "request   ab\n\nattempt 0, decided 2.0 ms after it came, asked 3 times\nprompt    0 tokens",
+            "failed    the node was lost\n\n(2 decisions are not kept)\n\nattempt 1, decided 2.0 ms after it came\n",
+            "ended     length, 0 us after it came\nTTFT      200.0 ms, predicted 100.0 ms\nTBT       -, predicted -",
+            "cached    64 of 100 tokens\noutput    7 tokens\n",
+        ] {
+            assert!(text.contains(part), "'{part}' in:\n{text}");
+        }
+        assert!(render(&v1::RecallResponse { end: None, ..record() }, Paint::none()).ends_with("\n\nit runs"));
+    }
+
+    #[test]
+    fn programs_get_the_same() {
+        let json = to_json(&record());
+        assert_eq!(
+            (&json["decisions"][0]["failure"], &json["decisions"][1]["failure"]),
+            (&json!("the node was lost"), &Value::Null)
+        );
+        assert_eq!((&json["end"]["output_tokens"], &json["end"]["tbt_s"]), (&json!(7), &Value::Null));
+        assert_eq!(json["decisions"][1]["explanation"]["placement"], "baton");
+    }
+
+    #[test]
+    fn an_id_is_told_from_a_prompt() {
+        let id = |line: &[&str]| {
+            let cli = Cli::try_parse_from([&["baton", "explain"], line].concat()).unwrap();
+            let Command::Explain(args) = cli.command else { panic!("another command") };
+            request_id(&args.prompt)
+        };
+        let text = "0123456789abcdef0123456789abcdef";
+        assert_eq!(id(&[text]).map(|id| id.to_string()).as_deref(), Some(text));
+        for prompt in [&["face"][..], &["What is worth saying, is not said"], &["--raw", text]] {
+            assert_eq!(id(prompt), None, "{prompt:?}");
+        }
+    }
+}
