@@ -16,17 +16,16 @@ mod floor;
 mod network;
 mod options;
 mod prefill_node;
-mod profile;
 mod random;
 mod record;
 mod summary;
 mod trace;
 mod world;
 
+pub use baton_profile::{ModelProfile, ProfileError};
 pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table};
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
 pub use options::{SimOptions, Window};
-pub use profile::{ModelProfile, ProfileError};
 pub use random::Random;
 pub use record::{RejectStage, RequestRecord, Sample};
 pub use summary::Summary;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockPool, TierCache};
+use baton_profile::{ModelProfile, attended, step_noise};
 use baton_scheduler::{Cluster, ClusterConfig, Placement, PlacementRequest, Refusal};
 use baton_types::{
     Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, RequestId,
@@ -16,7 +17,6 @@ use crate::event::EventQueue;
 use crate::network::Network;
 use crate::options::{SimOptions, Window};
 use crate::prefill_node::{Computed, Job, PrefillNode, Share};
-use crate::profile::{ModelProfile, attended};
 use crate::random::Random;
 use crate::record::{RejectStage, RequestRecord, Sample};
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest, block_hash};
@@ -337,7 +337,7 @@ impl<'a> World<'a> {
         };
         // A lease: the source keeps the blocks until they are copied.
         self.pool_of(from).acquire(&available);
-        let bytes = missing as u64 * self.profile.block_bytes();
+        let bytes = missing as u64 * self.profile.kv_bytes(BLOCK_TOKENS);
         let now = self.queue.now();
         let done = self.network.send(now, from, to, bytes);
         if self.network.had_the_way(now, done, bytes) {
@@ -355,7 +355,7 @@ impl<'a> World<'a> {
             return;
         }
         let Some(missing) = self.prefill[node].begin_fetch(request, with_ssd) else { return };
-        let bytes = missing as u64 * self.profile.block_bytes();
+        let bytes = missing as u64 * self.profile.kv_bytes(BLOCK_TOKENS);
         let begin = self.ssd_until[node].max(self.queue.now());
         let done = begin + Duration::from_secs_f64(bytes as f64 / self.profile.ssd_bytes_per_s);
         self.ssd_until[node] = done;
@@ -383,7 +383,7 @@ impl<'a> World<'a> {
 
     fn plan_prefill(&mut self, node: usize) {
         let Some((shares, seconds)) = self.prefill[node].plan(self.queue.now(), self.profile) else { return };
-        let seconds = seconds * noise(&mut self.noise, self.profile.step_noise);
+        let seconds = seconds * step_noise(self.profile.step_noise, &mut || self.noise.unit());
         let rows = |share: &Share| f64::from(share.to - share.from) * share.of_work;
         let pairs = |share: &Share| attended(share.from, share.to) as f64 * share.of_work;
         let rows = shares.iter().map(rows).sum::<f64>().round() as u32;
@@ -405,7 +405,7 @@ impl<'a> World<'a> {
         let pushed = self.pushes[share.request].blocks.unwrap_or_else(held);
         let is_last = share.to == record.prompt_tokens;
         let filled = if is_last { share.to.div_ceil(BLOCK_TOKENS) } else { share.to / BLOCK_TOKENS };
-        let bytes = u64::from(filled.saturating_sub(pushed)) * self.profile.block_bytes();
+        let bytes = u64::from(filled.saturating_sub(pushed)) * self.profile.kv_bytes(BLOCK_TOKENS);
         let arrives = self.network.send(self.queue.now(), node, self.options.prefill + decode, bytes);
         let last_layer = bytes as f64 / f64::from(self.profile.layers) / self.profile.network_bytes_per_s;
         let arrives = arrives.max(computed + Duration::from_secs_f64(last_layer) + self.profile.latency());
@@ -470,7 +470,7 @@ impl<'a> World<'a> {
         self.records[request].decode = Some(decode);
         let held = self.decode[decode].pool.match_prefix(&self.hashes[request]).len() as u32;
         let blocks = self.records[request].prompt_tokens.div_ceil(BLOCK_TOKENS);
-        let bytes = u64::from(blocks - held) * self.profile.block_bytes();
+        let bytes = u64::from(blocks - held) * self.profile.kv_bytes(BLOCK_TOKENS);
         self.pushes[request].arrives = self.network.send(self.queue.now(), node, to, bytes);
     }
 
@@ -516,7 +516,7 @@ impl<'a> World<'a> {
 
     fn plan_decode(&mut self, node: usize) {
         let (profile, rng) = (self.profile, &mut self.noise);
-        if let Some(seconds) = self.decode[node].plan(profile, || noise(rng, profile.step_noise)) {
+        if let Some(seconds) = self.decode[node].plan(profile, || step_noise(profile.step_noise, &mut || rng.unit())) {
             self.queue.after(Duration::from_secs_f64(seconds), Event::StepDone(node));
         }
     }
@@ -628,12 +628,6 @@ fn record(request: &TraceRequest, speed: f64) -> RequestRecord {
         rejected: None,
         finished: None,
     }
-}
-
-/// A factor around 1: a sum of uniform numbers is normal enough, and bounded.
-fn noise(rng: &mut Random, deviation: f64) -> f64 {
-    let normal: f64 = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
-    (1.0 + deviation * normal).max(0.1)
 }
 
 fn node_info(name: &NodeId, role: NodeRole, profile: &ModelProfile, blocks: u32) -> NodeInfo {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::SimulateError;
 use super::args::SimulateArgs;
 use crate::floor::floor_ttft_mean;
-use crate::profile::ModelProfile;
 use crate::random::Random;
 use crate::trace::Trace;
+use baton_profile::ModelProfile;
 
 /// A trace on a machine, ready to be played.
 #[derive(Debug)]
