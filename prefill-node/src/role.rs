@@ -7,12 +7,12 @@ use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
     KvEventBatch, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
 use baton_types::{
     BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, Input, NodeParts, Peers, Role, StepMetrics, refused};
+use baton_worker::{EngineEvent, Input, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused};
 
 use crate::metrics::Metrics;
 
@@ -49,7 +49,7 @@ pub struct PrefillRole {
     /// Arenas that requests push to.
     remotes: HashMap<RequestKey, RemoteArena>,
     /// Batches under way.
-    pushes: HashMap<RequestKey, Vec<(PushId, CancelHandle)>>,
+    pushes: HashMap<RequestKey, Vec<(PushId, PacedCancel)>>,
     /// The step in flight: rows, tokens attended to.
     step: Option<(StepId, u32, u64)>,
     metrics: Metrics,
@@ -174,9 +174,14 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
-        let batch = self.parts.transfer.write(self.parts.segment, &remote.segment, grant, pairs, options);
-        self.pushes.entry(key).or_default().push((push, batch.cancel_handle()));
+        let due = self.parts.pacer.as_mut().map(|link| link.reserve(Instant::now(), bytes * spans.len() as u64));
+        let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
+        let write = move || {
+            let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
+            transfer.write(source, &remote, grant, pairs, options)
+        };
+        let (batch, cancel) = paced(due, write);
+        self.pushes.entry(key).or_default().push((push, cancel));
         let transport = self.transport;
         self.answer("push", async move {
             let result = batch.await.map(|report| PushReport {
