@@ -6,6 +6,7 @@ use baton_transfer_engine::TransferConfig;
 use clap::{Args, Subcommand};
 
 use crate::plan::{Carrier, Op, Plan};
+use crate::replay::ReplayArgs;
 use crate::{BenchError, engine};
 
 /// What to measure.
@@ -13,6 +14,8 @@ use crate::{BenchError, engine};
 pub enum BenchCommand {
     /// Move blocks between the memory of two processes, as fast as it goes
     Transfer(TransferArgs),
+    /// Play a trace of requests against a running cluster, each at its time, and print the figures that baton simulate prints
+    Replay(Box<ReplayArgs>),
 }
 
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.

@@ -27,7 +27,7 @@ pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
 pub use options::{SimOptions, Window};
 pub use random::Random;
-pub use record::{RejectStage, RequestRecord, Sample};
+pub use record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
 pub use summary::Summary;
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
 pub use world::{Outcome, simulate};

@@ -8,8 +8,8 @@ use baton_kv_cache::{BlockPool, TierCache};
 use baton_profile::{ModelProfile, attended, step_noise};
 use baton_scheduler::{Cluster, ClusterConfig, Placement, PlacementRequest, Refusal};
 use baton_types::{
-    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, RequestId,
-    RequestKey, Slo, Tbt, Ttft,
+    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, QueueTerms,
+    RequestId, RequestKey, Slo, Tbt, Ttft,
 };
 
 use crate::decode_node::{Arrived, DecodeNode};
@@ -18,11 +18,11 @@ use crate::network::Network;
 use crate::options::{SimOptions, Window};
 use crate::prefill_node::{Computed, Job, PrefillNode, Share};
 use crate::random::Random;
-use crate::record::{RejectStage, RequestRecord, Sample};
+use crate::record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest, block_hash};
 
-/// Most tokens that a request asks for: the scheduler knows this, and not how long the answer will be.
-const MAX_TOKENS: u32 = 2048;
+/// Half of the queue timeout of live nodes.
+const LIVE_MAX_WAIT: Duration = Duration::from_secs(30);
 /// Whatever waits is served this long after the last arrival; else the simulator has forgotten somebody.
 const LONGEST_BACKLOG: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Nodes report this often.
@@ -149,8 +149,8 @@ impl<'a> World<'a> {
         let config = ClusterConfig {
             placement: options.placement,
             admission: options.admission,
-            fetches: true,
-            reserves_decode_room: false,
+            fetches: !options.as_live,
+            reserves_decode_room: options.as_live,
             bandwidth: profile.network_bytes_per_s,
             slow_start: Duration::ZERO,
             split_above: options.split_above,
@@ -185,7 +185,7 @@ impl<'a> World<'a> {
             network: Network::new(nodes, profile.network_bytes_per_s, profile.latency(), now),
             ties: Random::new(seeds.next_u64()),
             noise: Random::new(seeds.next_u64()),
-            records: requests.iter().map(|request| record(request, options.speed)).collect(),
+            records: requests.iter().map(|request| RequestRecord::arriving(request, options.speed)).collect(),
             placements: vec![None; requests.len()],
             hashes: vec![Arc::from([]); requests.len()],
             pushes: vec![Push { blocks: None, arrives: now }; requests.len()],
@@ -273,8 +273,8 @@ impl<'a> World<'a> {
             key: key(request),
             prompt_tokens: traced.input_length,
             block_hashes: &hashes,
-            max_tokens: MAX_TOKENS,
-            wants_decode: true,
+            max_tokens: self.asked_for(request),
+            wants_decode: !self.options.as_live || self.asked_for(request) > 1,
             slo,
             priority: 0,
             bypass_cache: false,
@@ -288,6 +288,18 @@ impl<'a> World<'a> {
             Err(Refusal { hold: Some(after), .. }) => self.queue.after(after, Event::Arrival(request)),
             Err(_) => self.reject(request, RejectStage::Arrival),
         }
+    }
+
+    /// Tokens that a request asks for: the scheduler knows this, and not how long the answer will be.
+    fn asked_for(&self, request: usize) -> u32 {
+        if self.options.as_live { self.records[request].output_tokens } else { MAX_ANSWER_TOKENS }
+    }
+
+    /// How a prompt waits at its node, which bounds that by its queue's timeout.
+    fn terms(&self, placement: &Placement) -> QueueTerms {
+        let max_wait = placement.terms.max_wait;
+        let max_wait = if self.options.as_live { max_wait.min(LIVE_MAX_WAIT) } else { max_wait };
+        QueueTerms { max_wait, ..placement.terms }
     }
 
     fn on_placed(&mut self, request: usize, placement: Placement) {
@@ -304,7 +316,7 @@ impl<'a> World<'a> {
             tokens: self.requests[request].input_length,
             hashes: self.hashes[request].clone(),
             arrived: self.queue.now(),
-            terms: placement.terms,
+            terms: self.terms(&placement),
             // Filling the pipeline costs a part of a chunk for each node more.
             share_of_work: if parts > 1 { 1.05 / parts as f64 } else { 1.0 },
             helps_from: None,
@@ -448,6 +460,9 @@ impl<'a> World<'a> {
 
     /// Offers a computed prompt to its decode node.
     fn offer(&mut self, request: usize, node: usize, blocks: Vec<BlockId>) {
+        if self.options.as_live {
+            return self.on_first_token(request, node, blocks);
+        }
         let slo = self.slo_left(request);
         match self.cluster.recheck_decode(self.queue.now(), key(request), slo) {
             Ok(decode) => {
@@ -495,10 +510,11 @@ impl<'a> World<'a> {
         self.plan_prefill(from);
         let record = &self.records[request];
         let Some(decode) = record.decode else { return };
+        let max_tokens = self.asked_for(request);
         self.decode[decode].on_arrived(Arrived {
             request,
             prompt_tokens: record.prompt_tokens,
-            max_tokens: MAX_TOKENS,
+            max_tokens,
             to_come: record.output_tokens - 1,
             hashes: self.hashes[request].clone(),
             first_token_at,
@@ -607,26 +623,6 @@ impl<'a> World<'a> {
             prefill_load: mean(backlog, self.prefill.len()) / self.options.ttft_slo.as_secs_f64(),
             decode_load: mean(demand, self.decode.len()),
         }
-    }
-}
-
-fn record(request: &TraceRequest, speed: f64) -> RequestRecord {
-    RequestRecord {
-        arrived: request.timestamp.div_f64(speed),
-        prompt_tokens: request.input_length,
-        output_tokens: request.output_length.clamp(1, MAX_TOKENS),
-        local_tokens: 0,
-        fetched_tokens: 0,
-        ssd_tokens: 0,
-        computed_tokens: 0,
-        prefill: None,
-        decode: None,
-        predicted_ttft: None,
-        predicted_tbt: None,
-        ttft: None,
-        tbt: None,
-        rejected: None,
-        finished: None,
     }
 }
 
