@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest sim lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench-index: ## The prefix index beside NVIDIA Dynamo's, on one core (TRACE=FILE
 
 bench-honest: build ## Is the simulator honest: 8 + 8 mock processes play 10 minutes of a trace in real time, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 ...)
 	@TRACE="$(TRACE)" scripts/bench-honest.sh
+
+bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
+	@scripts/bench-relay.sh
 
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }

@@ -17,7 +17,7 @@
 //! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
 //! and `memcpy`, one thread within one process.
 //!
-//! `baton bench replay` plays a trace against a running cluster; `replay` says how.
+//! `baton bench replay` plays a trace against a running cluster, and `baton bench relay` opens many streams at once.
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
@@ -34,6 +34,7 @@ mod memcpy;
 mod memory;
 mod plan;
 mod process;
+mod relay;
 mod replay;
 mod report;
 mod tally;
@@ -43,6 +44,7 @@ mod usage;
 pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
 pub use plan::{Carrier, Op, Plan};
+pub use relay::{RelayArgs, RelayReport};
 pub use replay::ReplayArgs;
 pub use report::Report;
 
@@ -66,6 +68,7 @@ pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), Be
 async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
     match command {
         BenchCommand::Transfer(args) => transfer(args, json).await,
+        BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
         BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
     }
 }

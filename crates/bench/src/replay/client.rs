@@ -28,7 +28,7 @@ const MAX_FAILURES: usize = 16;
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
 /// Connections to a conductor.
-pub(super) struct Clients(Vec<InferenceClient<Channel>>);
+pub(crate) struct Clients(Vec<InferenceClient<Channel>>);
 
 /// What became of a trace.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ struct Ended {
 
 impl Clients {
     /// Connects to `host:port` or `http://host:port`.
-    pub(super) async fn connect(conductor: &str, connections: u32) -> Result<Self, BenchError> {
+    pub(crate) async fn connect(conductor: &str, connections: u32) -> Result<Self, BenchError> {
         let wrong = |problem: String| BenchError::invalid("--conductor", format!("{conductor}: {problem}"));
         let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
         let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(error.to_string()))?;
@@ -65,6 +65,11 @@ impl Clients {
         Ok(Self(clients))
     }
 
+    /// That of one request, by its number.
+    pub(crate) fn client(&self, request: usize) -> InferenceClient<Channel> {
+        self.0[request % self.0.len()].clone()
+    }
+
     /// Sends every request at its time, and waits for the end of all.
     pub(super) async fn play(&self, trace: &Trace, options: &SimOptions) -> Played {
         let start = Instant::now();
@@ -73,7 +78,7 @@ impl Clients {
             tbt_ms: Some(options.tbt_slo.as_secs_f64() * 1e3),
         };
         let one = |(index, request): (usize, &'_ TraceRequest)| {
-            let (client, request) = (self.0[index % self.0.len()].clone(), request.clone());
+            let (client, request) = (self.client(index), request.clone());
             let record = RequestRecord::arriving(&request, options.speed);
             ask(index, client, request, slo, start, record)
         };

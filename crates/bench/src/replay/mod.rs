@@ -15,7 +15,7 @@ use baton_sim::{ModelProfile, Outcome, SimOptions, SimulateArgs, Summary, Trace,
 use clap::Args;
 
 use crate::BenchError;
-use client::Clients;
+pub(crate) use client::Clients;
 use report::Report;
 
 /// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --beside-simulator; of the live cluster they
