@@ -42,7 +42,7 @@ conductor_pid=$!
 pids+=("$conductor_pid")
 conductor=$(ready "$work/conductor")
 start() {
-  taskset -c "$others" "$bin/baton-$1" --engine mock --name "$1-$2" --conductor "http://$conductor" --mock-profile "fitted:$work/profile.json" --block-tokens 16 \
+  taskset -c "$others" "$bin/baton-$1" --engine mock --name "$1-$2" --conductor "http://$conductor" --mock-profile "fitted:$work/profile.json" --block-tokens 512 \
     --grace-s 1 --log warn >"$work/$1-$2" &
   pids+=($!)
 }
@@ -50,6 +50,7 @@ start prefill 0
 for ((i = 0; i < nodes; i++)); do start decode "$i"; done
 for file in prefill-0 $(seq -f 'decode-%g' 0 $((nodes - 1))); do ready "$work/$file" >/dev/null; done
 sleep 11
+if [[ -n ${PERF_ALL:-} ]]; then (sleep 9; perf record -q -a -F 299 -o "$PERF_ALL" -- sleep 5 2>/dev/null || true) & fi
 if [[ -n ${PERF:-} ]]; then
   (sleep 8; perf record -q -g -F 499 -p "$conductor_pid" -o "$PERF" -- sleep 6 2>/dev/null || true) &
   pids+=($!)
