@@ -7,7 +7,9 @@
 #   SECONDS_OF seconds of the measurement                               (10)
 #   CORE       the conductor's core; everything else gets the others    (0)
 #   PERF       a file for `perf record` of the conductor                (none)
+#   PERF_ALL   a file for `perf record` of the whole machine            (none)
 #   JSON       prints JSON where it is not empty                        (none)
+# Nodes and client share what cores are left: with one, they are late themselves, and the figures say more of them than of the conductor. STREAMS=100 shows how much.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${CARGO_TARGET_DIR:-target}/release
@@ -50,7 +52,10 @@ start prefill 0
 for ((i = 0; i < nodes; i++)); do start decode "$i"; done
 for file in prefill-0 $(seq -f 'decode-%g' 0 $((nodes - 1))); do ready "$work/$file" >/dev/null; done
 sleep 11
-if [[ -n ${PERF_ALL:-} ]]; then (sleep 9; perf record -q -a -F 299 -o "$PERF_ALL" -- sleep 5 2>/dev/null || true) & fi
+if [[ -n ${PERF_ALL:-} ]]; then
+  (sleep 9; perf record -q -a -F 299 -o "$PERF_ALL" -- sleep 5 2>/dev/null || true) &
+  pids+=($!)
+fi
 if [[ -n ${PERF:-} ]]; then
   (sleep 8; perf record -q -g -F 499 -p "$conductor_pid" -o "$PERF" -- sleep 6 2>/dev/null || true) &
   pids+=($!)
