@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index sim lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ bench-placement: ## How long a placement takes among 1,000 nodes
 bench-index: ## The prefix index beside NVIDIA Dynamo's, on one core (TRACE=FILE, INDEX="--nodes 64,1000 --rounds 5 ..."; INDEX=--large: alone, 10 M entries)
 	$(CARGO) build --release --locked --manifest-path benches/index/Cargo.toml
 	@"$${CARGO_TARGET_DIR:-benches/index/target}/release/bench-index" $(if $(TRACE),--trace "$(TRACE)") $(INDEX)
+
+bench-honest: build ## Is the simulator honest: 8 + 8 mock processes play 10 minutes of a trace in real time, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 ...)
+	@TRACE="$(TRACE)" scripts/bench-honest.sh
+
+bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
+	@scripts/bench-relay.sh
 
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
-const LAYERS: [(&str, u8); 20] = [
+const LAYERS: [(&str, u8); 21] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
+    ("baton-profile", 1),
     ("baton-runtime", 1),
     ("baton-formats", 1),
     ("baton-kv-cache", 1),

@@ -81,6 +81,33 @@ async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Res
 }
 
 #[tokio::test]
+async fn a_profile_gives_mock_nodes_their_times_and_their_network() -> anyhow::Result<()> {
+    let profile = tempfile::NamedTempFile::new()?;
+    // A network that carries 1000 tokens' KV per second.
+    let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 1e-6, "prefill_per_token_pair": 0.0, "decode_base": 0.002,
+        "decode_per_sequence": 0.0, "decode_per_kv_token": 0.0, "chunk_tokens": 64, "layers": 80, "kv_bytes_per_token": 327680, "decode_kv_tokens": 4096,
+        "cache_tokens": 8192, "max_running": 8, "network_bytes_per_s": 327680000, "network_latency_s": 0.001, "ssd_bytes_per_s": 1.0, "step_noise": 0.05}"#;
+    std::fs::write(profile.path(), numbers)?;
+    let fitted = format!("fitted:{}", profile.path().display());
+    let ask = Ask::tokens(prompt(100, 0)).max_tokens(20);
+    let plain = Cluster::mock().start().await?;
+    let expected = plain.ask(ask.clone()).await?.token_ids;
+    plain.stop().await?;
+
+    let cluster = Cluster::mock().node_flags(&["--mock-profile", &fitted, "--mock-kv-bytes", "128"]).start().await?;
+    let answer = cluster.ask(ask).await?;
+    assert_eq!(answer.token_ids, expected);
+    // 7 blocks of 16 tokens of 128 bytes, which take as long as 112 tokens of the model.
+    assert_eq!(answer.kv_transfer().bytes, 7 * 16 * 128);
+    assert!(answer.kv_transfer().seconds >= 0.112, "{:?}", answer.kv_transfer());
+    let nodes = cluster.nodes().await?;
+    let blocks: Vec<_> = nodes.iter().filter_map(|node| node.load.as_ref().map(|load| load.blocks_total)).collect();
+    assert_eq!(blocks.iter().sum::<u32>(), (8192 + 4096) / 16, "{nodes:#?}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
 async fn one_token_or_scoring_needs_no_decode_node() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let ask = Ask::tokens(prompt(50, 1)).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(3));

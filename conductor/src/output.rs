@@ -92,8 +92,13 @@ impl Output {
         if self.finished {
             return Ok(None);
         }
-        self.early.insert(index, token);
         let mut piece = Piece { index: self.len(), ..Piece::default() };
+        if index == self.len() && self.early.is_empty() {
+            // As nearly always: in order, and nobody waits for it.
+            self.append(token, &mut piece);
+            return Ok(Some(piece));
+        }
+        self.early.insert(index, token);
         while let Some(token) = self.early.remove(&self.len()) {
             self.append(token, &mut piece);
             if self.finished {

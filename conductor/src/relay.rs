@@ -191,6 +191,8 @@ impl Relay {
         let stall = door.limits.stall_timeout;
         let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
         tokio::select! {
+            // An event that is here goes first, and is what there nearly always is.
+            biased;
             event = self.entry.events.recv() => event.map(Some).ok_or(GenerateError::Aborted),
             () = self.out.closed() => Err(GenerateError::Aborted),
             () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
@@ -386,8 +388,13 @@ impl Relay {
 
     /// Waits for a client that is slow, and for nothing that must not wait.
     async fn send(&self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
+        let response = match self.out.try_send(Ok(response(event))) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(GenerateError::Aborted),
+            Err(mpsc::error::TrySendError::Full(response)) => response,
+        };
         tokio::select! {
-            sent = self.out.send(Ok(response(event))) => sent.map_err(|_| GenerateError::Aborted),
+            sent = self.out.send(response) => sent.map_err(|_| GenerateError::Aborted),
             () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
             () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
             () = tokio::time::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),

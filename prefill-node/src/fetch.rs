@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
 use baton_transfer_engine::{
-    Batch, BatchOptions, BatchReport, SegmentDescriptor, SegmentId, SpanPair, TransferEngine, TransferError,
+    BatchOptions, BatchReport, SegmentDescriptor, SegmentId, SpanPair, TransferEngine, TransferError,
 };
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
-use baton_worker::{Input, LayerGate, LayerGateKeeper, NodeParts, Peers, layer_gate, refused};
+use baton_worker::{
+    Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
+};
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -30,12 +33,17 @@ pub struct Fetching {
     pub cancel: CancellationToken,
 }
 
+/// One layer on its way.
+type Read = BoxFuture<'static, Result<BatchReport, TransferError>>;
+
 /// What a fetch needs, apart from the node.
 struct Fetch {
     key: RequestKey,
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
+    /// Of each layer: when the link that a mock node pretends to have would have carried it.
+    dues: Vec<Option<Instant>>,
     layout: KvLayout,
     segment: SegmentId,
     transfer: TransferEngine,
@@ -53,7 +61,7 @@ struct Leased {
 
 /// Starts bringing a prefix into `destinations`; the answers go to the node's loop.
 pub fn start(
-    parts: &NodeParts<PrefillInput>,
+    parts: &mut NodeParts<PrefillInput>,
     peers: &Peers,
     source: FetchSource,
     lease: LeaseRequest,
@@ -61,7 +69,11 @@ pub fn start(
 ) -> Fetching {
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
+    let layer_bytes = (parts.model.layout.block_bytes() * destinations.len()) as u64;
+    let due = |link: &mut LinkPacer| link.reserve(Instant::now(), layer_bytes);
+    let dues = (0..parts.model.layout.num_layers).map(|_| parts.pacer.as_mut().map(due)).collect();
     let fetch = Fetch {
+        dues,
         key: lease.key,
         source,
         lease,
@@ -152,9 +164,8 @@ impl Fetch {
                 reads.push_back(self.read_layer(leased, asked, deadline));
                 asked += 1;
             }
-            let Some(read) = reads.pop_front() else { break };
-            let read = cancellable(read, cancel).await;
-            match (read, &failure) {
+            let Some((read, stop)) = reads.pop_front() else { break };
+            match (cancellable(read, &stop, cancel).await, &failure) {
                 (Ok(report), None) => {
                     bytes += report.bytes;
                     transport = report.transport.as_str();
@@ -165,7 +176,7 @@ impl Fetch {
                     }
                 }
                 (Err(error), None) => {
-                    reads.iter().for_each(Batch::cancel);
+                    reads.iter().for_each(|(_, stop)| stop.cancel());
                     failure = Some(failed(error.kind(), format!("reading from {}: {error}", self.source.node)));
                 }
                 // The rest only has to be over.
@@ -175,7 +186,7 @@ impl Fetch {
         failure.map_or(Ok(FetchedBytes { bytes, transport: transport.to_owned() }), Err)
     }
 
-    fn read_layer(&self, leased: &Leased, layer: u32, deadline: Instant) -> Batch {
+    fn read_layer(&self, leased: &Leased, layer: u32, deadline: Instant) -> (Read, PacedCancel) {
         let len = self.layout.block_bytes() as u64;
         let pair = |(&to, &from): (&BlockId, &BlockId)| SpanPair {
             local_offset: self.layout.offset(layer, to) as u64,
@@ -183,7 +194,10 @@ impl Fetch {
             len,
         };
         let pairs = self.destinations.iter().zip(&leased.blocks).map(pair).collect();
-        self.transfer.read(self.segment, &leased.segment, leased.lease, pairs, BatchOptions::new(deadline))
+        let (transfer, segment, remote, lease) =
+            (self.transfer.clone(), self.segment, leased.segment.clone(), leased.lease);
+        let due = self.dues.get(layer as usize).copied().flatten();
+        paced(due, move || transfer.read(segment, &remote, lease, pairs, BatchOptions::new(deadline)))
     }
 
     async fn give_back(&self, lease: GrantId) {
@@ -195,10 +209,14 @@ impl Fetch {
     }
 }
 
-async fn cancellable(mut read: Batch, cancel: &CancellationToken) -> Result<BatchReport, TransferError> {
+async fn cancellable(
+    mut read: Read,
+    stop: &PacedCancel,
+    cancel: &CancellationToken,
+) -> Result<BatchReport, TransferError> {
     tokio::select! {
         report = &mut read => return report,
-        () = cancel.cancelled() => read.cancel(),
+        () = cancel.cancelled() => stop.cancel(),
     }
     read.await
 }

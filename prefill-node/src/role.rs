@@ -8,12 +8,14 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
     RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, CancelHandle, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
 use baton_types::{
     BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, Peers, Role, StepMetrics, refused};
+use baton_worker::{
+    EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused,
+};
 
 use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
@@ -57,7 +59,7 @@ pub struct PrefillRole {
     /// Arenas that requests push to.
     remotes: HashMap<RequestKey, RemoteArena>,
     /// Batches under way.
-    pushes: HashMap<RequestKey, Vec<(PushId, CancelHandle)>>,
+    pushes: HashMap<RequestKey, Vec<(PushId, PacedCancel)>>,
     /// Prefixes on their way here.
     fetches: HashMap<RequestKey, Fetching>,
     /// Other nodes that read here.
@@ -151,7 +153,7 @@ impl PrefillRole {
             }
             PrefillEffect::Fetch { source, lease, destinations } => {
                 let key = lease.key;
-                let fetching = fetch::start(&self.parts, &self.peers, source, lease, destinations);
+                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {
@@ -219,9 +221,14 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
-        let batch = self.parts.transfer.write(self.parts.segment, &remote.segment, grant, pairs, options);
-        self.pushes.entry(key).or_default().push((push, batch.cancel_handle()));
+        let due = self.parts.pacer.as_mut().map(|link| link.reserve(Instant::now(), bytes * spans.len() as u64));
+        let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
+        let write = move || {
+            let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
+            transfer.write(source, &remote, grant, pairs, options)
+        };
+        let (batch, cancel) = paced(due, write);
+        self.pushes.entry(key).or_default().push((push, cancel));
         let transport = self.transport;
         self.answer("push", async move {
             let result = batch.await.map(|report| PushReport {

@@ -139,6 +139,8 @@ impl From<&d::NodeProfile> for w::NodeProfile {
             decode_per_kv_token: p.decode_per_kv_token,
             max_waiting: p.max_waiting,
             max_running: p.max_running,
+            chunk_tokens: p.chunk_tokens,
+            transfer_bytes_per_s: p.transfer_bytes_per_s,
         }
     }
 }
@@ -156,6 +158,8 @@ impl From<w::NodeProfile> for d::NodeProfile {
             decode_per_kv_token: cost(p.decode_per_kv_token),
             max_waiting: p.max_waiting,
             max_running: p.max_running,
+            chunk_tokens: p.chunk_tokens,
+            transfer_bytes_per_s: cost(p.transfer_bytes_per_s),
         }
     }
 }

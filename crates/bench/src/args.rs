@@ -6,6 +6,8 @@ use baton_transfer_engine::TransferConfig;
 use clap::{Args, Subcommand};
 
 use crate::plan::{Carrier, Op, Plan};
+use crate::relay::RelayArgs;
+use crate::replay::ReplayArgs;
 use crate::{BenchError, engine};
 
 /// What to measure.
@@ -13,6 +15,10 @@ use crate::{BenchError, engine};
 pub enum BenchCommand {
     /// Move blocks between the memory of two processes, as fast as it goes
     Transfer(TransferArgs),
+    /// Open many streams at once through a running conductor, and measure by how much it unsettles their tokens
+    Relay(RelayArgs),
+    /// Play a trace of requests against a running cluster, each at its time, and print the figures that baton simulate prints
+    Replay(Box<ReplayArgs>),
 }
 
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.

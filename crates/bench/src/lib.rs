@@ -17,6 +17,8 @@
 //! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
 //! and `memcpy`, one thread within one process.
 //!
+//! `baton bench replay` plays a trace against a running cluster, and `baton bench relay` opens many streams at once.
+//!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
 //! **Invariant**: a figure counts only bytes of which the end that they went to says that they have arrived; memory is touched and connections are up before the clock starts.
@@ -32,6 +34,8 @@ mod memcpy;
 mod memory;
 mod plan;
 mod process;
+mod relay;
+mod replay;
 mod report;
 mod tally;
 mod target;
@@ -40,24 +44,33 @@ mod usage;
 pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
 pub use plan::{Carrier, Op, Plan};
+pub use relay::{RelayArgs, RelayReport};
+pub use replay::ReplayArgs;
 pub use report::Report;
 
 use baton_runtime::Signals;
 
 /// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do.
-pub fn run(command: &BenchCommand, json: bool) -> Result<(), BenchError> {
-    let BenchCommand::Transfer(args) = command;
+pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
         tokio::select! {
-            result = transfer(args, json) => result,
+            result = measure(command, conductor, json) => result,
             signal = signals.recv() => Err(BenchError::Interrupted(signal)),
         }
     });
     // A bare loop may sit in a blocking call; the end of the process ends it.
     runtime.shutdown_background();
     result
+}
+
+async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
+    match command {
+        BenchCommand::Transfer(args) => transfer(args, json).await,
+        BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
+        BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
+    }
 }
 
 async fn transfer(args: &TransferArgs, json: bool) -> Result<(), BenchError> {

@@ -34,7 +34,7 @@ pub use error::CliError;
 pub fn run(cli: Cli) -> Result<(), CliError> {
     if let Command::Bench(command) = &cli.command {
         // It has a runtime of its own, as the nodes have.
-        return Ok(baton_bench::run(command, cli.json)?);
+        return Ok(baton_bench::run(command, &cli.conductor, cli.json)?);
     }
     if let Command::Simulate(args) = &cli.command {
         return Ok(baton_sim::run(args, cli.json)?);

@@ -3,11 +3,18 @@
 //! A step writes, for each layer and position, a record that depends on the layer, the position, the token and the record of the position before. A row's logits
 //! are drawn from a hash over the last record of every layer, after every record before it was checked against its neighbours: a block that was lost, swapped or
 //! left over from another sequence changes the tokens. So the real control plane and real transfers are tested, at the speed of a laptop.
+//!
+//! A step looks at the ends of every block, and at what lies between only where it has not seen a block between these ends: a sequence of 100,000 tokens costs a few
+//! microseconds a step. What is overlooked is a block whose middle was overwritten after it was seen, both ends as they were.
+//!
+//! A step ends when its time is over, counted from its beginning: what it does meanwhile is part of it.
 
 #![allow(unsafe_code)] // reads and writes blocks of the arena; see each SAFETY note
 
-use std::time::Duration;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
+use baton_profile::{StepCost, step_noise};
 use baton_types::{BlockId, KvDtype, KvLayout, ModelFingerprint};
 
 use crate::arena::KvArena;
@@ -24,20 +31,20 @@ const CHOSEN: f32 = 12.0;
 /// What the mock pretends to be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MockOptions {
-    /// Layers; each token has 16 bytes of KV in each.
+    /// Layers.
     pub num_layers: u32,
+    /// Bytes of KV of a token, all layers: a multiple of 16 for each layer. The first 16 of a layer are the record, the rest is moved along.
+    pub kv_bytes_per_token: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Blocks of the arena.
     pub num_blocks: u32,
     /// Most tokens of prompt and output together.
     pub context_length: u32,
-    /// Time of a step.
-    pub base: Duration,
-    /// Time of each row of it.
-    pub per_row: Duration,
-    /// Time of each position that a row attends to.
-    pub per_row_pair: Duration,
+    /// Time of a step, of its rows and of the positions that they attend to.
+    pub cost: StepCost,
+    /// Of the noise of `cost`.
+    pub seed: u64,
     /// Token that ends an output, and one chance in how many it has at each position; 0 is never.
     pub end_token: u32,
     /// See `end_token`.
@@ -48,12 +55,12 @@ impl Default for MockOptions {
     fn default() -> Self {
         Self {
             num_layers: 4,
+            kv_bytes_per_token: 64,
             block_tokens: 16,
             num_blocks: 4096,
             context_length: 32_768,
-            base: Duration::from_micros(500),
-            per_row: Duration::from_micros(20),
-            per_row_pair: Duration::from_nanos(5),
+            cost: StepCost { base: 500e-6, per_row: 20e-6, per_row_pair: 5e-9, noise: 0.0 },
+            seed: 1,
             end_token: 257,
             end_one_in: 0,
         }
@@ -61,16 +68,46 @@ impl Default for MockOptions {
 }
 
 impl MockOptions {
-    /// Time of a step: a polynomial of its rows and of the positions that they attend to.
-    fn time(&self, batch: &[SequenceStep<'_>]) -> Duration {
-        let of_sequence = |sequence: &SequenceStep<'_>| {
-            let (rows, start) = (sequence.tokens.len() as u64, u64::from(sequence.start));
-            let pairs = rows * start + rows * (rows + 1) / 2;
-            let times = |each: Duration, count: u64| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-            times(self.per_row, rows) + times(self.per_row_pair, pairs)
-        };
-        self.base + batch.iter().map(of_sequence).sum::<Duration>()
+    fn check(&self) -> Result<(), EngineError> {
+        for (field, value) in
+            [("block_tokens", self.block_tokens), ("num_blocks", self.num_blocks), ("num_layers", self.num_layers)]
+        {
+            if value == 0 {
+                return Err(EngineError::Options { field, problem: "0, but must be at least 1".into() });
+            }
+        }
+        let (field, of_records) = ("kv_bytes_per_token", self.num_layers * RECORD_BYTES as u32);
+        if self.kv_bytes_per_token == 0 || !self.kv_bytes_per_token.is_multiple_of(of_records) {
+            let problem = format!("{}, but must be a multiple of {of_records}", self.kv_bytes_per_token);
+            return Err(EngineError::Options { field, problem });
+        }
+        Ok(())
     }
+
+    /// The part of a token's KV that is a head: the record.
+    fn num_kv_heads(&self) -> u32 {
+        self.kv_bytes_per_token / (self.num_layers * RECORD_BYTES as u32)
+    }
+}
+
+/// Rows of a step, and the positions that they attend to in sum.
+fn work(batch: &[SequenceStep<'_>]) -> (u64, u64) {
+    let of_sequence = |sequence: &SequenceStep<'_>| {
+        let (rows, start) = (sequence.tokens.len() as u64, u64::from(sequence.start));
+        (rows, rows * start + rows * (rows + 1) / 2)
+    };
+    batch.iter().map(of_sequence).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+type Record = [u8; RECORD_BYTES];
+
+/// Records of one layer of a block that follow each other, from the first one on: seen once, and taken to be there while both ends are.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    records: usize,
+    before: Record,
+    first: Record,
+    last: Record,
 }
 
 /// See the module's text.
@@ -78,26 +115,24 @@ pub struct MockEngine {
     options: MockOptions,
     model: ModelInfo,
     arena: KvArena,
+    /// Of each block of each layer.
+    seen: Vec<Seen>,
+    /// Numbers drawn for the noise.
+    drawn: u64,
+    /// Logits of tokens that the hash did not choose, for two vocabularies: a row takes one that begins where its hash says.
+    noise: Vec<f32>,
     logits: Vec<f32>,
 }
 
 impl MockEngine {
     /// An engine that pretends to be what `options` say.
     pub fn new(options: MockOptions) -> Result<Self, EngineError> {
-        for (field, value) in [
-            ("block_tokens", options.block_tokens),
-            ("num_blocks", options.num_blocks),
-            ("num_layers", options.num_layers),
-        ] {
-            if value == 0 {
-                return Err(EngineError::Options { field, problem: "0, but must be at least 1".into() });
-            }
-        }
+        options.check()?;
         let fingerprint = ModelFingerprint(0x6d6f_636b_0000_0000 | u64::from(options.num_layers));
         let layout = KvLayout {
             model: fingerprint.0,
             num_layers: options.num_layers,
-            num_kv_heads: 1,
+            num_kv_heads: options.num_kv_heads(),
             head_dim: 4,
             block_tokens: options.block_tokens,
             dtype: KvDtype::F16,
@@ -112,12 +147,14 @@ impl MockEngine {
             fingerprint,
             numerics: "mock".into(),
         };
+        let seen = vec![Seen::default(); options.num_layers as usize * options.num_blocks as usize];
         let arena = KvArena::allocate(layout)?;
-        Ok(Self { options, model, arena, logits: vec![0.0; MOCK_VOCAB_SIZE as usize] })
+        let noise = (0..2 * u64::from(MOCK_VOCAB_SIZE)).map(|token| (mix(token + 1) >> 48) as f32 / 65_536.0).collect();
+        Ok(Self { options, model, arena, seen, drawn: 0, noise, logits: vec![0.0; MOCK_VOCAB_SIZE as usize] })
     }
 
     /// The record of a position: its K row, then its V row.
-    fn record(&self, layer: u32, table: &[BlockId], position: usize) -> [u8; RECORD_BYTES] {
+    fn record(&self, layer: u32, table: &[BlockId], position: usize) -> Record {
         let (block, k, v) = self.place(table, position);
         // SAFETY: the sequence's own blocks; the only writer is this thread's step.
         let bytes = unsafe { self.arena.block(layer, block) };
@@ -127,7 +164,7 @@ impl MockEngine {
         record
     }
 
-    fn write_record(&self, layer: u32, table: &[BlockId], position: usize, record: [u8; RECORD_BYTES]) {
+    fn write_record(&self, layer: u32, table: &[BlockId], position: usize, record: Record) {
         let (block, k, v) = self.place(table, position);
         // SAFETY: the block holds a position that this step computes, so it belongs to this step alone.
         let bytes = unsafe { self.arena.block_mut(layer, block) };
@@ -143,7 +180,7 @@ impl MockEngine {
     }
 
     /// The first 8 bytes chain the positions; the last 8 carry the token and its position, so that each record can be checked by itself.
-    fn next_record(layer: u32, position: usize, token: u32, before: [u8; RECORD_BYTES]) -> [u8; RECORD_BYTES] {
+    fn next_record(layer: u32, position: usize, token: u32, before: Record) -> Record {
         let mut chain = 0xcbf2_9ce4_8422_2325u64 ^ u64::from(layer);
         for value in [u64::from_le_bytes(half(&before, 0)), u64::from_le_bytes(half(&before, 8)), u64::from(token)] {
             chain = mix(chain ^ value);
@@ -166,27 +203,98 @@ impl MockEngine {
         }
     }
 
-    /// Hash over all records up to a position, each recomputed from the one before: a false one changes the hash from there on.
-    fn context_hash(&self, sequence: &SequenceStep<'_>, position: usize) -> u64 {
+    /// Hash over all records up to a position: a false one changes it.
+    fn context_hash(&mut self, sequence: &SequenceStep<'_>, position: usize) -> u64 {
         let mut hash = 0;
         for layer in 0..self.options.num_layers {
-            let mut before = [0; RECORD_BYTES];
-            for at in 0..=position {
-                let record = self.record(layer, sequence.block_table, at);
-                let token = u64::from_le_bytes(half(&record, 8)) as u32;
-                let wrong = record != Self::next_record(layer, at, token, before);
-                hash = mix(hash ^ u64::from(wrong));
-                before = record;
+            let mut before = Record::default();
+            for from in (0..=position).step_by(self.options.block_tokens as usize) {
+                let to = (from + self.options.block_tokens as usize - 1).min(position);
+                hash = self.check_block(hash, layer, sequence.block_table, from..=to, before);
+                before = self.record(layer, sequence.block_table, to);
             }
             hash = mix(hash ^ u64::from_le_bytes(half(&before, 0)));
         }
         hash
     }
 
-    fn fill_logits(&mut self, hash: u64) {
-        for (token, logit) in self.logits.iter_mut().enumerate() {
-            *logit = (mix(hash ^ token as u64) >> 48) as f32 / 65_536.0;
+    /// Checks the records at these positions of one block, each against the one before; the hash with those that are wrong.
+    fn check_block(
+        &mut self,
+        mut hash: u64,
+        layer: u32,
+        table: &[BlockId],
+        positions: RangeInclusive<usize>,
+        mut before: Record,
+    ) -> u64 {
+        let (from, to) = (*positions.start(), *positions.end());
+        let block = table[from / self.options.block_tokens as usize];
+        let index = layer as usize * self.options.num_blocks as usize + block.0 as usize;
+        let (entry, known) = (before, self.known(index, layer, table, from, to, before));
+        if known > 0 {
+            before = self.seen[index].last;
         }
+        let mut right = true;
+        for at in from + known..=to {
+            let record = self.record(layer, table, at);
+            let token = u64::from_le_bytes(half(&record, 8)) as u32;
+            if record != Self::next_record(layer, at, token, before) {
+                right = false;
+                hash = mix(hash.wrapping_add(at as u64 + 1));
+            }
+            before = record;
+        }
+        if right && from + known <= to {
+            let first = self.record(layer, table, from);
+            self.seen[index] = Seen { records: to + 1 - from, before: entry, first, last: before };
+        }
+        hash
+    }
+
+    /// Leading records of a block, of those up to `to`, that were seen to follow each other, and `before`. More than are asked for are of no use: an earlier owner may
+    /// have left the last ones.
+    fn known(&self, index: usize, layer: u32, table: &[BlockId], from: usize, to: usize, before: Record) -> usize {
+        let Seen { records, before: seen_before, first, last } = self.seen[index];
+        let as_seen = (1..=to + 1 - from).contains(&records)
+            && before == seen_before
+            && self.record(layer, table, from) == first
+            && self.record(layer, table, from + records - 1) == last;
+        if as_seen { records } else { 0 }
+    }
+
+    /// Sequence, position and hash of each row whose logits are wanted.
+    fn hashes(&mut self, batch: &[SequenceStep<'_>]) -> Vec<(usize, usize, u64)> {
+        let mut hashes = Vec::new();
+        for (index, sequence) in batch.iter().enumerate() {
+            let end = sequence.start as usize + sequence.tokens.len();
+            let first = match sequence.logits {
+                LogitsWanted::None => continue,
+                LogitsWanted::Last => end - 1,
+                LogitsWanted::All => sequence.start as usize,
+            };
+            for position in first..end {
+                hashes.push((index, position, self.context_hash(sequence, position)));
+            }
+        }
+        hashes
+    }
+
+    /// How long a step takes.
+    fn time(&mut self, batch: &[SequenceStep<'_>]) -> Duration {
+        let (rows, attended) = work(batch);
+        let cost = self.options.cost;
+        let mut unit = || {
+            self.drawn += 1;
+            // In steps of 2^-53, as the simulator draws.
+            (mix(self.options.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64
+                / (1u64 << 53) as f64
+        };
+        Duration::from_secs_f64(cost.seconds(rows, attended) * step_noise(cost.noise, &mut unit))
+    }
+
+    fn fill_logits(&mut self, hash: u64) {
+        let begin = ((hash >> 32) % u64::from(MOCK_VOCAB_SIZE)) as usize;
+        self.logits.copy_from_slice(&self.noise[begin..begin + MOCK_VOCAB_SIZE as usize]);
         let one_in = u64::from(self.options.end_one_in);
         let chosen = if one_in > 0 && hash.is_multiple_of(one_in) {
             self.options.end_token
@@ -208,7 +316,7 @@ impl Engine for MockEngine {
 
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         check_batch(batch, &self.model, self.arena.layout())?;
-        let time = self.options.time(batch);
+        let (began, time) = (Instant::now(), self.time(batch));
         for layer in 0..self.options.num_layers {
             // A record depends on the one before it.
             observer.await_prefix(layer)?;
@@ -216,23 +324,28 @@ impl Engine for MockEngine {
                 self.write_layer(layer, sequence);
             }
             observer.kv_ready(layer);
-            std::thread::sleep(time / self.options.num_layers);
-        }
-        observer.layers_done();
-        for (index, sequence) in batch.iter().enumerate() {
-            let end = sequence.start as usize + sequence.tokens.len();
-            let first = match sequence.logits {
-                LogitsWanted::None => continue,
-                LogitsWanted::Last => end - 1,
-                LogitsWanted::All => sequence.start as usize,
-            };
-            for position in first..end {
-                let hash = self.context_hash(sequence, position);
-                self.fill_logits(hash);
-                observer.logits(index, position as u32, &self.logits);
+            let part = f64::from(layer + 1) / f64::from(self.options.num_layers);
+            // The last part is what is left when the logits are there, too.
+            if layer + 1 < self.options.num_layers {
+                sleep_until(began + time.mul_f64(part));
             }
         }
+        let hashes = self.hashes(batch);
+        sleep_until(began + time);
+        observer.layers_done();
+        for (sequence, position, hash) in hashes {
+            self.fill_logits(hash);
+            observer.logits(sequence, position as u32, &self.logits);
+        }
         Ok(())
+    }
+}
+
+/// The thread sleeps; a time that is over costs nothing.
+fn sleep_until(deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if !left.is_zero() {
+        std::thread::sleep(left);
     }
 }
 
@@ -243,7 +356,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn half(record: &[u8; RECORD_BYTES], at: usize) -> [u8; 8] {
+fn half(record: &Record, at: usize) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&record[at..at + 8]);
     bytes
@@ -254,12 +367,12 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Seen {
+    struct Heard {
         layers: Vec<u32>,
         best: Vec<(usize, u32, usize)>,
     }
 
-    impl StepObserver for Seen {
+    impl StepObserver for Heard {
         fn kv_ready(&mut self, layer: u32) {
             self.layers.push(layer);
         }
@@ -270,23 +383,27 @@ mod tests {
         }
     }
 
+    const NO_TIME: StepCost = StepCost { base: 0.0, per_row: 0.0, per_row_pair: 0.0, noise: 0.0 };
+
     fn engine() -> MockEngine {
-        MockEngine::new(MockOptions {
-            num_blocks: 16,
-            base: Duration::ZERO,
-            per_row: Duration::ZERO,
-            ..Default::default()
-        })
-        .unwrap()
+        MockEngine::new(MockOptions { num_blocks: 16, cost: NO_TIME, ..Default::default() }).unwrap()
+    }
+
+    /// Another token at one position, the chain before and after it as it was.
+    fn spoil(engine: &MockEngine, layer: u32, table: &[u32], position: usize) {
+        let table: Vec<_> = table.iter().copied().map(BlockId).collect();
+        let mut record = engine.record(layer, &table, position);
+        record[8] ^= 1;
+        engine.write_record(layer, &table, position, record);
     }
 
     fn run(engine: &mut MockEngine, tokens: &[u32], start: u32, table: &[u32]) -> (usize, u32, usize) {
         let table: Vec<_> = table.iter().copied().map(BlockId).collect();
         let step = SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
-        let mut seen = Seen::default();
-        engine.step(&[step], &mut seen).unwrap();
-        assert_eq!(seen.layers, [0, 1, 2, 3]);
-        seen.best[0]
+        let mut heard = Heard::default();
+        engine.step(&[step], &mut heard).unwrap();
+        assert_eq!(heard.layers, [0, 1, 2, 3]);
+        heard.best[0]
     }
 
     #[test]
@@ -309,11 +426,69 @@ mod tests {
     }
 
     #[test]
+    fn one_wrong_record_in_the_middle_of_a_block_changes_every_later_token() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let mut right = engine();
+        run(&mut right, &tokens[..32], 0, &[0, 1, 2]);
+        let expected =
+            [32..36, 36..40].map(|part| run(&mut right, &tokens[part.clone()], part.start as u32, &[0, 1, 2]).2);
+        let mut wrong = engine();
+        // Nobody has looked at the first block when it is spoiled.
+        let table = [BlockId(0), BlockId(1), BlockId(2)];
+        let step = SequenceStep { tokens: &tokens[..32], start: 0, block_table: &table, logits: LogitsWanted::None };
+        wrong.step(&[step], &mut Heard::default()).unwrap();
+        spoil(&wrong, 3, &[0, 1, 2], 7);
+        let got = [32..36, 36..40].map(|part| run(&mut wrong, &tokens[part.clone()], part.start as u32, &[0, 1, 2]).2);
+        assert!(got[0] != expected[0] && got[1] != expected[1], "{got:?}");
+    }
+
+    #[test]
+    fn what_an_earlier_owner_left_in_a_block_is_not_taken_for_seen() {
+        let (mut long, mut other): (Vec<u32>, Vec<u32>) = ((0..17).collect(), (0..17).collect());
+        other[5] = 99;
+        let mut engine = engine();
+        run(&mut engine, &long, 0, &[4, 5]);
+        // The same first token, and another one later: the block's last record is still the earlier owner's.
+        long.truncate(12);
+        other.truncate(12);
+        let step = |tokens| SequenceStep { tokens, start: 0, block_table: &[BlockId(4)], logits: LogitsWanted::None };
+        engine.step(&[step(&other)], &mut Heard::default()).unwrap();
+        spoil(&engine, 0, &[4], 8);
+        let got = run(&mut engine, &[7], 12, &[4]);
+        other.push(7);
+        assert_ne!(got.2, run(&mut self::engine(), &other, 0, &[4]).2);
+    }
+
+    #[test]
+    fn a_step_takes_its_time_and_layers_come_evenly() {
+        let cost = StepCost { base: 0.02, ..NO_TIME };
+        let mut engine = MockEngine::new(MockOptions { cost, num_blocks: 4, ..Default::default() }).unwrap();
+        let began = Instant::now();
+        run(&mut engine, &[1, 2, 3], 0, &[0]);
+        assert!(began.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn more_kv_is_more_heads_and_odd_sizes_are_refused() {
+        let sized = |kv_bytes_per_token| {
+            MockEngine::new(MockOptions { kv_bytes_per_token, num_blocks: 16, cost: NO_TIME, ..Default::default() })
+        };
+        let mut large = sized(320).unwrap();
+        assert_eq!(large.arena().layout().block_bytes_all_layers(), 320 * 16);
+        let tokens: Vec<u32> = (0..40).collect();
+        assert_eq!(run(&mut large, &tokens, 0, &[2, 1, 0]), run(&mut engine(), &tokens, 0, &[0, 1, 2]));
+        for wrong in [0, 63, 80] {
+            let error = sized(wrong).err().unwrap().to_string();
+            assert!(error.contains("kv_bytes_per_token") && error.contains("multiple of 64"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_wrong_batch_is_refused() {
         let mut engine = engine();
         let table = [BlockId(0)];
         let refused = |step: SequenceStep<'_>, engine: &mut MockEngine| {
-            engine.step(&[step], &mut Seen::default()).unwrap_err().to_string()
+            engine.step(&[step], &mut Heard::default()).unwrap_err().to_string()
         };
         let step = |tokens, start| SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
         assert!(refused(step(&[], 0), &mut engine).contains("no tokens"));

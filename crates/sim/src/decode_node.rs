@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::BlockPool;
 use baton_types::{BlockHash, BlockId, Tbt};
 
-use crate::profile::ModelProfile;
 use crate::trace::BLOCK_TOKENS;
+use baton_profile::ModelProfile;
 
 /// A sequence whose prompt is here.
 #[derive(Debug, Clone)]

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use crate::options::Window;
-use crate::profile::ModelProfile;
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
+use baton_profile::ModelProfile;
 
 /// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
 /// queue, no fetch. The speed of the replay does not matter.

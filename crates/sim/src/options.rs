@@ -59,6 +59,9 @@ pub struct SimOptions {
     pub ssd_blocks: u32,
     /// Whether prefixes that decode nodes hold are fetched, too.
     pub decode_sources: bool,
+    /// Only what live nodes do so far: no prefix is fetched; a decode node's room is reserved when a request is placed, for the answer that it asks for; nobody looks at the decode
+    /// node a second time; nobody is put off for longer than half of a node's queue timeout.
+    pub as_live: bool,
     /// A prompt that takes longer is computed by several nodes, so that its parts do not; never where `None`.
     pub split_above: Option<Duration>,
 }
@@ -79,6 +82,7 @@ impl Default for SimOptions {
             cache_blocks: None,
             ssd_blocks: 0,
             decode_sources: true,
+            as_live: false,
             split_above: None,
         }
     }

@@ -7,8 +7,8 @@ use baton_kv_cache::{BlockPool, TierCache};
 use baton_scheduler::{QueueItem, queue_order};
 use baton_types::{BlockHash, BlockId, QueueTerms};
 
-use crate::profile::{ModelProfile, attended};
 use crate::trace::BLOCK_TOKENS;
+use baton_profile::{ModelProfile, attended};
 
 /// A prompt as it comes to the node.
 #[derive(Debug, Clone)]

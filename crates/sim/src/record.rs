@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::trace::TraceRequest;
+
 /// Where a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -47,6 +49,32 @@ pub struct RequestRecord {
     pub rejected: Option<RejectStage>,
     /// When its last token came.
     pub finished: Option<Duration>,
+}
+
+/// Most tokens of an answer that are asked for.
+pub const MAX_ANSWER_TOKENS: u32 = 2048;
+
+impl RequestRecord {
+    /// A request that is still to come, where the trace is played so many times as fast as recorded.
+    pub fn arriving(request: &TraceRequest, speed: f64) -> Self {
+        Self {
+            arrived: request.timestamp.div_f64(speed),
+            prompt_tokens: request.input_length,
+            output_tokens: request.output_length.clamp(1, MAX_ANSWER_TOKENS),
+            local_tokens: 0,
+            fetched_tokens: 0,
+            ssd_tokens: 0,
+            computed_tokens: 0,
+            prefill: None,
+            decode: None,
+            predicted_ttft: None,
+            predicted_tbt: None,
+            ttft: None,
+            tbt: None,
+            rejected: None,
+            finished: None,
+        }
+    }
 }
 
 /// The cluster at one moment.

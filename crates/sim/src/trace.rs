@@ -132,6 +132,17 @@ impl Trace {
         self.sort();
     }
 
+    /// As it is played: the requests of its first so many seconds, each delayed by up to `jitter`. The seed is the run's; the draws are not those of the run itself.
+    pub fn played(mut self, duration: Option<Duration>, jitter: Duration, seed: u64) -> Self {
+        if let Some(duration) = duration {
+            self.requests.retain(|request| request.timestamp < duration);
+        }
+        if !jitter.is_zero() {
+            self.jitter(jitter, &mut Random::new(!seed));
+        }
+        self
+    }
+
     /// How many requests come before this part of the time from 0 to the last request.
     pub fn before(&self, fraction: f64) -> usize {
         let end = self.requests.last().map_or(Duration::ZERO, |last| last.timestamp);
@@ -275,6 +286,12 @@ mod tests {
         let mut again = ten();
         again.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert_eq!(trace, again);
+    }
+
+    #[test]
+    fn the_beginning_is_what_comes_before_its_end() {
+        let played = |seconds| ten().played(seconds, Duration::ZERO, 1).requests.len();
+        assert_eq!((played(None), played(Some(Duration::from_secs(4))), played(Some(Duration::ZERO))), (10, 4, 0));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockPool, TierCache};
+use baton_profile::{ModelProfile, attended, step_noise};
 use baton_scheduler::{Cluster, ClusterConfig, DecodeRoom, Placement, PlacementRequest, Refusal};
 use baton_types::{
-    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, RequestId,
-    RequestKey, Slo, Tbt, Ttft,
+    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, QueueTerms,
+    RequestId, RequestKey, Slo, Tbt, Ttft,
 };
 
 use crate::decode_node::{Arrived, DecodeNode};
@@ -16,13 +17,12 @@ use crate::event::EventQueue;
 use crate::network::Network;
 use crate::options::{SimOptions, Window};
 use crate::prefill_node::{Computed, Job, PrefillNode, Share};
-use crate::profile::{ModelProfile, attended};
 use crate::random::Random;
-use crate::record::{RejectStage, RequestRecord, Sample};
+use crate::record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest, block_hash};
 
-/// Most tokens that a request asks for: the scheduler knows this, and not how long the answer will be.
-const MAX_TOKENS: u32 = 2048;
+/// Half of the queue timeout of live nodes.
+const LIVE_MAX_WAIT: Duration = Duration::from_secs(30);
 /// Whatever waits is served this long after the last arrival; else the simulator has forgotten somebody.
 const LONGEST_BACKLOG: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Nodes report this often.
@@ -150,7 +150,7 @@ impl<'a> World<'a> {
             placement: options.placement,
             admission: options.admission,
             fetches: true,
-            decode_room: DecodeRoom::Ignored,
+            decode_room: if options.as_live { DecodeRoom::Preferred } else { DecodeRoom::Ignored },
             bandwidth: profile.network_bytes_per_s,
             slow_start: Duration::ZERO,
             split_above: options.split_above,
@@ -185,7 +185,7 @@ impl<'a> World<'a> {
             network: Network::new(nodes, profile.network_bytes_per_s, profile.latency(), now),
             ties: Random::new(seeds.next_u64()),
             noise: Random::new(seeds.next_u64()),
-            records: requests.iter().map(|request| record(request, options.speed)).collect(),
+            records: requests.iter().map(|request| RequestRecord::arriving(request, options.speed)).collect(),
             placements: vec![None; requests.len()],
             hashes: vec![Arc::from([]); requests.len()],
             pushes: vec![Push { blocks: None, arrives: now }; requests.len()],
@@ -273,8 +273,8 @@ impl<'a> World<'a> {
             key: key(request),
             prompt_tokens: traced.input_length,
             block_hashes: &hashes,
-            max_tokens: MAX_TOKENS,
-            wants_decode: true,
+            max_tokens: self.asked_for(request),
+            wants_decode: !self.options.as_live || self.asked_for(request) > 1,
             slo,
             priority: 0,
             bypass_cache: false,
@@ -288,6 +288,18 @@ impl<'a> World<'a> {
             Err(Refusal { hold: Some(after), .. }) => self.queue.after(after, Event::Arrival(request)),
             Err(_) => self.reject(request, RejectStage::Arrival),
         }
+    }
+
+    /// Tokens that a request asks for: the scheduler knows this, and not how long the answer will be.
+    fn asked_for(&self, request: usize) -> u32 {
+        if self.options.as_live { self.records[request].output_tokens } else { MAX_ANSWER_TOKENS }
+    }
+
+    /// How a prompt waits at its node, which bounds that by its queue's timeout.
+    fn terms(&self, placement: &Placement) -> QueueTerms {
+        let max_wait = placement.terms.max_wait;
+        let max_wait = if self.options.as_live { max_wait.min(LIVE_MAX_WAIT) } else { max_wait };
+        QueueTerms { max_wait, ..placement.terms }
     }
 
     fn on_placed(&mut self, request: usize, placement: Placement) {
@@ -304,7 +316,7 @@ impl<'a> World<'a> {
             tokens: self.requests[request].input_length,
             hashes: self.hashes[request].clone(),
             arrived: self.queue.now(),
-            terms: placement.terms,
+            terms: self.terms(&placement),
             // Filling the pipeline costs a part of a chunk for each node more.
             share_of_work: if parts > 1 { 1.05 / parts as f64 } else { 1.0 },
             helps_from: None,
@@ -337,7 +349,7 @@ impl<'a> World<'a> {
         };
         // A lease: the source keeps the blocks until they are copied.
         self.pool_of(from).acquire(&available);
-        let bytes = missing as u64 * self.profile.block_bytes();
+        let bytes = missing as u64 * self.profile.kv_bytes(BLOCK_TOKENS);
         let now = self.queue.now();
         let done = self.network.send(now, from, to, bytes);
         if self.network.had_the_way(now, done, bytes) {
@@ -355,7 +367,7 @@ impl<'a> World<'a> {
             return;
         }
         let Some(missing) = self.prefill[node].begin_fetch(request, with_ssd) else { return };
-        let bytes = missing as u64 * self.profile.block_bytes();
+        let bytes = missing as u64 * self.profile.kv_bytes(BLOCK_TOKENS);
         let begin = self.ssd_until[node].max(self.queue.now());
         let done = begin + Duration::from_secs_f64(bytes as f64 / self.profile.ssd_bytes_per_s);
         self.ssd_until[node] = done;
@@ -383,7 +395,7 @@ impl<'a> World<'a> {
 
     fn plan_prefill(&mut self, node: usize) {
         let Some((shares, seconds)) = self.prefill[node].plan(self.queue.now(), self.profile) else { return };
-        let seconds = seconds * noise(&mut self.noise, self.profile.step_noise);
+        let seconds = seconds * step_noise(self.profile.step_noise, &mut || self.noise.unit());
         let rows = |share: &Share| f64::from(share.to - share.from) * share.of_work;
         let pairs = |share: &Share| attended(share.from, share.to) as f64 * share.of_work;
         let rows = shares.iter().map(rows).sum::<f64>().round() as u32;
@@ -405,7 +417,7 @@ impl<'a> World<'a> {
         let pushed = self.pushes[share.request].blocks.unwrap_or_else(held);
         let is_last = share.to == record.prompt_tokens;
         let filled = if is_last { share.to.div_ceil(BLOCK_TOKENS) } else { share.to / BLOCK_TOKENS };
-        let bytes = u64::from(filled.saturating_sub(pushed)) * self.profile.block_bytes();
+        let bytes = u64::from(filled.saturating_sub(pushed)) * self.profile.kv_bytes(BLOCK_TOKENS);
         let arrives = self.network.send(self.queue.now(), node, self.options.prefill + decode, bytes);
         let last_layer = bytes as f64 / f64::from(self.profile.layers) / self.profile.network_bytes_per_s;
         let arrives = arrives.max(computed + Duration::from_secs_f64(last_layer) + self.profile.latency());
@@ -448,6 +460,9 @@ impl<'a> World<'a> {
 
     /// Offers a computed prompt to its decode node.
     fn offer(&mut self, request: usize, node: usize, blocks: Vec<BlockId>) {
+        if self.options.as_live {
+            return self.on_first_token(request, node, blocks);
+        }
         let slo = self.slo_left(request);
         match self.cluster.recheck_decode(self.queue.now(), key(request), slo) {
             Ok(decode) => {
@@ -470,7 +485,7 @@ impl<'a> World<'a> {
         self.records[request].decode = Some(decode);
         let held = self.decode[decode].pool.match_prefix(&self.hashes[request]).len() as u32;
         let blocks = self.records[request].prompt_tokens.div_ceil(BLOCK_TOKENS);
-        let bytes = u64::from(blocks - held) * self.profile.block_bytes();
+        let bytes = u64::from(blocks - held) * self.profile.kv_bytes(BLOCK_TOKENS);
         self.pushes[request].arrives = self.network.send(self.queue.now(), node, to, bytes);
     }
 
@@ -495,10 +510,11 @@ impl<'a> World<'a> {
         self.plan_prefill(from);
         let record = &self.records[request];
         let Some(decode) = record.decode else { return };
+        let max_tokens = self.asked_for(request);
         self.decode[decode].on_arrived(Arrived {
             request,
             prompt_tokens: record.prompt_tokens,
-            max_tokens: MAX_TOKENS,
+            max_tokens,
             to_come: record.output_tokens - 1,
             hashes: self.hashes[request].clone(),
             first_token_at,
@@ -516,7 +532,7 @@ impl<'a> World<'a> {
 
     fn plan_decode(&mut self, node: usize) {
         let (profile, rng) = (self.profile, &mut self.noise);
-        if let Some(seconds) = self.decode[node].plan(profile, || noise(rng, profile.step_noise)) {
+        if let Some(seconds) = self.decode[node].plan(profile, || step_noise(profile.step_noise, &mut || rng.unit())) {
             self.queue.after(Duration::from_secs_f64(seconds), Event::StepDone(node));
         }
     }
@@ -608,32 +624,6 @@ impl<'a> World<'a> {
             decode_load: mean(demand, self.decode.len()),
         }
     }
-}
-
-fn record(request: &TraceRequest, speed: f64) -> RequestRecord {
-    RequestRecord {
-        arrived: request.timestamp.div_f64(speed),
-        prompt_tokens: request.input_length,
-        output_tokens: request.output_length.clamp(1, MAX_TOKENS),
-        local_tokens: 0,
-        fetched_tokens: 0,
-        ssd_tokens: 0,
-        computed_tokens: 0,
-        prefill: None,
-        decode: None,
-        predicted_ttft: None,
-        predicted_tbt: None,
-        ttft: None,
-        tbt: None,
-        rejected: None,
-        finished: None,
-    }
-}
-
-/// A factor around 1: a sum of uniform numbers is normal enough, and bounded.
-fn noise(rng: &mut Random, deviation: f64) -> f64 {
-    let normal: f64 = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
-    (1.0 + deviation * normal).max(0.1)
 }
 
 fn node_info(name: &NodeId, role: NodeRole, profile: &ModelProfile, blocks: u32) -> NodeInfo {

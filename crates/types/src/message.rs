@@ -288,6 +288,10 @@ pub struct NodeProfile {
     pub max_waiting: u32,
     /// Most sequences of one step.
     pub max_running: u32,
+    /// Most tokens of one chunk of a prompt; 0 is unknown.
+    pub chunk_tokens: u32,
+    /// Bytes of KV per second to or from another node, where the node knows; 0 is unknown.
+    pub transfer_bytes_per_s: f64,
 }
 
 /// A change of a node's prefix cache.

@@ -70,6 +70,11 @@ pub struct Settings {
     pub mock_base_us: u64,
     /// Mock engine: microseconds of each row of a step.
     pub mock_row_us: u64,
+    /// Mock engine: the model that it stands for (llama3-70b-a800, llama2-70b-a800, fitted:FILE). Its times are the profile's, and so are `chunk_tokens`, `max_running`, `cache_blocks`
+    /// where that is 0, and the bandwidth of transfers.
+    pub mock_profile: Option<String>,
+    /// Mock engine: bytes of KV of a token, a multiple of 64.
+    pub mock_kv_bytes: u32,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -109,6 +114,8 @@ impl Default for Settings {
             grant_ttl_s: 60.0,
             mock_base_us: 500,
             mock_row_us: 20,
+            mock_profile: None,
+            mock_kv_bytes: 64,
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -221,6 +228,12 @@ pub struct Flags {
     /// Mock engine: microseconds of each row of a step [default: 20]
     #[arg(long, value_name = "N")]
     pub mock_row_us: Option<u64>,
+    /// Mock engine: takes times, sizes and bandwidth of a model: llama3-70b-a800, llama2-70b-a800 or fitted:FILE [default: none]
+    #[arg(long, value_name = "PROFILE")]
+    pub mock_profile: Option<String>,
+    /// Mock engine: bytes of KV of a token, a multiple of 64 [default: 64]
+    #[arg(long, value_name = "N")]
+    pub mock_kv_bytes: Option<u32>,
     /// How long a drain may take, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, MockEngine, MockOptions};
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, MockEngine};
 use baton_formats::{ModelFile, model_name};
+use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation, random_u64};
@@ -25,7 +26,9 @@ use tonic::transport::server::TcpIncoming;
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
 use crate::input::Input;
+use crate::mock::{mock_options, node_profile, pacer, take_profile};
 use crate::node_loop::{NodeLoop, Role};
+use crate::pacer::LinkPacer;
 use crate::profile::profile;
 use crate::register::keep_registered;
 use crate::service::NodeService;
@@ -53,6 +56,8 @@ pub struct NodeParts<E> {
     pub descriptor: SegmentDescriptor,
     /// What arrived.
     pub arrivals: ArrivalReceiver,
+    /// What transfers wait for, where a mock stands for a model.
+    pub pacer: Option<LinkPacer>,
     /// The conductors.
     pub sessions: Sessions,
     /// The way back into the loop.
@@ -77,9 +82,10 @@ pub fn run<R: Role>(
 async fn serve<R: Role>(
     role: NodeRole,
     metrics: &'static [MetricDoc],
-    settings: Settings,
+    mut settings: Settings,
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<()> {
+    let played = take_profile(&mut settings, role)?;
     let telemetry =
         Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
@@ -92,12 +98,17 @@ async fn serve<R: Role>(
     let http_addr = http.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings);
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
-    let engine_settings = settings.clone();
-    let mut engine =
-        tokio::task::spawn_blocking(move || load_engine(&engine_settings)).await.context("loading the model")??;
+    let (engine_settings, engine_played) = (settings.clone(), played.clone());
+    let load = move || load_engine(&engine_settings, role, engine_played.as_ref());
+    let mut engine = tokio::task::spawn_blocking(load).await.context("loading the model")??;
     check_shared(settings.transport, &*engine)?;
     let began = Instant::now();
-    let profile = profile(&mut *engine, &settings).context("start-up profile")?;
+    let profile = match &played {
+        Some(played) => node_profile(&settings, played),
+        None => profile(&mut *engine, &settings).context("start-up profile")?,
+    };
+    let chunk_tokens = if role == NodeRole::Prefill { settings.chunk_tokens } else { settings.decode_chunk_tokens };
+    let profile = NodeProfile { chunk_tokens, ..profile };
     tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
     let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &*engine, profile));
     let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
@@ -117,6 +128,7 @@ async fn serve<R: Role>(
         segment,
         descriptor,
         arrivals,
+        pacer: played.as_ref().map(|played| pacer(&settings, played)),
         sessions: sessions.clone(),
         inputs: inputs.clone(),
         tasks: tasks.clone(),
@@ -210,22 +222,9 @@ fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Resu
 }
 
 /// Loads what the settings name. Prints how far it is: who started this process shows it.
-fn load_engine(settings: &Settings) -> anyhow::Result<Box<dyn Engine>> {
+fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile>) -> anyhow::Result<Box<dyn Engine>> {
     match settings.engine.as_str() {
-        "mock" => {
-            let options = MockOptions {
-                block_tokens: settings.block_tokens,
-                num_blocks: if settings.cache_blocks > 0 {
-                    settings.cache_blocks
-                } else {
-                    MockOptions::default().num_blocks
-                },
-                base: Duration::from_micros(settings.mock_base_us),
-                per_row: Duration::from_micros(settings.mock_row_us),
-                ..MockOptions::default()
-            };
-            Ok(Box::new(MockEngine::new(options)?))
-        }
+        "mock" => Ok(Box::new(MockEngine::new(mock_options(settings, role, played)).context("mock engine")?)),
         "cpu" => {
             let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
             Ok(Box::new(load_cpu(path, settings).context("model")?))

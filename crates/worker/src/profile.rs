@@ -38,6 +38,8 @@ pub fn profile(engine: &mut dyn Engine, settings: &Settings) -> Result<NodeProfi
         decode_per_kv_token: 0.0,
         max_waiting: settings.max_waiting,
         max_running: settings.max_running,
+        chunk_tokens: 0,
+        transfer_bytes_per_s: 0.0,
     })
 }
 

@@ -299,7 +299,9 @@ impl Cluster {
         let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
         let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
-        let push = bytes / self.config.bandwidth.max(1.0);
+        // Whoever sends; a cluster's nodes have links alike.
+        let own = Some(info.profile.transfer_bytes_per_s).filter(|own| *own > 0.0);
+        let push = bytes / own.unwrap_or(self.config.bandwidth).max(1.0);
         let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + asked.needs(node).kv_tokens as f64);
         let without = || self.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {

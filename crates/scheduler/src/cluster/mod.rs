@@ -197,6 +197,7 @@ impl Cluster {
         };
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
+        self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
         self.nodes.insert(ClusterNode::new(now, info, class, speed, slot));
     }
 

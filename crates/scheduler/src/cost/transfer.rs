@@ -14,8 +14,10 @@ const MIN_BYTES: u64 = 1 << 20;
 /// Time of a transfer: what is under way at the sender goes first, at the bandwidth of the pair.
 #[derive(Debug, Clone)]
 pub struct TransferCost {
-    /// Bytes per second of a pair that was not measured.
+    /// Bytes per second of a pair that was not measured, and whose sender does not say.
     bandwidth: f64,
+    /// What senders say of themselves.
+    own: HashMap<NodeId, f64>,
     pairs: HashMap<(NodeId, NodeId), f64>,
     in_flight: HashMap<NodeId, u64>,
 }
@@ -23,7 +25,7 @@ pub struct TransferCost {
 impl TransferCost {
     /// `bandwidth` (bytes per second) holds for every pair until it is measured.
     pub fn new(bandwidth: f64) -> Self {
-        Self { bandwidth: bandwidth.max(1.0), pairs: HashMap::new(), in_flight: HashMap::new() }
+        Self { bandwidth: bandwidth.max(1.0), own: HashMap::new(), pairs: HashMap::new(), in_flight: HashMap::new() }
     }
 
     /// Seconds until `bytes` more are over.
@@ -37,10 +39,18 @@ impl TransferCost {
 
     /// Bytes per second.
     fn pair(&self, from: &NodeId, to: &NodeId) -> f64 {
-        if self.pairs.is_empty() {
-            return self.bandwidth;
+        let measured = match self.pairs.is_empty() {
+            true => None,
+            false => self.pairs.get(&(from.clone(), to.clone())),
+        };
+        measured.or_else(|| self.own.get(from)).copied().unwrap_or(self.bandwidth)
+    }
+
+    /// What a node says of its way to others, bytes per second; 0 is nothing.
+    pub fn introduce(&mut self, node: &NodeId, bandwidth: f64) {
+        if bandwidth > 0.0 {
+            self.own.insert(node.clone(), bandwidth);
         }
-        self.pairs.get(&(from.clone(), to.clone())).copied().unwrap_or(self.bandwidth)
     }
 
     /// Bytes are charged to their sender.
@@ -75,6 +85,7 @@ impl TransferCost {
     /// A node is gone: what it was sending and what was known of its pairs.
     pub fn forget(&mut self, node: &NodeId) {
         self.in_flight.remove(node);
+        self.own.remove(node);
         self.pairs.retain(|(from, to), _| from != node && to != node);
     }
 
@@ -118,7 +129,9 @@ mod tests {
         (0..50).for_each(|_| cost.observe(&a, &b, 1 << 30, (1 << 30) as f64 / 5e9));
         assert!((cost.pair(&a, &b) / 5e9 - 1.0).abs() < 0.01);
         assert_eq!(cost.pair(&b, &a), 1e9);
+        cost.introduce(&b, 7e9);
+        assert_eq!((cost.pair(&b, &a), cost.pair(&a, &b) > 4e9), (7e9, true), "what was measured goes first");
         cost.forget(&b);
-        assert_eq!(cost.pair(&a, &b), 1e9);
+        assert_eq!((cost.pair(&a, &b), cost.pair(&b, &a)), (1e9, 1e9));
     }
 }

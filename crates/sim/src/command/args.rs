@@ -50,6 +50,12 @@ pub struct SimulateArgs {
     /// Delay each arrival by a time drawn from 0 to this, for traces with coarse timestamps
     #[arg(long, value_name = "SECONDS", default_value = "0", allow_negative_numbers = true, value_parser = seconds)]
     pub jitter: Duration,
+    /// Play only what comes in so many seconds of the trace's time, from its beginning
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub duration: Option<Duration>,
+    /// Do only what live nodes do so far: fetch no prefixes, reserve the decode node's room at placement for an answer of the trace's length
+    #[arg(long)]
+    pub as_live: bool,
     /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5; with --paper the best of the first half]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
@@ -162,7 +168,7 @@ impl SimulateArgs {
     }
 
     /// The run that is asked for, where nothing is compared.
-    pub(crate) fn options(&self) -> SimOptions {
+    pub fn options(&self) -> SimOptions {
         SimOptions {
             prefill: self.prefill as usize,
             decode: self.decode as usize,
@@ -176,6 +182,7 @@ impl SimulateArgs {
             window: self.counted().window(),
             cache_blocks: self.cache_blocks,
             ssd_blocks: self.ssd_blocks,
+            as_live: self.as_live,
             split_above: self.split_above,
             ..SimOptions::default()
         }
@@ -223,7 +230,7 @@ pub(crate) mod tests {
     #[test]
     fn options_arrive() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
-                    --ttft-slo 10 --tbt-slo 0.2 --seed 7 --cache-blocks 100 --window second-half --split-above 5";
+                    --ttft-slo 10 --tbt-slo 0.2 --seed 7 --cache-blocks 100 --window second-half --split-above 5 --as-live";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
@@ -235,6 +242,7 @@ pub(crate) mod tests {
             seed: 7,
             window: Window::SECOND_HALF,
             cache_blocks: Some(100),
+            as_live: true,
             split_above: Some(Duration::from_secs(5)),
             ..SimOptions::default()
         };
@@ -253,6 +261,7 @@ pub(crate) mod tests {
             ("--trace t --ttft-slo 0", "--ttft-slo"),
             ("--trace t --tbt-slo -1", "--tbt-slo"),
             ("--trace t --jitter -1", "--jitter"),
+            ("--trace t --duration 0", "--duration"),
             ("--trace t --curve 2:1:1", "--curve"),
             ("--trace t --curve 1:2:1 --speed 2", "--curve"),
             ("--trace t --placement best", "random, round-robin"),

@@ -4,7 +4,7 @@ use std::io;
 
 use baton_types::ErrorKind;
 
-use crate::profile::ProfileError;
+use baton_profile::ProfileError;
 
 /// Why a simulation could not be made: one line that names the option.
 #[derive(Debug, thiserror::Error)]

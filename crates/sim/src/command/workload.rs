@@ -7,9 +7,8 @@ use std::time::Duration;
 use super::SimulateError;
 use super::args::SimulateArgs;
 use crate::floor::floor_ttft_mean;
-use crate::profile::ModelProfile;
-use crate::random::Random;
 use crate::trace::Trace;
+use baton_profile::ModelProfile;
 
 /// A trace on a machine, ready to be played.
 #[derive(Debug)]
@@ -26,11 +25,7 @@ pub(crate) struct Workload {
 impl Workload {
     pub(crate) fn load(args: &SimulateArgs) -> Result<Self, SimulateError> {
         let profile = ModelProfile::load(&args.model_profile)?;
-        let mut trace = read(&args.trace)?;
-        if !args.jitter.is_zero() {
-            // Another stream than the simulator's own, which starts at the seed.
-            trace.jitter(args.jitter, &mut Random::new(!args.seed));
-        }
+        let trace = read(&args.trace)?.played(args.duration, args.jitter, args.seed);
         let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.counted().window());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })

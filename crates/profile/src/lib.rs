@@ -1,12 +1,12 @@
-//! What a node of the simulated cluster is. Every number says where it comes from.
+//! What a model on a machine costs: the numbers that the simulator and mock nodes share. Every number says where it comes from.
+//!
+//! **Invariant**: a profile that was loaded has finite numbers, positive where something is divided by them.
 
 use std::path::Path;
 use std::time::Duration;
 
 use baton_types::NodeProfile;
 use serde::{Deserialize, Serialize};
-
-use crate::trace::BLOCK_TOKENS;
 
 /// A model on a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -208,6 +208,8 @@ impl ModelProfile {
             decode_per_kv_token: self.decode_per_kv_token,
             max_waiting: 0,
             max_running: self.max_running,
+            chunk_tokens: self.chunk_tokens,
+            transfer_bytes_per_s: 0.0,
         }
     }
 
@@ -221,6 +223,26 @@ impl ModelProfile {
         self.decode_base + self.decode_per_sequence * sequences as f64 + self.decode_per_kv_token * kv_tokens as f64
     }
 
+    /// What [`Self::prefill_step`] takes, for an engine.
+    pub const fn prefill_cost(&self) -> StepCost {
+        StepCost {
+            base: self.prefill_base,
+            per_row: self.prefill_per_token,
+            per_row_pair: self.prefill_per_token_pair,
+            noise: self.step_noise,
+        }
+    }
+
+    /// What [`Self::decode_step`] takes, for an engine: a row is a sequence.
+    pub const fn decode_cost(&self) -> StepCost {
+        StepCost {
+            base: self.decode_base,
+            per_row: self.decode_per_sequence,
+            per_row_pair: self.decode_per_kv_token,
+            noise: self.step_noise,
+        }
+    }
+
     /// Seconds of a whole prompt of which the first `cached` tokens are there.
     pub fn prompt(&self, tokens: u32, cached: u32) -> f64 {
         let rows = tokens - cached;
@@ -228,9 +250,9 @@ impl ModelProfile {
         self.prefill_step(rows, attended(cached, tokens)) + self.prefill_base * f64::from(chunks.saturating_sub(1))
     }
 
-    /// Bytes of one block, all layers.
-    pub fn block_bytes(&self) -> u64 {
-        self.kv_bytes_per_token * u64::from(BLOCK_TOKENS)
+    /// Bytes of KV of so many tokens, all layers.
+    pub fn kv_bytes(&self, tokens: u32) -> u64 {
+        self.kv_bytes_per_token * u64::from(tokens)
     }
 
     /// Of a message.
@@ -239,8 +261,56 @@ impl ModelProfile {
     }
 }
 
+/// Seconds of an engine's step: linear in its rows and in the tokens that they attend to in sum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepCost {
+    /// Of each step.
+    pub base: f64,
+    /// Of each row: a prompt's token, or a sequence.
+    pub per_row: f64,
+    /// Of each token that a row attends to.
+    pub per_row_pair: f64,
+    /// Standard deviation of its time, as a part of it.
+    pub noise: f64,
+}
+
+impl StepCost {
+    /// Seconds of a step without its noise.
+    pub fn seconds(&self, rows: u64, attended: u64) -> f64 {
+        self.base + self.per_row * rows as f64 + self.per_row_pair * attended as f64
+    }
+}
+
+/// A factor around 1 of this standard deviation, from draws from [0, 1): a sum of uniform numbers is normal enough, and bounded.
+pub fn step_noise(deviation: f64, unit: &mut impl FnMut() -> f64) -> f64 {
+    let normal: f64 = (0..12).map(|_| unit()).sum::<f64>() - 6.0;
+    (1.0 + deviation * normal).max(0.1)
+}
+
 /// Sum over the positions `from..to` of the tokens that each attends to, itself included.
-pub(crate) fn attended(from: u32, to: u32) -> u64 {
+pub fn attended(from: u32, to: u32) -> u64 {
     let up_to = |n: u32| u64::from(n) * (u64::from(n) + 1) / 2;
     up_to(to) - up_to(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_takes_as_long_as_the_profile_says() {
+        let profile = ModelProfile::load("llama3-70b-a800").unwrap();
+        let (rows, pairs) = (1024, attended(4096, 5120));
+        assert_eq!(profile.prefill_cost().seconds(u64::from(rows), pairs), profile.prefill_step(rows, pairs));
+        assert_eq!(profile.decode_cost().seconds(7, 90_000), profile.decode_step(7, 90_000));
+    }
+
+    #[test]
+    fn noise_is_around_1_and_none_is_exactly_1() {
+        let mut draws = [0.25, 0.75].into_iter().cycle();
+        assert_eq!(step_noise(0.0, &mut || draws.next().unwrap()), 1.0);
+        assert_eq!(step_noise(0.05, &mut || 0.5), 1.0);
+        assert!((step_noise(0.05, &mut || 0.75) - 1.15).abs() < 1e-12);
+        assert_eq!(step_noise(1.0, &mut || 0.0), 0.1, "a step never takes no time");
+    }
 }

@@ -1,0 +1,254 @@
+//! The clients: each request at its time, over a few connections.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use baton_proto::MAX_MESSAGE_BYTES;
+use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{self, GenerateRequest, SamplingParameters, ServiceLevelObjectives, TokenIds};
+use baton_sim::{RejectStage, RequestRecord, SimOptions, Trace, TraceRequest};
+use baton_types::Tbt;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep_until, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::prompt::prompt;
+use crate::BenchError;
+
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Whoever has no end this long after its arrival is counted as a failure.
+const LONGEST: Duration = Duration::from_secs(900);
+/// Kinds of failures that are told apart; the rest is "others".
+const MAX_FAILURES: usize = 16;
+/// How often people are told how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(30);
+
+/// Connections to a conductor.
+pub(crate) struct Clients(Vec<InferenceClient<Channel>>);
+
+/// What became of a trace.
+#[derive(Debug, Default)]
+pub(super) struct Played {
+    /// In the order of arrival.
+    pub records: Vec<RequestRecord>,
+    /// Requests that neither completed nor were rejected, by reason.
+    pub failures: BTreeMap<String, usize>,
+    /// 99 % of the requests were sent at most this long after their time: what this machine did not manage.
+    pub late_p99: Duration,
+}
+
+/// What became of one request.
+struct Ended {
+    index: usize,
+    record: RequestRecord,
+    late: Duration,
+    failure: Option<String>,
+}
+
+impl Clients {
+    /// Connects to `host:port` or `http://host:port`.
+    pub(crate) async fn connect(conductor: &str, connections: u32) -> Result<Self, BenchError> {
+        let wrong = |problem: String| BenchError::invalid("--conductor", format!("{conductor}: {problem}"));
+        let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
+        let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(error.to_string()))?;
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+        let mut clients = Vec::new();
+        for _ in 0..connections {
+            let channel = endpoint.connect().await;
+            let channel = channel.map_err(|error| BenchError::control("conductor", format!("{conductor}: {error}")))?;
+            clients.push(InferenceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES));
+        }
+        Ok(Self(clients))
+    }
+
+    /// That of one request, by its number.
+    pub(crate) fn client(&self, request: usize) -> InferenceClient<Channel> {
+        self.0[request % self.0.len()].clone()
+    }
+
+    /// Sends every request at its time, and waits for the end of all.
+    pub(super) async fn play(&self, trace: &Trace, options: &SimOptions) -> Played {
+        let start = Instant::now();
+        let slo = ServiceLevelObjectives {
+            ttft_ms: Some(options.ttft_slo.as_secs_f64() * 1e3),
+            tbt_ms: Some(options.tbt_slo.as_secs_f64() * 1e3),
+        };
+        let one = |(index, request): (usize, &'_ TraceRequest)| {
+            let (client, request) = (self.client(index), request.clone());
+            let record = RequestRecord::arriving(&request, options.speed);
+            ask(index, client, request, slo, start, record)
+        };
+        let mut under_way: FuturesUnordered<_> = trace.requests.iter().enumerate().map(one).collect();
+        let (mut ended, mut progress) = (Vec::new(), tokio::time::interval(PROGRESS_EVERY));
+        loop {
+            tokio::select! {
+                next = under_way.next() => match next {
+                    Some(one) => ended.push(one),
+                    None => break,
+                },
+                _ = progress.tick() => {
+                    let (seconds, all) = (start.elapsed().as_secs(), trace.requests.len());
+                    eprintln!("baton: replay: {seconds} s, {} of {all} requests have ended", ended.len());
+                }
+            }
+        }
+        played(ended)
+    }
+}
+
+fn played(mut ended: Vec<Ended>) -> Played {
+    ended.sort_by_key(|one| one.index);
+    let mut late: Vec<_> = ended.iter().map(|one| one.late).collect();
+    late.sort_unstable();
+    let late_p99 = late.get((late.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
+    let mut failures = BTreeMap::new();
+    for reason in ended.iter().filter_map(|one| one.failure.as_ref()) {
+        let known = failures.len() < MAX_FAILURES || failures.contains_key(reason);
+        *failures.entry(if known { reason.clone() } else { "others".to_owned() }).or_insert(0) += 1;
+    }
+    Played { records: ended.into_iter().map(|one| one.record).collect(), failures, late_p99 }
+}
+
+/// Sends one request at its time, and hears it to its end.
+async fn ask(
+    index: usize,
+    mut client: InferenceClient<Channel>,
+    request: TraceRequest,
+    slo: ServiceLevelObjectives,
+    start: Instant,
+    mut record: RequestRecord,
+) -> Ended {
+    let due = start + record.arrived;
+    sleep_until(due).await;
+    let wire = GenerateRequest {
+        prompt: Some(v1::generate_request::Prompt::TokenIds(TokenIds { ids: prompt(&request) })),
+        sampling: Some(SamplingParameters {
+            max_tokens: Some(record.output_tokens),
+            ignore_eos: true,
+            ..SamplingParameters::default()
+        }),
+        slo: Some(slo),
+        ..GenerateRequest::default()
+    };
+    let late = due.elapsed();
+    let mut heard = Heard { due, start, accepted: false, tokens: Vec::new() };
+    let outcome = timeout(LONGEST, heard.hear(&mut client, wire, &mut record)).await;
+    let failure = match outcome {
+        Ok(Ok(())) => heard.sum_up(&mut record),
+        Ok(Err(status)) => reject(&status, heard.accepted, &mut record),
+        Err(_) => Some(format!("no end within {} s", LONGEST.as_secs())),
+    };
+    Ended { index, record, late, failure }
+}
+
+/// A refusal counts as the simulator's; everything else is a failure.
+fn reject(status: &Status, accepted: bool, record: &mut RequestRecord) -> Option<String> {
+    if status.code() != Code::ResourceExhausted || accepted {
+        return Some(format!("{:?}: {}", status.code(), status.message()));
+    }
+    record.rejected = Some(RejectStage::Arrival);
+    None
+}
+
+/// What a client has heard.
+struct Heard {
+    due: Instant,
+    start: Instant,
+    accepted: bool,
+    /// When each token came.
+    tokens: Vec<Instant>,
+}
+
+impl Heard {
+    async fn hear(
+        &mut self,
+        client: &mut InferenceClient<Channel>,
+        request: GenerateRequest,
+        record: &mut RequestRecord,
+    ) -> Result<(), Status> {
+        let mut stream = client.generate(request).await?.into_inner();
+        while let Some(response) = stream.message().await? {
+            match response.event {
+                Some(Event::Accepted(_)) => self.accepted = true,
+                Some(Event::Delta(delta)) => self.tokens.extend(delta.token_ids.iter().map(|_| Instant::now())),
+                Some(Event::Finished(finished)) => self.on_finished(&finished, record),
+                Some(Event::PromptLogprobs(_)) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn on_finished(&self, finished: &v1::Finished, record: &mut RequestRecord) {
+        record.finished = Some(self.start.elapsed());
+        record.local_tokens = finished.usage.map_or(0, |usage| usage.cached_tokens);
+        record.computed_tokens = record.prompt_tokens.saturating_sub(record.local_tokens);
+        // "prefill-3" is node 3.
+        let number = |name: &str| name.rsplit('-').next().and_then(|number| number.parse().ok());
+        (record.prefill, record.decode) = (number(&finished.prefill_node), number(&finished.decode_node));
+    }
+
+    /// The times of a request that has ended well; why it has not, otherwise.
+    fn sum_up(&self, record: &mut RequestRecord) -> Option<String> {
+        if self.tokens.len() != record.output_tokens as usize {
+            record.finished = None;
+            return Some(format!("ended with {} of {} tokens", self.tokens.len(), record.output_tokens));
+        }
+        record.ttft = self.tokens.first().map(|first| first.duration_since(self.due));
+        let mut gaps: Vec<_> = self.tokens.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        record.tbt = Tbt::of_gaps(&mut gaps).map(|Tbt(tbt)| tbt);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> RequestRecord {
+        let request =
+            TraceRequest { timestamp: Duration::ZERO, input_length: 600, output_length: 3, hash_ids: vec![1, 2] };
+        RequestRecord::arriving(&request, 1.0)
+    }
+
+    fn ended(index: usize, failure: Option<&str>) -> Ended {
+        Ended { index, record: record(), late: Duration::from_millis(index as u64), failure: failure.map(Into::into) }
+    }
+
+    #[test]
+    fn a_refusal_at_the_door_is_a_rejection_and_nothing_else_is() {
+        let mut refused = record();
+        assert_eq!(reject(&Status::resource_exhausted("full"), false, &mut refused), None);
+        assert_eq!(refused.rejected, Some(RejectStage::Arrival));
+        for (status, accepted) in [(Status::resource_exhausted("late"), true), (Status::unavailable("gone"), false)] {
+            let mut failed = record();
+            assert!(reject(&status, accepted, &mut failed).is_some_and(|reason| reason.contains(status.message())));
+            assert_eq!(failed.rejected, None);
+        }
+    }
+
+    #[test]
+    fn times_count_from_when_the_request_was_due() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let heard = Heard { due: at(100), start, accepted: true, tokens: vec![at(350), at(380), at(450)] };
+        let mut record = record();
+        assert_eq!(heard.sum_up(&mut record), None);
+        assert_eq!((record.ttft, record.tbt), (Some(Duration::from_millis(250)), Some(Duration::from_millis(70))));
+        let short = Heard { tokens: vec![at(350)], ..heard };
+        assert_eq!(short.sum_up(&mut record).as_deref(), Some("ended with 1 of 3 tokens"));
+    }
+
+    #[test]
+    fn failures_are_counted_and_their_kinds_are_bounded() {
+        let same = (0..50).map(|index| ended(index, Some("same")));
+        let many = (50..150).map(|index| Ended { failure: Some(format!("kind {index}")), ..ended(index, None) });
+        let played = played(same.chain(many).rev().collect());
+        assert_eq!((played.records.len(), played.failures["same"]), (150, 50));
+        assert_eq!((played.failures.len(), played.failures.values().sum::<usize>()), (MAX_FAILURES + 1, 150));
+        assert_eq!(played.late_p99, Duration::from_millis(148));
+    }
+}

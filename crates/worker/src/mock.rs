@@ -1,0 +1,134 @@
+//! What the settings make of a mock node: the engine's time, the sizes and the start-up profile of the model that it stands for.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_engine::MockOptions;
+use baton_profile::{ModelProfile, StepCost};
+use baton_runtime::random_u64;
+use baton_types::{NodeProfile, NodeRole};
+
+use crate::config::Settings;
+use crate::pacer::LinkPacer;
+
+/// Most tokens of prompt and output together where a profile is played: as in the simulator.
+const PROFILE_CONTEXT: u32 = 1 << 20;
+
+/// The profile that `mock_profile` names, if it does. The settings take over what it says of a node: `chunk_tokens` and `max_running`, and `cache_blocks` where that is 0.
+pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::Result<Option<ModelProfile>> {
+    let Some(name) = settings.mock_profile.as_deref() else { return Ok(None) };
+    anyhow::ensure!(settings.engine == "mock", "mock_profile: '{name}', but the engine is '{}'", settings.engine);
+    let profile = ModelProfile::load(name).context("mock_profile")?;
+    settings.chunk_tokens = profile.chunk_tokens;
+    settings.max_running = profile.max_running;
+    if settings.cache_blocks == 0 {
+        let tokens = match role {
+            NodeRole::Prefill => profile.cache_tokens,
+            NodeRole::Decode => profile.decode_kv_tokens,
+        };
+        let blocks = tokens / u64::from(settings.block_tokens.max(1));
+        settings.cache_blocks = u32::try_from(blocks).context("mock_profile: too many blocks")?;
+    }
+    Ok(Some(profile))
+}
+
+/// The engine's options.
+pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<&ModelProfile>) -> MockOptions {
+    let defaults = MockOptions::default();
+    let cost = match (profile, role) {
+        (Some(profile), NodeRole::Prefill) => profile.prefill_cost(),
+        (Some(profile), NodeRole::Decode) => profile.decode_cost(),
+        (None, _) => StepCost {
+            base: Duration::from_micros(settings.mock_base_us).as_secs_f64(),
+            per_row: Duration::from_micros(settings.mock_row_us).as_secs_f64(),
+            ..defaults.cost
+        },
+    };
+    MockOptions {
+        kv_bytes_per_token: settings.mock_kv_bytes,
+        block_tokens: settings.block_tokens,
+        num_blocks: if settings.cache_blocks > 0 { settings.cache_blocks } else { defaults.num_blocks },
+        context_length: profile.map_or(defaults.context_length, |_| PROFILE_CONTEXT),
+        cost,
+        seed: random_u64(),
+        ..defaults
+    }
+}
+
+/// The start-up profile: the model's own numbers.
+pub(crate) fn node_profile(settings: &Settings, profile: &ModelProfile) -> NodeProfile {
+    NodeProfile {
+        max_waiting: settings.max_waiting,
+        max_running: settings.max_running,
+        transfer_bytes_per_s: profile.network_bytes_per_s / scale(settings, profile),
+        ..profile.node_profile()
+    }
+}
+
+/// The model's KV of a token over the mock's.
+fn scale(settings: &Settings, profile: &ModelProfile) -> f64 {
+    profile.kv_bytes_per_token as f64 / f64::from(settings.mock_kv_bytes)
+}
+
+/// The link of a node that plays a profile.
+pub(crate) fn pacer(settings: &Settings, profile: &ModelProfile) -> LinkPacer {
+    LinkPacer::new(profile.network_bytes_per_s, scale(settings, profile), profile.latency())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(mock_profile: &str) -> Settings {
+        Settings {
+            engine: "mock".into(),
+            mock_profile: Some(mock_profile.into()),
+            block_tokens: 512,
+            ..Settings::default()
+        }
+    }
+
+    fn taken(role: NodeRole) -> (Settings, ModelProfile) {
+        let mut settings = settings("llama3-70b-a800");
+        let profile = take_profile(&mut settings, role).unwrap().unwrap();
+        (settings, profile)
+    }
+
+    #[test]
+    fn a_node_is_as_large_and_as_fast_as_its_profile_says() {
+        let (settings, profile) = taken(NodeRole::Prefill);
+        assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (1024, 512, 5859));
+        let options = mock_options(&settings, NodeRole::Prefill, Some(&profile));
+        assert_eq!((options.cost, options.num_blocks, options.kv_bytes_per_token), (profile.prefill_cost(), 5859, 64));
+        let (settings, profile) = taken(NodeRole::Decode);
+        assert_eq!(u64::from(settings.cache_blocks), profile.decode_kv_tokens / 512);
+        assert_eq!(mock_options(&settings, NodeRole::Decode, Some(&profile)).cost, profile.decode_cost());
+        let told = node_profile(&settings, &profile);
+        assert_eq!((told.decode_base, told.prefill_per_token), (profile.decode_base, profile.prefill_per_token));
+    }
+
+    #[test]
+    fn blocks_that_are_given_stand() {
+        let mut settings = Settings { cache_blocks: 7, ..settings("llama2-70b-a800") };
+        take_profile(&mut settings, NodeRole::Decode).unwrap();
+        assert_eq!(settings.cache_blocks, 7);
+    }
+
+    #[test]
+    fn without_a_profile_the_settings_are_as_they_were() {
+        let mut settings = Settings { engine: "mock".into(), mock_base_us: 3, ..Settings::default() };
+        assert_eq!(take_profile(&mut settings, NodeRole::Prefill).unwrap(), None);
+        assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (512, 64, 0));
+        let options = mock_options(&settings, NodeRole::Prefill, None);
+        assert_eq!((options.cost.base, options.num_blocks, options.context_length), (3e-6, 4096, 32_768));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let error =
+            |mut settings: Settings| format!("{:#}", take_profile(&mut settings, NodeRole::Decode).unwrap_err());
+        assert!(error(settings("gpt")).starts_with("mock_profile: 'gpt' is not a model profile"));
+        let cpu = Settings { engine: "cpu".into(), ..settings("llama3-70b-a800") };
+        assert_eq!(error(cpu), "mock_profile: 'llama3-70b-a800', but the engine is 'cpu'");
+    }
+}

@@ -1,0 +1,120 @@
+//! Transfers of a mock node take as long as those of the model: each waits until the modelled link would have carried it.
+
+use std::time::{Duration, Instant};
+
+use baton_transfer_engine::{Batch, BatchReport, CancelHandle, TransferError};
+use futures::future::{BoxFuture, FutureExt};
+use tokio_util::sync::CancellationToken;
+
+/// The link that a node sends over: one transfer after the other, at the model's bandwidth. The real bytes move at the end of their time, so that nobody sees them earlier.
+#[derive(Debug, Clone)]
+pub struct LinkPacer {
+    bytes_per_s: f64,
+    latency: Duration,
+    /// When the last transfer so far has left.
+    free_at: Option<Instant>,
+}
+
+impl LinkPacer {
+    /// A link that is free. A modelled transfer is `scale` times as large as the real one: the model's KV of a token over the mock's.
+    ///
+    /// # Panics
+    /// If the bandwidth or the scale is not positive: a profile was not checked.
+    pub fn new(bytes_per_s: f64, scale: f64, latency: Duration) -> Self {
+        assert!(bytes_per_s > 0.0 && scale > 0.0, "{bytes_per_s} B/s, scale {scale}");
+        Self { bytes_per_s: bytes_per_s / scale, latency, free_at: None }
+    }
+
+    /// Takes the link for so many real bytes; when they would have arrived.
+    pub fn reserve(&mut self, now: Instant, bytes: u64) -> Instant {
+        let begin = self.free_at.map_or(now, |free_at| free_at.max(now));
+        let end = begin + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
+        self.free_at = Some(end);
+        end + self.latency
+    }
+}
+
+/// Ends a batch from elsewhere, whether it has begun or not.
+#[derive(Debug, Clone)]
+pub enum PacedCancel {
+    /// It has begun.
+    Batch(CancelHandle),
+    /// It may wait for its time.
+    Waiting(CancellationToken),
+}
+
+impl PacedCancel {
+    /// As [`Batch::cancel`].
+    pub fn cancel(&self) {
+        match self {
+            Self::Batch(batch) => batch.cancel(),
+            Self::Waiting(cancelled) => cancelled.cancel(),
+        }
+    }
+}
+
+/// A batch that begins at once, or at the time that [`LinkPacer::reserve`] gave.
+pub fn paced(
+    due: Option<Instant>,
+    begin: impl FnOnce() -> Batch + Send + 'static,
+) -> (BoxFuture<'static, Result<BatchReport, TransferError>>, PacedCancel) {
+    let Some(due) = due else {
+        let batch = begin();
+        let cancel = PacedCancel::Batch(batch.cancel_handle());
+        return (batch.boxed(), cancel);
+    };
+    let (cancelled, started) = (CancellationToken::new(), Instant::now());
+    let cancel = PacedCancel::Waiting(cancelled.clone());
+    let later = async move {
+        tokio::select! {
+            () = tokio::time::sleep_until(due.into()) => {}
+            () = cancelled.cancelled() => return Err(TransferError::Cancelled),
+        }
+        let mut batch = begin();
+        let ended = tokio::select! {
+            ended = &mut batch => Some(ended),
+            () = cancelled.cancelled() => None,
+        };
+        let result = match ended {
+            Some(result) => result,
+            None => {
+                batch.cancel();
+                batch.await
+            }
+        };
+        result.map(|report| BatchReport { started, ..report })
+    };
+    (later.boxed(), cancel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn transfers_follow_each_other_and_an_idle_link_owes_nothing() {
+        let now = Instant::now();
+        let mut link = LinkPacer::new(1e9, 1.0, Duration::ZERO);
+        assert_eq!(link.reserve(now, 1_000_000_000), now + SECOND);
+        assert_eq!(link.reserve(now, 500_000_000), now + SECOND * 3 / 2, "the link is busy");
+        assert_eq!(link.reserve(now + 9 * SECOND, 1_000_000_000), now + 10 * SECOND, "what it did not carry is lost");
+    }
+
+    #[tokio::test]
+    async fn what_is_cancelled_before_its_time_never_begins() {
+        let (batch, cancel) = paced(Some(Instant::now() + 600 * SECOND), || unreachable!("it was cancelled"));
+        cancel.cancel();
+        assert!(matches!(batch.await, Err(TransferError::Cancelled)));
+    }
+
+    #[test]
+    fn bytes_count_as_the_models_and_latency_holds_nobody_up() {
+        let now = Instant::now();
+        // 64 bytes stand for 320 KiB.
+        let mut link = LinkPacer::new(5120.0 * 64.0, 5120.0, SECOND);
+        assert_eq!(link.reserve(now, 64), now + 2 * SECOND);
+        assert_eq!(link.reserve(now, 64), now + 3 * SECOND);
+    }
+}
