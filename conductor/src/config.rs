@@ -32,6 +32,8 @@ pub struct Settings {
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective. The second look of the
     /// last four at the decode node, when the prompt is computed, is the simulator's so far.
     pub admission: String,
+    /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
+    pub prompts_at_decode: String,
     /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
     pub fetch_prefixes: bool,
     /// How long a drain may take, seconds.
@@ -56,6 +58,7 @@ impl Default for Settings {
             max_attempts: 3,
             placement: "baton".into(),
             admission: "selective".into(),
+            prompts_at_decode: "fallback".into(),
             fetch_prefixes: true,
             grace_s: 30.0,
             log: "info".into(),
@@ -88,6 +91,9 @@ pub struct Flags {
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective [default: selective]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
+    /// Which prompts decode nodes compute: never, fallback (where no prefill node is left) or short (those too that disturb nobody) [default: fallback]
+    #[arg(long, value_name = "WHEN")]
+    pub prompts_at_decode: Option<String>,
     /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,

@@ -8,8 +8,8 @@ use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixFetch, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
-    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, PrefillJob, QueueTerms,
-    RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, NodeRole, PrefillJob,
+    QueueTerms, RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -314,7 +314,13 @@ impl FrontDoor {
                 retry_after: refusal.retry_after,
                 hold: refusal.hold,
             })?;
-            let target = placement.decode.as_ref().and_then(|node| cluster.node(node)).map(|node| DecodeTarget {
+            let at_decode = cluster.node(&placement.prefill).is_some_and(|node| node.info().role == NodeRole::Decode);
+            if at_decode {
+                self.metrics.on_prompt_at_decode();
+            }
+            // A decode node that computes the prompt has nobody to hand it to.
+            let decode = placement.decode.as_ref().filter(|_| !at_decode);
+            let target = decode.and_then(|node| cluster.node(node)).map(|node| DecodeTarget {
                 node: node.info().node.clone(),
                 generation: node.info().generation,
                 address: node.info().address.clone(),
@@ -352,7 +358,8 @@ impl FrontDoor {
     pub fn fetched(&self, key: RequestKey, placement: &Placement, report: &FetchReport) {
         let mut cluster = self.cluster();
         cluster.on_fetch_done(key);
-        if let (None, Some(fetch)) = (&report.failure, &placement.fetch) {
+        // What a node found on its own SSD says nothing of the way between nodes.
+        if let (None, Some(fetch)) = (&report.failure, placement.fetch.as_ref().filter(|_| report.transport != "ssd")) {
             cluster.on_transfer(&fetch.from, &placement.prefill, report.bytes, report.elapsed.as_secs_f64());
         }
     }

@@ -14,6 +14,7 @@ const REQUESTS: &str = "baton_conductor_requests_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
+const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
@@ -59,6 +60,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Requests that waited at the door for the cluster to get room, within their objective.",
     ),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
+    doc(
+        AT_DECODE,
+        MetricKind::Counter,
+        &[],
+        "Prompts that were sent to a decode node: short ones, or all where no prefill node is left.",
+    ),
     doc(RUNNING, MetricKind::Gauge, &[], "Requests being served."),
     doc(
         TTFT,
@@ -104,6 +111,7 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 pub struct Metrics {
     held: Counter,
     retries: Counter,
+    at_decode: Counter,
     running: Gauge,
     ttft: Histogram,
     gap: Histogram,
@@ -138,6 +146,7 @@ impl Default for Metrics {
         Self {
             held: counter!(HELD),
             retries: counter!(RETRIES),
+            at_decode: counter!(AT_DECODE),
             running: gauge!(RUNNING),
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
@@ -162,6 +171,11 @@ impl Metrics {
     /// A request waits at the door.
     pub fn on_held(&self) {
         self.held.increment(1);
+    }
+
+    /// A decode node is to compute a prompt.
+    pub fn on_prompt_at_decode(&self) {
+        self.at_decode.increment(1);
     }
 
     /// A request was placed again.

@@ -10,7 +10,7 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::SettingsError;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, random_u64};
-use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind};
+use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind, PromptsAtDecode};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
 use tokio::net::TcpListener;
@@ -93,9 +93,12 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     let placement: PlacementKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
     let admission: AdmissionKind = settings.admission.parse().map_err(|error| anyhow::anyhow!("admission: {error}"))?;
     let fetches = settings.fetch_prefixes;
+    let prompts_at_decode: PromptsAtDecode =
+        settings.prompts_at_decode.parse().map_err(|error| anyhow::anyhow!("prompts_at_decode: {error}"))?;
     // Room is only guessed here: where the guess was wrong, decode nodes let sequences wait.
     let decode_room = DecodeRoom::Preferred;
-    let config = ClusterConfig { placement, admission, fetches, decode_room, ..ClusterConfig::default() };
+    let config =
+        ClusterConfig { placement, admission, fetches, decode_room, prompts_at_decode, ..ClusterConfig::default() };
     let cluster = Cluster::new(config);
     let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
     tracing::info!(%id, model = model.name, "conductor starting");

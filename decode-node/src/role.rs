@@ -44,6 +44,7 @@ pub struct DecodeRole {
 impl DecodeRole {
     /// A role from its parts.
     pub fn new(settings: &Settings, mut parts: NodeParts<DecodeInput>) -> anyhow::Result<Self> {
+        anyhow::ensure!(settings.ssd_folder.is_none(), "ssd_folder: set, but only prefill nodes keep blocks on an SSD");
         let mut config = DecodeConfig::new(parts.model.clone());
         config.max_running = settings.max_running as usize;
         config.max_waiting = settings.max_waiting as usize;

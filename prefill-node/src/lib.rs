@@ -6,6 +6,7 @@
 mod fetch;
 mod metrics;
 mod role;
+mod ssd;
 
 pub use metrics::METRICS;
 

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+use baton_kv_store::{RecordRef, StoreError, Written};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
@@ -10,7 +12,7 @@ use baton_scheduler::{
 };
 use baton_transfer_engine::{BatchOptions, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
 use baton_types::{
-    BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
+    BlockHash, BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
 use baton_worker::{
@@ -19,9 +21,14 @@ use baton_worker::{
 
 use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
+use crate::ssd::Ssd;
 
 /// A push makes progress or is given up within this time.
 const PUSH_DEADLINE: Duration = Duration::from_secs(30);
+/// Blocks that are written to the SSD at once.
+const MAX_STORES: usize = 8;
+/// What the core never asks for without one.
+const NO_SSD: &str = "the core wants an SSD, and this node has none";
 /// How often a grant that is not needed is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 3;
 
@@ -38,6 +45,10 @@ pub enum PrefillInput {
     FetchBegun(RequestKey, usize),
     /// One layer of a prefix is here.
     Fetched(RequestKey, u32),
+    /// A block was written to the SSD; `None` where the thread that did it is gone.
+    Stored(BlockHash, Option<Written>),
+    /// A block could not be read from the SSD.
+    LoadFailed(RecordRef, StoreError),
     /// A prefix is here whole, or the rest will not come.
     FetchDone(RequestKey, Result<FetchedBytes, Refused>),
 }
@@ -64,6 +75,8 @@ pub struct PrefillRole {
     fetches: HashMap<RequestKey, Fetching>,
     /// Other nodes that read here.
     leases: LeaseDesk,
+    /// The tier below the arena, where there is one.
+    ssd: Option<Ssd>,
     /// The step in flight: rows, tokens attended to.
     step: Option<(StepId, u32, u64)>,
     metrics: Metrics,
@@ -79,8 +92,14 @@ impl PrefillRole {
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;
-        let core = PrefillCore::new(config)?;
+        config.max_stores = if settings.ssd_folder.is_some() { MAX_STORES } else { 0 };
+        let mut core = PrefillCore::new(config)?;
+        let ssd = match &settings.ssd_folder {
+            Some(folder) => Some(Ssd::open(folder, settings.ssd_bytes, &parts, &mut core)?),
+            None => None,
+        };
         Ok(Self {
+            ssd,
             core,
             parts,
             peers: Peers::default(),
@@ -132,8 +151,21 @@ impl PrefillRole {
             PrefillInput::HandoverReply(key, result) => self.core.on_handover_reply(now, key, result),
             PrefillInput::FetchBegun(key, blocks) => self.core.on_fetch_begun(now, key, blocks),
             PrefillInput::Fetched(key, layer) => self.core.on_fetched(now, key, layer),
+            PrefillInput::Stored(hash, written) => {
+                if let Some(ssd) = &mut self.ssd {
+                    ssd.on_stored(&mut self.core, hash, written);
+                }
+            }
+            PrefillInput::LoadFailed(record, error) => {
+                if let Some(ssd) = &mut self.ssd {
+                    ssd.on_read_failed(&mut self.core, &record, &error);
+                }
+            }
             PrefillInput::FetchDone(key, result) => {
                 self.fetches.remove(&key);
+                if let (Some(ssd), Ok(fetched)) = (&self.ssd, &result) {
+                    ssd.on_fetched(fetched);
+                }
                 self.core.on_fetch_done(now, key, result);
             }
         }
@@ -161,9 +193,16 @@ impl PrefillRole {
                     fetching.cancel.cancel();
                 }
             }
-            PrefillEffect::Store { .. } | PrefillEffect::Load { .. } | PrefillEffect::ClearStore => {
-                anyhow::bail!("this node has no SSD, and its core wants one");
+            PrefillEffect::Store { hash, parent, block } => {
+                let ssd = self.ssd.as_mut().context(NO_SSD)?;
+                ssd.store(&self.parts, &mut self.core, hash, parent, block);
             }
+            PrefillEffect::Load { key, hashes, destinations } => {
+                let ssd = self.ssd.as_mut().context(NO_SSD)?;
+                let fetching = ssd.load(&self.parts, &mut self.core, key, &hashes, destinations);
+                self.fetches.insert(key, fetching);
+            }
+            PrefillEffect::ClearStore => self.ssd.as_mut().context(NO_SSD)?.clear(),
             PrefillEffect::Lease(effect) => self.lease(effect),
             PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
             PrefillEffect::ReleaseGrant { key, target, grant } => self.release_grant(key, target, grant),

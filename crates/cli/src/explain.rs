@@ -27,7 +27,7 @@ pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), 
 
 const PREFILL: [&str; 9] =
     ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "TRANSFER", "COMPUTE", "PASSES", "COST"];
-const DECODE: [&str; 5] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH"];
+const DECODE: [&str; 5] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH", "PROMPT THERE"];
 /// Column of the verdict, which is coloured.
 const VERDICT: usize = 1;
 
@@ -105,7 +105,12 @@ fn prefill_rows(row: &v1::PrefillExplanation) -> Vec<Vec<String>> {
 
 fn decode_row(row: &v1::DecodeExplanation) -> Vec<String> {
     let time = |time: Option<f64>| time.map(seconds).unwrap_or_else(none);
-    vec![row.node.clone(), row.verdict.clone(), row.sequences.to_string(), time(row.tbt_s), time(row.push_s)]
+    let prompt = row.prompt.as_ref().map(|plan| {
+        let disturbs = if row.prompt_disturbs { ", disturbs" } else { "" };
+        format!("{}{disturbs}", seconds(plan.queue_s + plan.compute_s))
+    });
+    let (tbt, push) = (time(row.tbt_s), time(row.push_s));
+    vec![row.node.clone(), row.verdict.clone(), row.sequences.to_string(), tbt, push, prompt.unwrap_or_else(none)]
 }
 
 fn none() -> String {
@@ -129,7 +134,7 @@ pub fn to_json(explained: &v1::ExplainResponse) -> Value {
     let decode = explained.decode.iter().map(|row| {
         json!({
             "node": row.node, "verdict": row.verdict, "sequences": row.sequences, "tbt_s": row.tbt_s,
-            "push_s": row.push_s,
+            "push_s": row.push_s, "prompt": row.prompt.as_ref().map(plan), "prompt_disturbs": row.prompt_disturbs,
         })
     });
     let rest = |counts: &[v1::VerdictCount]| -> Vec<_> {
@@ -190,6 +195,8 @@ mod tests {
                 sequences: 7,
                 tbt_s: Some(0.012),
                 push_s: Some(0.0),
+                prompt: Some(v1::PrefillPlan { queue_s: 0.5, compute_s: 1.5, ..v1::PrefillPlan::default() }),
+                prompt_disturbs: true,
             }],
             decision: Some(decision),
             ..v1::ExplainResponse::default()
@@ -219,8 +226,8 @@ p0            chosen              3        64      2.1 ms  0 us      1.50 s   2 
   with fetch                               96      2.1 ms  10.0 ms   1.50 s   2
 p1            left out: draining  0        -       -       -         -        -       -
 
-DECODE  VERDICT  SEQUENCES  TBT      PUSH
-d0      chosen   7          12.0 ms  0 us";
+DECODE  VERDICT  SEQUENCES  TBT      PUSH  PROMPT THERE
+d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
         assert_eq!(text, expected);
     }
 

@@ -63,6 +63,24 @@ impl KvArena {
         unsafe { self.region.slice_mut(offset..offset + self.layout.block_bytes()) }
     }
 
+    /// Copies one layer of a block out. Only of a complete block that the caller holds.
+    ///
+    /// # Panics
+    /// If `into` is not as long as a block.
+    pub fn copy_out(&self, layer: u32, block: BlockId, into: &mut [u8]) {
+        // SAFETY: complete blocks are only read, and one that is held stays complete.
+        into.copy_from_slice(unsafe { self.block(layer, block) });
+    }
+
+    /// Copies one layer of a block in. Only into a block that is the caller's to fill, and that nobody reads before it says so.
+    ///
+    /// # Panics
+    /// If `from` is not as long as a block.
+    pub fn copy_in(&self, layer: u32, block: BlockId, from: &[u8]) {
+        // SAFETY: the caller is the block's only writer, and its readers wait.
+        unsafe { self.block_mut(layer, block) }.copy_from_slice(from);
+    }
+
     /// Zeroes one layer of a block from a token on: the rest of a prompt's last block must not carry an earlier owner's bytes to another machine. Only for a
     /// block that the calling step owns and has finished writing.
     pub fn zero_tail(&self, layer: u32, block: BlockId, from_token: u32) {

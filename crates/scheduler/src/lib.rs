@@ -29,7 +29,7 @@ pub use admission::{
 };
 pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeOutlook, NodeState,
-    PrefillExplanation, Verdict,
+    PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};

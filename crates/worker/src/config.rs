@@ -55,6 +55,10 @@ pub struct Settings {
     pub cache_blocks: u32,
     /// Bytes of the KV arena, where `cache_blocks` is 0.
     pub cache_bytes: u64,
+    /// Prefill: folder on a local SSD where blocks are kept that the arena has no room for; none without.
+    pub ssd_folder: Option<PathBuf>,
+    /// Prefill: most bytes of it.
+    pub ssd_bytes: u64,
     /// Which cached blocks go first where room is needed.
     #[serde(with = "eviction")]
     pub eviction: EvictionKind,
@@ -107,6 +111,8 @@ impl Default for Settings {
             growth_blocks: 4,
             cache_blocks: 0,
             cache_bytes: 1 << 30,
+            ssd_folder: None,
+            ssd_bytes: 10 << 30,
             eviction: EvictionKind::default(),
             kv_dtype: KvDtype::F16,
             max_waiting: 256,
@@ -210,6 +216,12 @@ pub struct Flags {
     /// Bytes of the KV arena, where --cache-blocks is not given
     #[arg(long, value_name = "BYTES")]
     pub cache_bytes: Option<u64>,
+    /// Prefill: folder on a local SSD where blocks are kept that the arena has no room for
+    #[arg(long, value_name = "DIR")]
+    pub ssd_folder: Option<PathBuf>,
+    /// Prefill: most bytes of it [default: 10 GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub ssd_bytes: Option<u64>,
     /// Which cached blocks go first: lru, lfu, length-aware or hit-density [default: hit-density]
     #[arg(long, value_name = "POLICY")]
     pub eviction: Option<String>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, MockEngine};
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvArena, KvCapacity, MockEngine};
 use baton_formats::{ModelFile, model_name};
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
@@ -46,6 +46,8 @@ pub struct NodeParts<E> {
     pub info: Arc<NodeInfo>,
     /// Model and arena, as the core wants them.
     pub model: ModelConfig,
+    /// The arena.
+    pub arena: KvArena,
     /// The engine's thread.
     pub engine: EngineThread,
     /// Moves KV.
@@ -118,11 +120,13 @@ async fn serve<R: Role>(
         context_length: info.context_length,
         vocab_size: info.vocab_size,
     };
+    let arena = engine.arena().clone();
     let engine = EngineThread::start(engine, role == NodeRole::Prefill, inputs.clone()).context("engine thread")?;
 
     let parts = NodeParts {
         info: Arc::clone(&info),
         model,
+        arena,
         engine,
         transfer: transfer.clone(),
         segment,

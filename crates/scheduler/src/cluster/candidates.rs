@@ -19,7 +19,7 @@ pub(super) struct Matches {
 }
 
 impl Matches {
-    fn of(&self, node: &ClusterNode) -> u32 {
+    pub(super) fn of(&self, node: &ClusterNode) -> u32 {
         node.slot.and_then(|slot| self.blocks.get(usize::from(slot.0))).copied().unwrap_or(0)
     }
 

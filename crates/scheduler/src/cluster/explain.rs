@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use baton_types::{NodeId, NodeRole};
 
-use super::candidates::Asked;
+use super::at_decode::PromptAtDecode;
+use super::candidates::{Asked, Matches};
 use super::place::{placement_of, verdict};
-use super::{Cluster, ClusterNode, NodeState};
+use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
 use crate::placement::{
-    Choice, DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal,
+    DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal,
 };
 
 /// A decision and its grounds.
@@ -61,6 +62,8 @@ pub struct DecodeExplanation {
     pub tbt: Option<f64>,
     /// To push what it does not hold of the prompt.
     pub push: Option<f64>,
+    /// What it would be to compute the prompt there, too; none where decode nodes compute none.
+    pub prompt: Option<PromptAtDecode>,
 }
 
 /// What became of a node.
@@ -206,15 +209,13 @@ impl Cluster {
     pub(super) fn rows(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        (asked, matches): (Asked<'_>, &Matches),
         (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
-        choice: Option<Choice>,
+        (chosen_prefill, chosen_decode): (Option<usize>, Option<usize>),
         policy: &dyn PlacementPolicy,
         keep: Keep,
     ) -> Rows {
-        let target = choice.and_then(|choice| choice.decode).map(|index| &decode[index]);
-        let (chosen_prefill, chosen_decode) =
-            (choice.map(|choice| choice.prefill), choice.and_then(|choice| choice.decode));
+        let target = chosen_decode.map(|index| &decode[index]);
         let prefill_row = |index: usize, candidate: &PrefillCandidate<'_>| PrefillExplanation {
             node: candidate.node.clone(),
             verdict: verdict_on(index, chosen_prefill),
@@ -229,6 +230,11 @@ impl Cluster {
             sequences: candidate.sequences,
             tbt: Some(candidate.tbt),
             push: Some(candidate.push),
+            prompt: self
+                .nodes
+                .get(candidate.node)
+                .filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never)
+                .map(|node| self.prompt_at_decode(now, asked, node, matches.of(node))),
         };
         let sooner = |candidate: &PrefillCandidate<'_>| {
             candidate.plans().map(|(plan, _)| plan.finish()).fold(f64::INFINITY, f64::min)
@@ -330,5 +336,5 @@ fn left_out_prefill(node: &ClusterNode, verdict: Verdict) -> PrefillExplanation 
 
 fn left_out_decode(node: &ClusterNode, verdict: Verdict) -> DecodeExplanation {
     let (sequences, node) = (node.charges.sequences(), node.info().node.clone());
-    DecodeExplanation { node, verdict, sequences, tbt: None, push: None }
+    DecodeExplanation { node, verdict, sequences, tbt: None, push: None, prompt: None }
 }

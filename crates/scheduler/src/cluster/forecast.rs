@@ -9,7 +9,7 @@ use crate::ledger::DecodeForecast;
 
 impl Cluster {
     /// Seconds of a step of a batch on this node. More than the batch takes wait, and do not slow the step.
-    fn step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
+    pub(super) fn step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
         let cost = &self.costs[node.class].1.decode;
         let share = match f64::from(node.info().profile.max_running) {
             limit if limit > 0.0 && sequences > limit => limit / sequences,

@@ -2,6 +2,7 @@
 //!
 //! **Invariant**: what a request was charged is given back exactly once, to the very start of the node that was charged.
 
+mod at_decode;
 mod candidates;
 mod explain;
 mod forecast;
@@ -27,6 +28,7 @@ use crate::placement::{PlacementKind, PlacementPolicy};
 
 use table::NodeTable;
 
+pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
@@ -42,6 +44,8 @@ pub struct ClusterConfig {
     pub fetches: bool,
     /// What becomes of requests that no decode node has room for.
     pub decode_room: DecodeRoom,
+    /// Whether decode nodes compute prompts.
+    pub prompts_at_decode: PromptsAtDecode,
     /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
     /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
@@ -77,6 +81,31 @@ pub enum DecodeRoom {
     Ignored,
 }
 
+/// Which prompts decode nodes compute themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PromptsAtDecode {
+    /// None: without a prefill node requests are refused.
+    #[default]
+    Never,
+    /// All, where no prefill node takes requests.
+    Fallback,
+    /// Those too that are so short that they are answered as soon, and disturb nobody (conditional disaggregation).
+    Short,
+}
+
+impl std::str::FromStr for PromptsAtDecode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "never" => Ok(Self::Never),
+            "fallback" => Ok(Self::Fallback),
+            "short" => Ok(Self::Short),
+            _ => Err(format!("'{name}', but must be never, fallback or short")),
+        }
+    }
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
@@ -84,6 +113,7 @@ impl Default for ClusterConfig {
             admission: AdmissionKind::default(),
             fetches: false,
             decode_room: DecodeRoom::Reserved,
+            prompts_at_decode: PromptsAtDecode::Never,
             admission_quantile: 0.9,
             answer_factor: 4.0,
             split_above: None,

@@ -7,7 +7,7 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt,
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
 use super::split::Split;
-use super::{Cluster, ClusterNode};
+use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
@@ -37,29 +37,32 @@ fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
 
 /// A choice, and what is predicted for it.
 pub(super) struct Chosen {
-    choice: Choice,
+    /// Of the prefill candidates; `None` where a decode node computes the prompt.
+    pub(super) prefill_index: Option<usize>,
+    /// Of the decode candidates; `None` where none is needed.
+    pub(super) decode_index: Option<usize>,
     prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
-    held_tokens: u32,
-    plan: PrefillPlan,
-    terms: QueueTerms,
+    pub(super) held_tokens: u32,
+    pub(super) plan: PrefillPlan,
+    pub(super) terms: QueueTerms,
     /// Prompts that were admitted and would miss their objective because of it.
-    broken: usize,
-    helpers: Vec<NodeId>,
-    fetches: bool,
-    decode: Option<ChosenDecode>,
-    ttft: Duration,
+    pub(super) broken: usize,
+    pub(super) helpers: Vec<NodeId>,
+    pub(super) fetches: bool,
+    pub(super) decode: Option<ChosenDecode>,
+    pub(super) ttft: Duration,
     /// Prefill nodes that it was made from.
-    candidates: usize,
+    pub(super) candidates: usize,
     /// Expected of the answer.
-    output_tokens: f64,
+    pub(super) output_tokens: f64,
 }
 
-struct ChosenDecode {
-    node: NodeId,
-    tbt: Duration,
+pub(super) struct ChosenDecode {
+    pub(super) node: NodeId,
+    pub(super) tbt: Duration,
     /// The part of the push that compute does not hide.
-    exposed: Duration,
+    pub(super) exposed: Duration,
 }
 
 /// Whether a choice is taken in, and then how long its first token is kept back.
@@ -137,21 +140,35 @@ impl Cluster {
     ) -> (Result<Chosen, Refusal>, Option<Rows>) {
         let request = asked.request;
         let prefill = self.prefill_candidates(now, request, matches);
+        let alone = self.decode_nodes_are_alone(&prefill);
         // Without a prefill node nothing depends on the decode nodes, but somebody may want to know of them.
-        let decode = match request.wants_decode && (prefill.is_ok() || keep.is_some()) {
+        let decode = match alone || request.wants_decode && (prefill.is_ok() || keep.is_some()) {
             true => self.decode_candidates(now, asked, matches),
             false => Ok(Vec::new()),
         };
         let chosen = match (&prefill, &decode) {
-            (Ok(prefill), Ok(decode)) => Ok(self.choose(now, asked, (prefill, decode), policy, rng)),
+            (Ok(prefill), Ok(decode)) => {
+                let pair = self.choose(now, asked, (prefill, decode), policy, rng);
+                Ok(self.or_at_decode(now, asked, matches, decode, pair))
+            }
+            (Err(refusal), Ok(decode)) if alone => {
+                self.only_at_decode(now, asked, matches, decode).ok_or_else(|| refusal.clone())
+            }
             (Err(refusal), _) => Err(refusal.clone()),
             (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
         };
         let rows = keep.map(|keep| {
             let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
-            self.rows(now, asked, candidates, chosen.as_ref().ok().map(|chosen| chosen.choice), policy, keep)
+            let chosen = chosen.as_ref().ok().map(|chosen| (chosen.prefill_index, chosen.decode_index));
+            self.rows(now, (asked, matches), candidates, chosen.unwrap_or_default(), policy, keep)
         });
         (chosen, rows)
+    }
+
+    /// Whether no prefill node takes requests, and decode nodes may compute prompts then.
+    fn decode_nodes_are_alone(&self, prefill: &Result<Vec<PrefillCandidate<'_>>, Refusal>) -> bool {
+        let gone = prefill.as_ref().is_err_and(|refusal| refusal.kind == ErrorKind::Unavailable);
+        gone && self.config.prompts_at_decode != PromptsAtDecode::Never
     }
 
     /// Takes a choice in and charges it, if the admission policy lets it.
@@ -185,7 +202,8 @@ impl Cluster {
             self.split(now, request, candidate, candidate.plan(choice.fetch), prefill);
         let decode = choice.decode.map(|index| &decode[index]);
         Chosen {
-            choice,
+            prefill_index: Some(choice.prefill),
+            decode_index: choice.decode,
             prefill: candidate.node.clone(),
             held_tokens: candidate.local.matched_tokens,
             plan,

@@ -90,7 +90,13 @@ pub struct Placement {
 impl Placement {
     /// The nodes in it, the prefill node first.
     pub fn nodes(&self) -> Vec<NodeId> {
-        std::iter::once(&self.prefill).chain(&self.decode).cloned().collect()
+        let decode = self.decode.iter().filter(|decode| **decode != self.prefill);
+        std::iter::once(&self.prefill).chain(decode).cloned().collect()
+    }
+
+    /// Whether the decode node computes the prompt, too.
+    pub fn is_at_decode(&self) -> bool {
+        self.decode.as_ref() == Some(&self.prefill)
     }
 }
 

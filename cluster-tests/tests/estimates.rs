@@ -1,0 +1,139 @@
+//! How good the predictions of the time to first token are, with a real model under load. Takes ten minutes of an otherwise idle machine: `make test-long`.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::time::{Duration, Instant};
+
+use baton_cluster_tests::{Ask, Cluster, model};
+use baton_proto::v1;
+use tokio::task::JoinSet;
+
+const REQUESTS: usize = 200;
+/// What the cost models learn from before they are judged.
+const WARM_UP: usize = 30;
+/// Of what the prefill node can compute.
+const LOAD: f64 = 0.7;
+
+/// SplitMix64: the same requests in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In 0 to 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn tokens(&mut self, len: usize) -> Vec<u32> {
+        (0..len).map(|_| 1000 + (self.next() % 40_000) as u32).collect()
+    }
+}
+
+/// Prompts of 20 to 2,000 tokens, as many short ones as long ones on a scale of ratios. Every second one begins with most of an earlier one. With the tokens that have to be computed.
+fn prompts(random: &mut Random) -> Vec<(Vec<u32>, usize)> {
+    let mut prompts: Vec<(Vec<u32>, usize)> = Vec::new();
+    for n in 0..REQUESTS {
+        let len = (20.0 * 100f64.powf(random.unit())) as usize;
+        let earlier: Vec<usize> = (0..n).filter(|earlier| prompts[*earlier].0.len() >= len.max(64)).collect();
+        let prompt = match earlier.len() {
+            0 => (random.tokens(len), len),
+            _ if n % 2 == 0 => (random.tokens(len), len),
+            candidates => {
+                let shared = len * 3 / 4;
+                let from = &prompts[earlier[random.next() as usize % candidates]].0;
+                let prompt: Vec<u32> = from[..shared].iter().copied().chain(random.tokens(len - shared)).collect();
+                (prompt, len - shared / 16 * 16)
+            }
+        };
+        prompts.push(prompt);
+    }
+    prompts
+}
+
+async fn seconds_per_token(cluster: &Cluster, random: &mut Random) -> anyhow::Result<f64> {
+    let mut measured = Vec::new();
+    for _ in 0..3 {
+        let answer = cluster.ask(Ask::tokens(random.tokens(600)).max_tokens(2)).await?;
+        measured.push(answer.ttft.as_secs_f64() / 600.0);
+    }
+    measured.sort_by(f64::total_cmp);
+    Ok(measured[1])
+}
+
+/// Predicted when it was placed, and measured at the front door.
+async fn predicted_and_measured(cluster: &Cluster, request_id: String) -> anyhow::Result<(f64, f64)> {
+    let record = cluster.operator().recall(v1::RecallRequest { request_id }).await?.into_inner();
+    let end = record.end.unwrap();
+    Ok((end.predicted_ttft_s.unwrap(), end.ttft_s.unwrap()))
+}
+
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * q).round() as usize]
+}
+
+#[tokio::test]
+async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
+    if std::env::var_os("BATON_TEST_LONG").is_none() {
+        println!("SKIPPED the_time_to_first_token_is_predicted: it takes ten minutes; BATON_TEST_LONG is not set");
+        return Ok(());
+    }
+    let Some(model) = model("the_time_to_first_token_is_predicted") else { return Ok(()) };
+    let cluster = Cluster::model(&model).start().await?;
+    let mut random = Random(5);
+    let per_token = seconds_per_token(&cluster, &mut random).await?;
+    let prompts = prompts(&mut random);
+    let computed: usize = prompts.iter().map(|(_, computed)| computed).sum();
+    let between = computed as f64 * per_token / REQUESTS as f64 / LOAD;
+    println!(
+        "{:.2} ms a token; {computed} tokens to compute in {REQUESTS} requests, one every {between:.2} s",
+        per_token * 1e3
+    );
+    let (mut tasks, mut at) = (JoinSet::new(), Instant::now());
+    for (n, (prompt, _)) in prompts.into_iter().enumerate() {
+        at += Duration::from_secs_f64(-between * (1.0 - random.unit()).ln());
+        tokio::time::sleep_until(at.into()).await;
+        let mut client = cluster.inference();
+        let output = 8 + (random.next() % 25) as u32;
+        tasks.spawn(async move {
+            let ask = Ask::tokens(prompt).max_tokens(output).ignore_eos();
+            let mut stream = client.generate(ask.0).await?.into_inner();
+            let mut id = String::new();
+            while let Some(response) = stream.message().await? {
+                if let Some(v1::generate_response::Event::Accepted(accepted)) = response.event {
+                    id = accepted.request_id;
+                }
+            }
+            anyhow::Ok((n, id))
+        });
+    }
+    let mut ids = vec![String::new(); REQUESTS];
+    while let Some(done) = tasks.join_next().await {
+        let (n, id) = done??;
+        ids[n] = id;
+    }
+    let (mut errors, mut ratios) = (Vec::new(), Vec::new());
+    for id in ids.into_iter().skip(WARM_UP) {
+        let (predicted, measured) = predicted_and_measured(&cluster, id).await?;
+        errors.push((predicted - measured).abs() / measured);
+        ratios.push(predicted / measured);
+    }
+    errors.sort_by(f64::total_cmp);
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "|predicted - measured| / measured: median {:.3}, p90 {:.3}; predicted / measured: p10 {:.3}, median {:.3}, p90 {:.3}",
+        quantile(&errors, 0.5),
+        quantile(&errors, 0.9),
+        quantile(&ratios, 0.1),
+        quantile(&ratios, 0.5),
+        quantile(&ratios, 0.9)
+    );
+    assert_eq!(errors.len(), REQUESTS - WARM_UP);
+    cluster.stop().await
+}

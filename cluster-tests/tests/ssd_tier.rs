@@ -1,0 +1,122 @@
+//! The SSD tier of a prefill node: more prompts than its memory holds, and what a crash or a full disk does to it.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::path::Path;
+use std::time::Duration;
+
+use baton_cluster_tests::{Ask, Cluster, model};
+
+const SECOND: Duration = Duration::from_secs(1);
+const PROMPT_TOKENS: u32 = 128;
+const PROMPT_BLOCKS: u32 = PROMPT_TOKENS / 16;
+/// A working set four times what the arena holds.
+const PROMPTS: u32 = 16;
+const ARENA_BLOCKS: u32 = PROMPTS * PROMPT_BLOCKS / 4;
+
+fn ask(n: u32) -> Ask {
+    let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(|i| 1000 + (n * 1009 + i * 7919) % 40_000).collect();
+    Ask::tokens(prompt).max_tokens(1).ignore_eos().sampling(|sampling| sampling.logprobs = Some(3))
+}
+
+/// What each prompt gave, and how many of their tokens were not computed.
+async fn round(
+    cluster: &Cluster,
+    seen: &mut Vec<(Vec<u32>, Vec<baton_proto::v1::TokenLogprobs>)>,
+) -> anyhow::Result<u32> {
+    let mut cached = 0;
+    for n in 0..PROMPTS {
+        let answer = cluster.ask(ask(n)).await?;
+        cached += answer.cached_tokens();
+        let gave = (answer.token_ids, answer.logprobs);
+        match seen.get(n as usize) {
+            Some(expected) => assert_eq!(&gave, expected, "prompt {n}"),
+            None => seen.push(gave),
+        }
+    }
+    cluster.wait_idle(5 * SECOND).await?;
+    Ok(cached)
+}
+
+fn flags(folder: &Path, bytes: u64) -> Vec<String> {
+    let (folder, bytes) = (folder.display().to_string(), bytes.to_string());
+    ["--ssd-folder", &folder, "--ssd-bytes", &bytes].map(str::to_owned).to_vec()
+}
+
+/// A cluster of a prefill node with a small arena; prompts of one token each need no decode node but one has to be there.
+fn builder(model: &Path, ssd: Option<&Path>) -> baton_cluster_tests::Builder {
+    let arena = ARENA_BLOCKS.to_string();
+    let builder = Cluster::model(model).prefill_flags(&["--cache-blocks", &arena]);
+    let Some(folder) = ssd else { return builder };
+    let flags = flags(folder, 1 << 30);
+    builder.prefill_flags(&flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[tokio::test]
+async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_none_of_it() -> anyhow::Result<()> {
+    let name = "a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_none_of_it";
+    let Some(model) = model(name) else { return Ok(()) };
+    let mut seen = Vec::new();
+    let memory = builder(&model, None).start().await?;
+    round(&memory, &mut seen).await?;
+    let memory_alone = round(&memory, &mut seen).await?;
+    memory.stop().await?;
+
+    let folder = tempfile::tempdir()?;
+    let builder = builder(&model, Some(folder.path()));
+    let mut cluster = builder.clone().start().await?;
+    assert_eq!(round(&cluster, &mut seen).await?, 0, "nothing is there yet");
+    let with_ssd = round(&cluster, &mut seen).await?;
+    let all = PROMPTS * (PROMPT_TOKENS - 16);
+    println!(
+        "second round, of {all} tokens that could be cached: {memory_alone} with memory alone, {with_ssd} with an SSD"
+    );
+    assert!(with_ssd > memory_alone && with_ssd == all, "{with_ssd} of {all}");
+
+    // Killed while it writes: new prompts are on their way to the disk.
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let writing =
+        cluster.ask(Ask::tokens((0..900u32).map(|i| 3000 + i * 31 % 30_000).collect::<Vec<_>>()).max_tokens(1));
+    writing.await?;
+    cluster.prefill.remove(0).kill().await?;
+    cluster.wait_ready(1).await?;
+    cluster.prefill.push(builder.start_node("prefill", 0, &conductor, cluster.folder()).await?);
+    cluster.wait_ready(2).await?;
+    let after_crash = round(&cluster, &mut seen).await?;
+    println!("after a kill: {after_crash}");
+    assert!(after_crash >= all - 2 * 16, "a write under way may be lost, nothing else: {after_crash} of {all}");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_full_disk_costs_cache_and_nothing_else() -> anyhow::Result<()> {
+    let Some(model) = model("a_full_disk_costs_cache_and_nothing_else") else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    // A disk of 16 MiB: room for some 40 of the working set's 128 blocks.
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"])
+        .arg(folder.path())
+        .output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED a_full_disk_costs_cache_and_nothing_else: a small file system cannot be mounted here");
+        return Ok(());
+    }
+    let result = on_a_full_disk(&model, folder.path()).await;
+    let unmounted = std::process::Command::new("umount").arg("-l").arg(folder.path()).status()?;
+    assert!(unmounted.success());
+    result
+}
+
+async fn on_a_full_disk(model: &Path, folder: &Path) -> anyhow::Result<()> {
+    let cluster = builder(model, Some(folder)).start().await?;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        round(&cluster, &mut seen).await?;
+    }
+    let load = cluster.check_integrity().await?.into_iter().find(|(node, _)| node == "prefill-0").unwrap().1;
+    println!("{} blocks fit the disk", load.blocks_ssd);
+    assert!(load.blocks_ssd > 0 && load.blocks_ssd < PROMPTS * PROMPT_BLOCKS, "{}", load.blocks_ssd);
+    let log = std::fs::read_to_string(&cluster.prefill[0].log)?;
+    assert!(log.contains("the SSD tier cannot take a block"), "{log}");
+    cluster.stop().await
+}

@@ -1,0 +1,140 @@
+//! Prompts that a decode node computes itself: those short enough not to disturb its batch (conditional disaggregation), and all where no prefill node is left.
+//!
+//! A chunk of a prompt goes into a step beside the batch. So the prompt takes its own compute and a step of the batch per chunk, and the batch's streams wait for the chunk's compute in each
+//! of these steps. The threshold follows from both: no longer to the first token than through a prefill node, and no stream there beyond its objective.
+
+use std::time::Instant;
+
+use super::candidates::{Asked, Matches};
+use super::place::{Chosen, ChosenDecode};
+use super::{Cluster, ClusterNode, PromptsAtDecode};
+use crate::cost::duration;
+use crate::placement::{DecodeCandidate, PrefillPlan};
+
+/// Chunks of a prompt that count as short.
+const SHORT_CHUNKS: u32 = 4;
+/// Where a node does not say how long its chunks are.
+const CHUNK_TOKENS: u32 = 64;
+/// Seconds between tokens that a stream without an objective may take where a prompt is computed beside it.
+const UNDISTURBED: f64 = 0.1;
+
+/// A prompt at a decode node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PromptAtDecode {
+    /// When it would be computed; the steps of the batch that its chunks join are in `compute`.
+    pub plan: PrefillPlan,
+    /// Whether a stream of the node would miss its objective by it, or the prompt is not short.
+    pub disturbs: bool,
+}
+
+impl Cluster {
+    /// What it would be to compute the prompt at a decode node that holds `held` blocks of it.
+    pub(super) fn prompt_at_decode(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        node: &ClusterNode,
+        held: u32,
+    ) -> PromptAtDecode {
+        let (request, info, charges) = (asked.request, node.info(), &node.charges);
+        let block_tokens = info.layout.block_tokens;
+        // The last token is always computed.
+        let held = held.min(request.prompt_tokens.saturating_sub(1) / block_tokens);
+        let (matched_tokens, chunk) =
+            (held * block_tokens, if info.profile.chunk_tokens > 0 { info.profile.chunk_tokens } else { CHUNK_TOKENS });
+        let chunks = (request.prompt_tokens - matched_tokens).div_ceil(chunk).max(1);
+        let cost = &self.costs[node.class].1.prefill;
+        let alone = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
+        let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
+        let (step, high_step) = match charges.sequences() {
+            0 => (0.0, 0.0),
+            _ => (self.step_seconds(node, sequences, kv_tokens), self.high_step_seconds(node, sequences, kv_tokens)),
+        };
+        let with_chunk = high_step + alone / f64::from(chunks);
+        let breaks = charges.has_tbt_limit_below(with_chunk) || charges.sequences() > 0 && with_chunk > UNDISTURBED;
+        let plan = PrefillPlan {
+            matched_tokens,
+            transfer: 0.0,
+            compute: alone + f64::from(chunks) * step,
+            // On average half of the step in hand is left.
+            ahead: charges.backlog.total(now) + step / 2.0,
+            passed: 0,
+        };
+        PromptAtDecode { plan, disturbs: breaks || chunks > SHORT_CHUNKS }
+    }
+
+    /// The pair that was chosen, or the decode node that does the whole better.
+    pub(super) fn or_at_decode(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+        decode: &[DecodeCandidate<'_>],
+        pair: Chosen,
+    ) -> Chosen {
+        if self.config.prompts_at_decode != PromptsAtDecode::Short || !asked.request.wants_decode {
+            return pair;
+        }
+        let before_pair =
+            |(_, prompt): &(usize, PromptAtDecode)| !prompt.disturbs && prompt.plan.finish() <= pair.plan.finish();
+        match self.best_at_decode(now, asked, matches, decode, before_pair) {
+            Some((index, prompt)) => self.at_decode(asked, index, &decode[index], prompt, pair.candidates),
+            None => pair,
+        }
+    }
+
+    /// Where no prefill node is left.
+    pub(super) fn only_at_decode(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+        decode: &[DecodeCandidate<'_>],
+    ) -> Option<Chosen> {
+        let (index, prompt) = self.best_at_decode(now, asked, matches, decode, |_| true)?;
+        Some(self.at_decode(asked, index, &decode[index], prompt, decode.len()))
+    }
+
+    fn best_at_decode(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        matches: &Matches,
+        decode: &[DecodeCandidate<'_>],
+        may: impl Fn(&(usize, PromptAtDecode)) -> bool,
+    ) -> Option<(usize, PromptAtDecode)> {
+        let prompt = |(index, candidate): (usize, &DecodeCandidate<'_>)| {
+            let node = self.nodes.get(candidate.node)?;
+            Some((index, self.prompt_at_decode(now, asked, node, matches.of(node))))
+        };
+        let prompts = decode.iter().enumerate().filter_map(prompt).filter(may);
+        prompts.min_by(|(_, a), (_, b)| a.plan.finish().total_cmp(&b.plan.finish()))
+    }
+
+    fn at_decode(
+        &self,
+        asked: Asked<'_>,
+        index: usize,
+        candidate: &DecodeCandidate<'_>,
+        PromptAtDecode { plan, .. }: PromptAtDecode,
+        candidates: usize,
+    ) -> Chosen {
+        let decode =
+            ChosenDecode { node: candidate.node.clone(), tbt: duration(candidate.tbt), exposed: duration(0.0) };
+        Chosen {
+            prefill_index: None,
+            decode_index: Some(index).filter(|_| asked.request.wants_decode),
+            prefill: candidate.node.clone(),
+            held_tokens: plan.matched_tokens,
+            plan,
+            terms: self.placement.terms(asked.request, plan.compute),
+            broken: 0,
+            helpers: Vec::new(),
+            fetches: false,
+            decode: Some(decode).filter(|_| asked.request.wants_decode),
+            ttft: duration(plan.finish()),
+            candidates,
+            output_tokens: asked.output_tokens,
+        }
+    }
+}
