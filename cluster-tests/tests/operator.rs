@@ -188,21 +188,25 @@ async fn each_attempt_of_a_request_is_told() -> anyhow::Result<()> {
 #[tokio::test]
 async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::Result<()> {
     let cluster = Cluster::mock()
-        .decode_flags(&["--cache-blocks", "16"])
+        .decode_flags(&["--max-running", "1", "--max-waiting", "1"])
         .node_flags(&["--mock-base-us", "10000"])
         .start()
         .await?;
-    // 256 tokens of room: one request of 100 + 150 takes it all.
+    // Two seats, and two requests that take them.
     let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
-    let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
-    holder.message().await?;
+    let mut holders = Vec::new();
+    for _ in 0..2 {
+        let mut holder = cluster.inference().generate(ask.0.clone()).await?.into_inner();
+        holder.message().await?;
+        holders.push(holder);
+    }
     let mut patient = ask;
     patient.0.slo.get_or_insert_default().ttft_ms = Some(30_000.0);
     let waiting = cluster.ask(patient);
     let ending = async {
         until(&cluster, &["load"], |load| load["admission"]["holding"] == 1).await?;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        drop(holder);
+        drop(holders);
         anyhow::Ok(())
     };
     let (answer, ended) = tokio::join!(waiting, ending);
@@ -216,7 +220,7 @@ async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::R
     assert_eq!(decisions[1]["explanation"]["placed"]["decode"], "decode-0");
     let load = json(&cluster, &["load"]).await?;
     let counts = ["accepted", "refused", "held", "holding"].map(|name| load["admission"][name].as_u64());
-    assert_eq!(counts, [Some(2), Some(0), Some(1), Some(0)], "{load}");
+    assert_eq!(counts, [Some(3), Some(0), Some(1), Some(0)], "{load}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

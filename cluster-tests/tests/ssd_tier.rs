@@ -76,7 +76,7 @@ async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_
     // Killed while it writes: new prompts are on their way to the disk.
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
     let writing =
-        cluster.ask(Ask::tokens((0..900u32).map(|i| 3000 + i * 31 % 30_000).collect::<Vec<_>>()).max_tokens(1));
+        cluster.ask(Ask::tokens((0..480u32).map(|i| 3000 + i * 31 % 30_000).collect::<Vec<_>>()).max_tokens(1));
     writing.await?;
     cluster.prefill.remove(0).kill().await?;
     cluster.wait_ready(1).await?;

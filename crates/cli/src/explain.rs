@@ -27,7 +27,7 @@ pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), 
 
 const PREFILL: [&str; 9] =
     ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "TRANSFER", "COMPUTE", "PASSES", "COST"];
-const DECODE: [&str; 5] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH", "PROMPT THERE"];
+const DECODE: [&str; 6] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH", "PROMPT THERE"];
 /// Column of the verdict, which is coloured.
 const VERDICT: usize = 1;
 

@@ -12,8 +12,8 @@ use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
 use crate::placement::{
-    Choice, DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch,
-    Refusal, estimated_ttft,
+    DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
+    estimated_ttft,
 };
 use crate::queue::QueuedPrompt;
 
@@ -41,7 +41,7 @@ pub(super) struct Chosen {
     pub(super) prefill_index: Option<usize>,
     /// Of the decode candidates; `None` where none is needed.
     pub(super) decode_index: Option<usize>,
-    prefill: NodeId,
+    pub(super) prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
     pub(super) held_tokens: u32,
     pub(super) plan: PrefillPlan,

@@ -3,6 +3,7 @@ use baton_types::{Attempt, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId,
 use proptest::prelude::*;
 
 use super::*;
+use crate::cost::duration;
 use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -248,9 +249,15 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
     let chosen = |verdict: &Verdict| *verdict == Verdict::Chosen;
     let prefill: Vec<_> = explained.prefill.iter().filter(|row| chosen(&row.verdict)).collect();
     if let Ok(placement) = placed {
-        assert_eq!(prefill.iter().map(|row| &row.node).collect::<Vec<_>>(), [&placement.prefill]);
-        let decode = explained.decode.iter().filter(|row| chosen(&row.verdict)).map(|row| &row.node);
-        assert!(decode.eq(placement.decode.iter()));
+        let pair = Some(&placement.prefill).filter(|_| !placement.is_at_decode());
+        assert!(prefill.iter().map(|row| &row.node).eq(pair), "{explained:?}");
+        let decode: Vec<_> = explained.decode.iter().filter(|row| chosen(&row.verdict)).collect();
+        assert!(decode.iter().map(|row| &row.node).eq(placement.decode.iter()));
+        let prompt = decode.iter().find_map(|row| row.prompt).filter(|_| placement.is_at_decode());
+        assert!(
+            !placement.is_at_decode()
+                || prompt.is_some_and(|prompt| duration(prompt.plan.finish()) == placement.estimated_ttft.0)
+        );
     }
     for row in &explained.prefill {
         let ready = cluster.node(&row.node).is_some_and(ClusterNode::is_ready);

@@ -504,7 +504,7 @@ fn the_youngest_gives_way_where_blocks_run_out_and_is_computed_again_before_newc
     let again = ranges(&plan);
     assert_eq!(again.len(), 1);
     assert_eq!(again[0].0, 1);
-    assert!(again[0].1.start % 4 == 0 && again[0].1.len() <= 6, "{again:?}");
+    assert!(again[0].1.start.is_multiple_of(4) && again[0].1.len() <= 6, "{again:?}");
     while node.core.load().running > 0 {
         node.finish(&plan, 41);
         if node.core.load().running > 0 {
