@@ -89,6 +89,7 @@ impl PrefillRole {
         let block_tokens = parts.model.layout.block_tokens;
         let mut config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
         config.token_budget = settings.chunk_tokens.max(1).next_multiple_of(block_tokens) as usize;
+        config.min_chunk_tokens = config.token_budget / 4;
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;

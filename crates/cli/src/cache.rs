@@ -49,7 +49,7 @@ async fn clear(args: &CacheClearArgs, conductor: &str, json: bool) -> Result<(),
     Ok(line(&text)?)
 }
 
-const NODES: [&str; 7] = ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "PREFIX HITS"];
+const NODES: [&str; 8] = ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "SSD", "PREFIX HITS"];
 const PREFIXES: [&str; 4] = ["PREFIX", "TOKENS", "REQUESTS", "HELD BY"];
 const MATCHES: [&str; 3] = ["NODE", "ROLE", "TOKENS"];
 /// Column of the state, which is coloured.
@@ -85,6 +85,7 @@ fn node_row(node: &v1::NodeCache) -> Vec<String> {
         load.blocks_used.to_string(),
         load.blocks_cached.to_string(),
         load.blocks_total.to_string(),
+        load.blocks_ssd.to_string(),
         hits,
     ]
 }
@@ -121,6 +122,7 @@ fn status_json(status: &v1::CacheStatusResponse) -> Value {
         json!({
             "node": node.node, "role": node.role, "state": node.state, "block_tokens": node.block_tokens,
             "blocks_total": load.blocks_total, "blocks_used": load.blocks_used, "blocks_cached": load.blocks_cached,
+            "blocks_ssd": load.blocks_ssd,
             "prefix_queries": load.prefix_queries, "prefix_hits": load.prefix_hits, "hit_rate": hit_rate(&load),
             "indexed_blocks": node.indexed_blocks,
         })
@@ -150,6 +152,7 @@ mod tests {
             blocks_total: 100,
             blocks_used: 7,
             blocks_cached: 60,
+            blocks_ssd: 500,
             prefix_queries: 8,
             prefix_hits: 6,
             ..Default::default()
@@ -172,9 +175,9 @@ mod tests {
     #[test]
     fn people_see_nodes_and_prefixes() {
         let expected = "\
-NODE  ROLE     STATE  USED  CACHED  BLOCKS  PREFIX HITS
-p0    prefill  ready  7     60      100     75 %
-p1    prefill  ready  0     0       0       -
+NODE  ROLE     STATE  USED  CACHED  BLOCKS  SSD  PREFIX HITS
+p0    prefill  ready  7     60      100     500  75 %
+p1    prefill  ready  0     0       0       0    -
 
 PREFIX    TOKENS  REQUESTS  HELD BY
 01234567  640     12.2      p0, p1, p2, p3 and 2 more";

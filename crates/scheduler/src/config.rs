@@ -78,6 +78,8 @@ pub struct PrefillConfig {
     pub model: ModelConfig,
     /// Most tokens of one chunk, a multiple of the block's tokens.
     pub token_budget: usize,
+    /// A chunk of at least so many tokens that ends a prompt is not filled up with parts of others.
+    pub min_chunk_tokens: usize,
     /// Most sequences of one chunk.
     pub max_sequences_per_chunk: usize,
     /// Most requests that wait; one more is refused.
@@ -115,6 +117,7 @@ impl PrefillConfig {
             generation,
             model,
             token_budget,
+            min_chunk_tokens: token_budget / 4,
             max_sequences_per_chunk: 64,
             max_waiting: 256,
             max_active: 256,

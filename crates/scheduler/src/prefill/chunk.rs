@@ -165,6 +165,9 @@ impl PrefillCore {
         let mut budget = self.config.token_budget;
         let mut may_start = true;
         for key in self.queue(now) {
+            if self.would_only_delay(&sequences, key) {
+                continue;
+            }
             if self.queued.contains_key(&key) {
                 let has_place =
                     budget >= self.config.model.block_tokens() && sequences.len() < self.config.max_sequences_per_chunk;
@@ -184,6 +187,20 @@ impl PrefillCore {
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
         self.step = Some(RunningStep { id, sequences: members, layers: BTreeSet::new() });
         self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences }));
+    }
+
+    /// Whether the chunk ends somebody's prompt, is large enough to be worth its fixed cost, and would not end this one's: its tokens would delay a first token and bring none nearer.
+    fn would_only_delay(&self, sequences: &[StepSequence], key: RequestKey) -> bool {
+        let rows: usize = sequences.iter().map(|sequence| sequence.range.len()).sum();
+        if rows < self.config.min_chunk_tokens || !sequences.iter().any(|sequence| sequence.is_last_chunk) {
+            return false;
+        }
+        let remaining = match (self.queued.get(&key), self.active.get(&key)) {
+            (Some(queued), _) => queued.job.tokens.len() - self.cached_tokens(&queued.job, &queued.hashes),
+            (_, Some(active)) => active.remaining_tokens(),
+            _ => 0,
+        };
+        rows + remaining > self.config.token_budget
     }
 
     /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.

@@ -25,7 +25,11 @@ pub(super) struct Node {
 }
 
 pub(super) fn config() -> PrefillConfig {
-    PrefillConfig { token_budget: 16, ..PrefillConfig::new(NodeId::new("p0").unwrap(), Generation(1), model(20)) }
+    PrefillConfig {
+        token_budget: 16,
+        min_chunk_tokens: 16,
+        ..PrefillConfig::new(NodeId::new("p0").unwrap(), Generation(1), model(20))
+    }
 }
 
 pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> PrefillJob {
@@ -174,6 +178,21 @@ fn requests_share_a_chunk_and_shares_end_on_block_boundaries() {
     assert_eq!(third.sequences[0].zero_tail, None, "the last block is full");
     node.finish_step(MS, &third, 1);
     assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_chunk_that_ends_a_prompt_is_not_filled_up_with_parts_of_others() {
+    let mut node = Node::new(PrefillConfig { min_chunk_tokens: 6, ..config() });
+    node.submit(job(0, 0..4, 1));
+    let first = node.take_step();
+    for (n, prompt) in [(1, 10..16), (2, 20..40), (3, 40..44)] {
+        node.submit(job(n, prompt, 1));
+    }
+    node.finish_step(MS, &first, 1);
+    let second = node.take_step();
+    assert_eq!(shares(&second), [(key(1), 0..6), (key(3), 0..4)], "request 2 would not end in it, request 3 does");
+    node.finish_step(MS, &second, 1);
+    assert_eq!(shares(&node.take_step()), [(key(2), 0..16)]);
 }
 
 #[test]
