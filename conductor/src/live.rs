@@ -22,7 +22,7 @@ struct Live {
     attempt: Attempt,
     nodes: Vec<(NodeId, Generation)>,
     /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
-    events: mpsc::UnboundedSender<LiveEvent>,
+    events: mpsc::UnboundedSender<(Attempt, LiveEvent)>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
     idempotency_key: String,
@@ -55,8 +55,8 @@ pub struct LiveRequests {
 pub struct Entry {
     registry: LiveRequests,
     request: RequestId,
-    /// What happens to the request.
-    pub events: mpsc::UnboundedReceiver<LiveEvent>,
+    /// What happens to the request, each with its attempt: what was on its way when a new attempt began is about the old one.
+    pub events: mpsc::UnboundedReceiver<(Attempt, LiveEvent)>,
     /// Cancelled by `Abort`.
     pub aborted: CancellationToken,
 }
@@ -95,7 +95,7 @@ impl LiveRequests {
     pub fn deliver(&self, key: RequestKey, event: LiveEvent) -> bool {
         let inner = self.lock();
         let live = inner.requests.get(&key.request).filter(|live| live.attempt == key.attempt);
-        live.is_some_and(|live| live.events.send(event).is_ok())
+        live.is_some_and(|live| live.events.send((key.attempt, event)).is_ok())
     }
 
     /// Tells every request placed on that start of a node that it is gone.
@@ -103,7 +103,7 @@ impl LiveRequests {
         let placed = |live: &&Live| live.nodes.iter().any(|(id, start)| id == node && *start == generation);
         for live in self.lock().requests.values().filter(placed) {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(LiveEvent::NodeLost(node.clone()));
+            let _ = live.events.send((live.attempt, LiveEvent::NodeLost(node.clone())));
         }
     }
 
@@ -167,12 +167,12 @@ mod tests {
         let event = || LiveEvent::Prefill(PrefillEvent::Started { queue: std::time::Duration::ZERO, cached_tokens: 0 });
         assert!(!live.deliver(key(0), event()));
         assert!(live.deliver(key(1), event()));
-        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::Prefill(_))));
+        assert!(matches!(entry.events.try_recv(), Ok((Attempt(1), LiveEvent::Prefill(_)))));
         live.node_lost(&NodeId::new("other").unwrap(), Generation(4));
         live.node_lost(&p, Generation(3));
         assert!(entry.events.try_recv().is_err());
         live.node_lost(&p, Generation(4));
-        assert!(matches!(entry.events.try_recv(), Ok(LiveEvent::NodeLost(_))));
+        assert!(matches!(entry.events.try_recv(), Ok((Attempt(1), LiveEvent::NodeLost(_)))));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));

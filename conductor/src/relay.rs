@@ -188,6 +188,16 @@ impl Relay {
 
     /// The next event; `None` where the output is complete and the report of the hand-over did not come in time.
     async fn next_event(&mut self, door: &FrontDoor) -> Result<Option<LiveEvent>, GenerateError> {
+        loop {
+            match self.any_event(door).await? {
+                // What was on its way when the attempt failed must not fail the next one.
+                Some((attempt, _)) if attempt != self.attempt => {}
+                event => return Ok(event.map(|(_, event)| event)),
+            }
+        }
+    }
+
+    async fn any_event(&mut self, door: &FrontDoor) -> Result<Option<(Attempt, LiveEvent)>, GenerateError> {
         let stall = door.limits.stall_timeout;
         let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
         tokio::select! {

@@ -142,9 +142,10 @@ impl DecodeRole {
     }
 
     fn answer_grant(&mut self, key: RequestKey, answer: GrantAnswer) {
-        if let Some(waiting) = self.grant_answers.remove(&key) {
-            // The prefill node may have given up; the grant then expires.
-            let _ = waiting.send(answer);
+        let Some(waiting) = self.grant_answers.remove(&key) else { return };
+        // Where the prefill node has given up, or died, while it waited for room, nobody will use the grant.
+        if let Err(Ok(unheard)) = waiting.send(answer) {
+            self.core.on_release_grant(Instant::now(), key, GrantId(unheard.grant));
         }
     }
 

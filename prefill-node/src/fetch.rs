@@ -20,6 +20,8 @@ use crate::role::PrefillInput;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
+/// One layer takes no longer than this once it is its turn: the engine may be waiting for it.
+const LAYER_DEADLINE: Duration = Duration::from_secs(5);
 /// Reads under way at once: the next layers come while one is told.
 const READS_AHEAD: usize = 4;
 /// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
@@ -165,7 +167,9 @@ impl Fetch {
                 asked += 1;
             }
             let Some((read, stop)) = reads.pop_front() else { break };
-            match (cancellable(read, &stop, cancel).await, &failure) {
+            let due = self.dues.get(layer as usize).copied().flatten();
+            let until = due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE;
+            match (cancellable(read, &stop, cancel, until).await, &failure) {
                 (Ok(report), None) => {
                     bytes += report.bytes;
                     transport = report.transport.as_str();
@@ -213,10 +217,13 @@ async fn cancellable(
     mut read: Read,
     stop: &PacedCancel,
     cancel: &CancellationToken,
+    until: Instant,
 ) -> Result<BatchReport, TransferError> {
     tokio::select! {
         report = &mut read => return report,
-        () = cancel.cancelled() => stop.cancel(),
+        () = cancel.cancelled() => {}
+        () = tokio::time::sleep_until(until.into()) => {}
     }
+    stop.cancel();
     read.await
 }

@@ -126,10 +126,14 @@ impl Ssd {
             core.on_store_lost(lost);
         }
         let load = Load { key, records, destinations, arena: self.arena.clone(), inputs: parts.inputs.clone() };
-        let cancelled = cancel.clone();
+        let (cancelled, inputs) = (cancel.clone(), parts.inputs.clone());
         parts.tasks.spawn_request("SSD read", async move {
             // It waits for the disk, and for the loop to take what it says.
-            let _ = tokio::task::spawn_blocking(move || load.run(missing, keeper, &cancelled)).await;
+            let read = tokio::task::spawn_blocking(move || load.run(missing, keeper, &cancelled)).await;
+            if let Err(panic) = read {
+                let done = PrefillInput::FetchDone(key, Err(refused(format!("reading failed: {panic}"))));
+                let _ = inputs.send(Input::Role(done)).await;
+            }
         });
         Fetching { gate, cancel }
     }

@@ -31,8 +31,8 @@ impl LeaseDesk {
         self.answers.insert(key, answer);
     }
 
-    /// Carries out what the core decided. A lease that is given back cannot be opened: the core has to be told.
-    #[must_use = "a lease that cannot be opened stays with the core"]
+    /// Carries out what the core decided. A lease that is given back could not be opened, or nobody wants it any more: the core has to be told.
+    #[must_use = "a lease that nobody has stays with the core"]
     pub fn carry_out<E>(&mut self, parts: &NodeParts<E>, effect: LeaseEffect) -> Option<GrantId> {
         match effect {
             LeaseEffect::Open { key, reader, reader_generation, reply } => {
@@ -44,13 +44,14 @@ impl LeaseDesk {
                     expires: Instant::now() + LEASE_LIFETIME,
                 };
                 let opened = parts.transfer.lease(spec);
-                let failed = opened.is_err().then_some(reply.lease);
+                let is_open = opened.is_ok();
                 let answer = opened.map(|()| lease_reply(parts, &reply)).map_err(|error| Refused {
                     kind: ErrorKind::Internal,
                     message: format!("opening the lease: {error}"),
                 });
-                self.answer(key, answer);
-                failed
+                // Where the reader has given up, or died, nobody will use the lease.
+                let is_heard = self.answer(key, answer);
+                (!is_open || !is_heard).then_some(reply.lease)
             }
             LeaseEffect::Refuse { key, refused } => {
                 self.answer(key, Err(refused));
@@ -65,12 +66,10 @@ impl LeaseDesk {
         }
     }
 
-    fn answer(&mut self, key: RequestKey, answer: LeaseAnswer) {
+    /// Whether somebody hears it.
+    fn answer(&mut self, key: RequestKey, answer: LeaseAnswer) -> bool {
         self.metrics.on_answer(answer.is_ok());
-        if let Some(waiting) = self.answers.remove(&key) {
-            // The reader may have given up; the lease then expires.
-            let _ = waiting.send(answer);
-        }
+        self.answers.remove(&key).is_some_and(|waiting| waiting.send(answer).is_ok())
     }
 }
 

@@ -147,14 +147,16 @@ impl DecodeCore {
 
     /// Sequences join while there are places, the oldest first. Those that have their blocks need not wait for those that have none.
     fn admit(&mut self, now: Instant) {
-        let mut may_take_room = true;
+        self.lacks_room = false;
         for (turn, key) in self.waiting.clone() {
             if self.running.len() >= self.config.max_running {
                 return;
             }
             let has_blocks = self.sequences.get(&key).is_some_and(|sequence| sequence.phase == Phase::Waiting);
-            may_take_room = may_take_room && (has_blocks || self.find_room(now, key));
-            if has_blocks || may_take_room {
+            // Where one finds none, those behind it do not take what it waits for.
+            let has_room = has_blocks || !self.lacks_room && self.find_room(now, key);
+            self.lacks_room |= !has_room;
+            if has_room {
                 self.waiting.remove(&turn);
                 self.join(now, key);
             }

@@ -40,8 +40,9 @@ impl DecodeCore {
     /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`], at once or, where room is all that is missing, within
     /// [`crate::DecodeConfig::grant_wait`].
     pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
-        self.refuse_asked(ErrorKind::Invalid, "the request asked again", |_, other| other.key == request.key);
-        let first = self.asked.is_empty() && self.nobody_waits_for_room();
+        // Who asked before does not wait any more: the answer goes to the last one.
+        self.asked.retain(|(_, other)| other.key != request.key);
+        let first = self.asked.is_empty() && !self.lacks_room;
         let opened = if first { self.open_grant(now, &request) } else { self.check_request(&request).and(Ok(None)) };
         match opened {
             Ok(None) if self.config.grant_wait > Duration::ZERO && self.asked.len() < self.config.max_waiting => {
@@ -66,7 +67,7 @@ impl DecodeCore {
 
     /// Room may have come free: those who asked for it get it, first come, first served, unless somebody who runs already waits for it.
     pub(super) fn answer_asked(&mut self, now: Instant) {
-        while self.nobody_waits_for_room()
+        while !self.lacks_room
             && let Some((until, request)) = self.asked.pop_front()
         {
             match self.open_grant(now, &request) {
@@ -94,11 +95,6 @@ impl DecodeCore {
             };
             self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused: Refused { kind, message } });
         }
-    }
-
-    fn nobody_waits_for_room(&self) -> bool {
-        let preempted = |key| self.sequences.get(key).is_some_and(|sequence| sequence.phase == Phase::Preempted);
-        !self.waiting.values().any(preempted)
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {

@@ -60,6 +60,8 @@ pub struct DecodeCore {
     next_grant: u64,
     next_turn: u64,
     preemptions: u64,
+    /// Whether somebody who is here waits for blocks: then nobody else gets any.
+    lacks_room: bool,
     prefix_queries: u64,
     prefix_hits: u64,
     draining: bool,
@@ -93,6 +95,7 @@ impl DecodeCore {
             next_grant: 0,
             next_turn: 0,
             preemptions: 0,
+            lacks_room: false,
             prefix_queries: 0,
             prefix_hits: 0,
             draining: false,

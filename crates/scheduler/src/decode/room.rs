@@ -40,19 +40,34 @@ impl DecodeCore {
         block.is_some()
     }
 
-    /// Takes the blocks of the youngest sequence that has any and is no older than `key`: of itself, where it is the youngest.
+    /// Takes the blocks of the youngest sequence that is younger than `key`, or of itself where it is the youngest and somebody older runs. `false`: nobody can give way now. What the younger
+    /// ones hold until their grant is fenced comes free by itself.
     fn preempt_younger(&mut self, key: RequestKey) -> bool {
         let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
-        let may = |sequence: &Sequence| {
-            let holds = matches!(sequence.phase, Phase::Waiting | Phase::Running) && !sequence.blocks.is_empty();
-            // Until its grant is fenced, its blocks could not be used.
-            let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
-            sequence.turn >= turn && !sequence.ended && !sequence.in_step && holds && fenced
+        let younger = |sequence: &&Sequence| sequence.turn > turn && !sequence.ended && !sequence.blocks.is_empty();
+        let victims = self.sequences.values().filter(younger).filter(|sequence| self.can_give_way(sequence));
+        let victim = match victims.max_by_key(|sequence| sequence.turn).map(|sequence| sequence.turn) {
+            Some(youngest) => youngest,
+            None if self.sequences.values().any(|sequence| younger(&sequence)) => return false,
+            None => turn,
         };
-        let victims = self.sequences.iter().filter(|(_, sequence)| may(sequence));
-        let Some(victim) = victims.max_by_key(|(_, sequence)| sequence.turn).map(|(key, _)| *key) else { return false };
+        let is_no_older = |other: &RequestKey| self.sequences.get(other).is_none_or(|sequence| sequence.turn >= turn);
+        if victim == turn && self.running.iter().all(is_no_older) {
+            return false;
+        }
+        let victim = self.sequences.iter().find(|(_, sequence)| sequence.turn == victim).map(|(key, _)| *key);
+        let Some(victim) = victim.filter(|victim| self.sequences.get(victim).is_some_and(|it| self.can_give_way(it)))
+        else {
+            return false;
+        };
         self.preempt(victim);
         true
+    }
+
+    /// Whether a sequence's blocks could be used at once: nobody writes them any more.
+    fn can_give_way(&self, sequence: &Sequence) -> bool {
+        let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
+        matches!(sequence.phase, Phase::Waiting | Phase::Running) && !sequence.in_step && fenced
     }
 
     fn preempt(&mut self, key: RequestKey) {
@@ -68,6 +83,7 @@ impl DecodeCore {
         self.waiting.insert(sequence.turn, key);
         self.running.retain(|other| *other != key);
         self.preemptions += 1;
+        self.lacks_room = true;
         self.pool.cancel_reservation(promised);
         self.pool.release(&blocks);
     }

@@ -152,6 +152,7 @@ impl PrefillCore {
     /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
         self.pool.clear_cached();
+        self.stores.forget_queued();
         if self.config.max_stores > 0 {
             self.effects.push_back(PrefillEffect::ClearStore);
         }
@@ -198,6 +199,7 @@ impl PrefillCore {
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
+        self.stores.forget_queued();
     }
 
     /// Deadlines that have come: requests that waited too long fail.

@@ -22,6 +22,11 @@ pub(super) struct Stores {
 }
 
 impl Stores {
+    /// What has not begun is not written.
+    pub(super) fn forget_queued(&mut self) {
+        self.queued.clear();
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
