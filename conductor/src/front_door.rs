@@ -359,7 +359,9 @@ impl FrontDoor {
         let mut cluster = self.cluster();
         cluster.on_fetch_done(key);
         // What a node found on its own SSD says nothing of the way between nodes.
-        if let (None, Some(fetch)) = (&report.failure, placement.fetch.as_ref().filter(|_| report.transport != "ssd")) {
+        if let (None, Some(fetch)) =
+            (&report.failure, placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD))
+        {
             cluster.on_transfer(&fetch.from, &placement.prefill, report.bytes, report.elapsed.as_secs_f64());
         }
     }

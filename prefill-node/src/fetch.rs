@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
-use baton_transfer_engine::{
-    BatchOptions, BatchReport, SegmentDescriptor, SegmentId, SpanPair, TransferEngine, TransferError,
-};
+use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
 use baton_worker::{
     Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
@@ -16,6 +14,7 @@ use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::remote::RemoteArena;
 use crate::role::PrefillInput;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
@@ -57,8 +56,7 @@ struct Fetch {
 struct Leased {
     lease: GrantId,
     blocks: Vec<BlockId>,
-    segment: SegmentDescriptor,
-    layout: KvLayout,
+    arena: RemoteArena,
 }
 
 /// Starts bringing a prefix into `destinations`; the answers go to the node's loop.
@@ -137,18 +135,14 @@ impl Fetch {
     }
 
     fn check(&self, reply: v1::LeaseReply) -> Result<Leased, Refused> {
-        let invalid = |message: String| failed(ErrorKind::Internal, format!("{}: {message}", self.source.node));
-        let segment = SegmentDescriptor::decode(&reply.segment).map_err(|error| invalid(error.to_string()))?;
-        let layout = KvLayout { num_blocks: reply.num_blocks, ..self.layout.clone() };
-        if let Some(block) = reply.blocks.iter().find(|&&block| block >= layout.num_blocks) {
-            return Err(invalid(format!("leased block {block} of {}", layout.num_blocks)));
-        }
-        let (leased, asked) = (reply.blocks.len(), self.destinations.len());
+        let (arena, blocks) =
+            RemoteArena::new(&self.source.node, &self.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
+        let (leased, asked) = (blocks.len(), self.destinations.len());
         if leased == 0 || leased > asked {
-            return Err(invalid(format!("leased {leased} blocks where {asked} were asked for")));
+            let message = format!("{}: leased {leased} blocks where {asked} were asked for", self.source.node);
+            return Err(failed(ErrorKind::Internal, message));
         }
-        let blocks = reply.blocks.into_iter().map(BlockId).collect();
-        Ok(Leased { lease: GrantId(reply.lease), blocks, segment, layout })
+        Ok(Leased { lease: GrantId(reply.lease), blocks, arena })
     }
 
     /// One read per layer, told in order. Returns only once nothing is written into the destinations any more.
@@ -194,12 +188,12 @@ impl Fetch {
         let len = self.layout.block_bytes() as u64;
         let pair = |(&to, &from): (&BlockId, &BlockId)| SpanPair {
             local_offset: self.layout.offset(layer, to) as u64,
-            remote_offset: leased.layout.offset(layer, from) as u64,
+            remote_offset: leased.arena.layout.offset(layer, from) as u64,
             len,
         };
         let pairs = self.destinations.iter().zip(&leased.blocks).map(pair).collect();
         let (transfer, segment, remote, lease) =
-            (self.transfer.clone(), self.segment, leased.segment.clone(), leased.lease);
+            (self.transfer.clone(), self.segment, leased.arena.segment.clone(), leased.lease);
         let due = self.dues.get(layer as usize).copied().flatten();
         paced(due, move || transfer.read(segment, &remote, lease, pairs, BatchOptions::new(deadline)))
     }

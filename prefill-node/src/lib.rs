@@ -5,6 +5,7 @@
 
 mod fetch;
 mod metrics;
+mod remote;
 mod role;
 mod ssd;
 

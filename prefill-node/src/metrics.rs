@@ -134,7 +134,7 @@ impl Metrics {
     }
 
     fn on_fetched(&self, report: &FetchReport) {
-        if report.transport == crate::ssd::TRANSPORT {
+        if report.transport == FetchReport::SSD {
             return;
         }
         if report.failure.is_some() {

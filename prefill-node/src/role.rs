@@ -10,9 +10,9 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
     RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, SegmentDescriptor, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
 use baton_types::{
-    BlockHash, BlockId, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
+    BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
 use baton_worker::{
@@ -21,6 +21,7 @@ use baton_worker::{
 
 use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
+use crate::remote::RemoteArena;
 use crate::ssd::Ssd;
 
 /// A push makes progress or is given up within this time.
@@ -51,13 +52,6 @@ pub enum PrefillInput {
     LoadFailed(RecordRef, StoreError),
     /// A prefix is here whole, or the rest will not come.
     FetchDone(RequestKey, Result<FetchedBytes, Refused>),
-}
-
-/// Where granted blocks are.
-#[derive(Debug, Clone)]
-pub struct RemoteArena {
-    segment: SegmentDescriptor,
-    layout: KvLayout,
 }
 
 /// See the module's text.
@@ -334,15 +328,9 @@ async fn ask_for_grant(
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
-    let invalid = |message: String| Refused { kind: ErrorKind::Internal, message };
-    let segment = SegmentDescriptor::decode(&reply.segment).map_err(|error| invalid(error.to_string()))?;
-    let layout = KvLayout { num_blocks: reply.num_blocks, ..layout };
-    if let Some(block) = reply.blocks.iter().find(|&&block| block >= layout.num_blocks) {
-        return Err(invalid(format!("{} granted block {block} of {}", target.node, layout.num_blocks)));
-    }
-    let blocks = reply.blocks.into_iter().map(BlockId).collect();
+    let (remote, blocks) = RemoteArena::new(&target.node, &layout, &reply.segment, reply.num_blocks, reply.blocks)?;
     let grant = GrantReply { grant: GrantId(reply.grant), held_blocks: reply.held_blocks, blocks };
-    Ok((grant, RemoteArena { segment, layout }))
+    Ok((grant, remote))
 }
 
 /// A push that failed is the decode node's or the network's fault: another placement may work. A transport that was forced is named: without the choice

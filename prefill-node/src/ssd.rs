@@ -8,7 +8,7 @@ use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
 use baton_scheduler::{FetchedBytes, PrefillCore, RequestKey};
-use baton_types::{BlockHash, BlockId, ErrorKind, NodeInfo, Refused};
+use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, NodeInfo, Refused};
 use baton_worker::{Input, LayerGateKeeper, NodeParts, layer_gate};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -16,9 +16,6 @@ use tokio_util::sync::CancellationToken;
 use crate::fetch::Fetching;
 use crate::metrics::SsdMetrics;
 use crate::role::PrefillInput;
-
-/// What `KvTransfer` and reports call the way from it.
-pub const TRANSPORT: &str = "ssd";
 
 /// The books of the store, and the arena that it backs.
 pub struct Ssd {
@@ -149,7 +146,7 @@ impl Ssd {
 
     /// A prefix is here, wherever it came from.
     pub fn on_fetched(&self, fetched: &FetchedBytes) {
-        if fetched.transport == TRANSPORT {
+        if fetched.transport == FetchReport::SSD {
             self.metrics.read.increment(fetched.bytes / self.arena.layout().block_bytes_all_layers() as u64);
         }
     }
@@ -231,7 +228,7 @@ impl Load {
             }
         }
         let bytes = (blocks * self.arena.layout().block_bytes_all_layers()) as u64;
-        Ok(FetchedBytes { bytes, transport: TRANSPORT.to_owned() })
+        Ok(FetchedBytes { bytes, transport: FetchReport::SSD.to_owned() })
     }
 
     fn failed(mut self, index: usize, error: StoreError) -> Refused {

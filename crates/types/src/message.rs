@@ -193,6 +193,11 @@ pub struct FetchReport {
     pub failure: Option<Refused>,
 }
 
+impl FetchReport {
+    /// `transport` of what a node found on its own SSD.
+    pub const SSD: &'static str = "ssd";
+}
+
 /// Decode node to conductor, about one request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DecodeEvent {

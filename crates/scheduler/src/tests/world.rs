@@ -1,5 +1,7 @@
 //! The fake shell: carries effects out after random delays, with faults, and keeps account of what conductors are told.
 
+mod fetches;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +14,12 @@ use baton_types::{
     TokenId,
 };
 
-use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs, reference};
+use fetches::Fetching;
+
+use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
 use crate::{
-    DecodeConfig, DecodeCore, DecodeEffect, FetchedBytes, LeaseEffect, ModelConfig, PrefillConfig, PrefillCore,
-    PrefillEffect, PushId, PushReport, PushSpan, StepPlan, StepSequence,
+    DecodeConfig, DecodeCore, DecodeEffect, ModelConfig, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport,
+    PushSpan, StepPlan,
 };
 
 pub const CONTEXT: u32 = 60;
@@ -79,17 +83,6 @@ enum Event {
     ReleaseGrant(RequestKey, GrantId),
     Fenced(GrantId),
     DecodeStep(Arc<StepPlan>, bool),
-}
-
-/// A prefix on its way from the decode node to the prefill node.
-struct Fetching {
-    lease: Option<GrantId>,
-    sources: Vec<BlockId>,
-    destinations: Vec<BlockId>,
-    /// Layers that are here.
-    layers: u32,
-    cancelled: bool,
-    failed: bool,
 }
 
 struct Write {
@@ -422,192 +415,6 @@ impl World {
         match is_local {
             true => self.decode.on_submit(self.now, job),
             false => self.prefill.on_submit(self.now, job),
-        }
-    }
-
-    /// As an engine does: K and V of a layer, then its attention, which waits for the layer of the prefix.
-    fn on_prefill_layer(&mut self, plan: Arc<StepPlan>, layer: u32) {
-        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, layer)) {
-            return self.send_after(Duration::from_micros(50), Event::PrefillLayer(plan, layer));
-        }
-        for sequence in &plan.sequences {
-            let past = match self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix) {
-                Some(fetch) if fetch.failed && fetch.layers < layer => Past::Wrong,
-                Some(fetch) if fetch.layers <= layer => Past::Coming,
-                _ => Past::Here,
-            };
-            self.prefill_arena.compute_sequence(sequence, layer, past);
-        }
-        self.prefill.on_kv_ready(self.now, plan.id, layer);
-        match layer + 1 < NUM_LAYERS {
-            true => {
-                let took = Duration::from_micros(1 + self.rng.below(2000));
-                self.send_after(took, Event::PrefillLayer(plan, layer + 1));
-            }
-            false => {
-                let ok = !self.rng.chance(self.faults.step);
-                let took = Duration::from_micros(1 + self.rng.below(2000));
-                self.send_after(took, Event::PrefillStep(plan, ok));
-            }
-        }
-    }
-
-    /// Whether the first `layers` layers of a sequence's prefix are still coming.
-    fn waits_for(&self, sequence: &StepSequence, layers: u32) -> bool {
-        let fetch = self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix);
-        fetch.is_some_and(|fetch| !fetch.failed && fetch.layers < layers)
-    }
-
-    fn on_prefill_step(&mut self, plan: Arc<StepPlan>, ok: bool) {
-        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, NUM_LAYERS)) {
-            return self.send_after(Duration::from_micros(50), Event::PrefillStep(plan, ok));
-        }
-        let mut outputs = outputs(&plan);
-        for (sequence, output) in plan.sequences.iter().zip(&mut outputs).filter(|(s, _)| s.awaits_prefix) {
-            if self.fetches[&sequence.key].failed {
-                self.counts.spoiled_steps += 1;
-                output.sampled = output.sampled.take().map(|(token, logprobs)| ((token + 1) % VOCAB, logprobs));
-            }
-        }
-        let result = if ok { Ok(outputs) } else { Err(unavailable("step fault")) };
-        self.prefill.on_step_done(self.now, plan.id, result);
-    }
-
-    fn on_lease_reply(&mut self, key: RequestKey, reply: Result<LeaseReply, Refused>) {
-        match reply {
-            Ok(reply) => {
-                let Some(fetch) = self.fetches.get_mut(&key) else { return };
-                fetch.lease = Some(reply.lease);
-                fetch.destinations.truncate(reply.blocks.len());
-                fetch.sources = reply.blocks;
-                let blocks = fetch.sources.len();
-                self.prefill.on_fetch_begun(self.now, key, blocks);
-                self.send(Event::FetchLayer(key, 0));
-            }
-            Err(refused) => self.end_fetch(key, Err(refused)),
-        }
-    }
-
-    fn on_fetch_layer(&mut self, key: RequestKey, layer: u32) {
-        let fault = self.rng.chance(self.faults.fetch);
-        let Some(fetch) = self.fetches.get_mut(&key) else { return };
-        let open = fetch.lease.is_some_and(|lease| self.open_leases.contains(&lease));
-        if fault || fetch.cancelled || !open {
-            // What is read while a lease ends may be anything.
-            for block in &fetch.destinations {
-                self.prefill_arena.write(layer, *block, 0xdead);
-            }
-            return self.end_fetch(key, Err(unavailable("fetch fault")));
-        }
-        for (from, to) in fetch.sources.iter().zip(&fetch.destinations) {
-            self.prefill_arena.write(layer, *to, self.decode_arena.read(layer, *from));
-        }
-        let bytes = fetch.sources.len() as u64 * u64::from(NUM_LAYERS);
-        self.prefill.on_fetched(self.now, key, layer);
-        if layer + 1 == NUM_LAYERS {
-            self.end_fetch(key, Ok(FetchedBytes { bytes, transport: "fake".into() }));
-        } else {
-            self.send(Event::FetchLayer(key, layer + 1));
-        }
-        if let Some(fetch) = self.fetches.get_mut(&key) {
-            fetch.layers = layer + 1;
-        }
-    }
-
-    /// What was written is what the block held, from the beginning to the end.
-    fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, _: Option<BlockHash>, values: Vec<u64>) {
-        let now: Vec<_> = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
-        assert_eq!(now, values, "a block changed while it was written");
-        let stored = !self.rng.chance(self.faults.fetch);
-        if stored {
-            self.ssd.push((hash, values));
-            self.counts.stored += 1;
-        }
-        self.prefill.on_stored(self.now, hash, stored);
-        if self.ssd.len() > 25 {
-            let (lost, _) = self.ssd.remove(self.rng.below(5) as usize);
-            self.prefill.on_store_lost(lost);
-        }
-    }
-
-    fn on_load(&mut self, key: RequestKey, hashes: &[BlockHash], destinations: Vec<BlockId>) {
-        let fetch =
-            Fetching { lease: None, sources: Vec::new(), destinations, layers: 0, cancelled: false, failed: false };
-        assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
-        // The records are held from here on, as handles hold them.
-        let records: Option<Vec<_>> = hashes
-            .iter()
-            .map(|hash| self.ssd.iter().find(|(other, _)| other == hash).map(|(_, values)| values.clone()))
-            .collect();
-        match records {
-            Some(records) => {
-                self.loads.insert(key, records);
-                self.prefill.on_fetch_begun(self.now, key, hashes.len());
-                self.send(Event::LoadLayer(key, 0));
-            }
-            None => self.send(Event::LeaseReply(key, Err(unavailable("not on the disk")))),
-        }
-    }
-
-    fn on_load_layer(&mut self, key: RequestKey, layer: u32) {
-        let fault = self.rng.chance(self.faults.fetch);
-        let Some(fetch) = self.fetches.get_mut(&key) else { return };
-        if fault || fetch.cancelled {
-            return self.end_fetch(key, Err(unavailable("disk fault")));
-        }
-        for (values, to) in self.loads[&key].iter().zip(&fetch.destinations) {
-            self.prefill_arena.write(layer, *to, values[layer as usize]);
-        }
-        self.counts.loaded_tokens += (fetch.destinations.len() * BLOCK_TOKENS) as u64;
-        self.prefill.on_fetched(self.now, key, layer);
-        if layer + 1 == NUM_LAYERS {
-            self.end_fetch(key, Ok(FetchedBytes { bytes: 1, transport: "ssd".into() }));
-        } else {
-            self.send(Event::LoadLayer(key, layer + 1));
-        }
-        if let Some(fetch) = self.fetches.get_mut(&key) {
-            fetch.layers = layer + 1;
-        }
-    }
-
-    fn end_fetch(&mut self, key: RequestKey, result: Result<FetchedBytes, Refused>) {
-        let Some(fetch) = self.fetches.get_mut(&key) else { return };
-        fetch.failed = result.is_err();
-        self.counts.failed_fetches += u32::from(fetch.failed);
-        // A release that is lost: the lease expires.
-        if let Some(lease) = fetch.lease
-            && !self.rng.chance(self.faults.fetch)
-        {
-            self.send(Event::ReleaseLease(lease));
-        }
-        self.prefill.on_fetch_done(self.now, key, result);
-    }
-
-    fn on_lease_effect(&mut self, effect: LeaseEffect) {
-        match effect {
-            LeaseEffect::Open { key, reply, .. } if self.rng.chance(self.faults.fetch) => {
-                self.decode.on_release_lease(self.now, reply.lease);
-                self.send(Event::LeaseReply(key, Err(unavailable("lease fault"))));
-            }
-            LeaseEffect::Open { key, reply, .. } => {
-                self.open_leases.insert(reply.lease);
-                self.send(Event::LeaseReply(key, Ok(reply)));
-            }
-            LeaseEffect::Refuse { key, refused } => self.send(Event::LeaseReply(key, Err(refused))),
-            LeaseEffect::End { lease } => {
-                self.open_leases.remove(&lease);
-            }
-        }
-    }
-
-    fn on_fetch_effect(&mut self, lease: LeaseRequest, destinations: Vec<BlockId>) {
-        assert_eq!(lease.block_hashes.len(), destinations.len());
-        let (key, sources) = (lease.key, Vec::new());
-        let fetch = Fetching { lease: None, sources, destinations, layers: 0, cancelled: false, failed: false };
-        assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
-        match self.rng.chance(self.faults.fetch) {
-            true => self.send(Event::LeaseReply(key, Err(unavailable("holder fault")))),
-            false => self.send(Event::LeaseRequest(lease)),
         }
     }
 
