@@ -99,7 +99,7 @@ pub struct GrantRequest {
     pub prompt_tokens: u32,
     /// Chained hashes of the prompt's full blocks.
     pub block_hashes: Arc<[BlockHash]>,
-    /// Most tokens to generate: room for them is reserved.
+    /// Most tokens to generate: room for the first of them is promised.
     pub max_tokens: u32,
 }
 
