@@ -67,11 +67,32 @@ async fn seconds_per_token(cluster: &Cluster, random: &mut Random) -> anyhow::Re
     Ok(measured[1])
 }
 
-/// Predicted when it was placed, and measured at the front door.
-async fn predicted_and_measured(cluster: &Cluster, request_id: String) -> anyhow::Result<(f64, f64)> {
+/// What the conductor recalls of a request: its time to first token as it was predicted when it was placed, and as it was measured at the front door.
+struct Judged {
+    predicted: f64,
+    measured: f64,
+    /// For whoever looks into a bad one.
+    details: String,
+}
+
+impl Judged {
+    fn error(&self) -> f64 {
+        (self.predicted - self.measured).abs() / self.measured
+    }
+}
+
+async fn judged(cluster: &Cluster, n: usize, computed: usize, request_id: String) -> anyhow::Result<Judged> {
     let record = cluster.operator().recall(v1::RecallRequest { request_id }).await?.into_inner();
     let end = record.end.unwrap();
-    Ok((end.predicted_ttft_s.unwrap(), end.ttft_s.unwrap()))
+    let (timeline, usage) = (end.timeline.unwrap(), end.usage.unwrap());
+    let (predicted, measured) = (end.predicted_ttft_s.unwrap(), end.ttft_s.unwrap());
+    let decision = record.decisions.first().and_then(|decision| decision.explanation.as_ref());
+    let terms = decision.map(|explanation| format!("{:?}", explanation.prefill)).unwrap_or_default();
+    let details = format!(
+        "{n:3}: {predicted:6.3} s predicted, {measured:6.3} s measured; prompt {}, cached {}, expected to compute {computed}; {timeline:?}; {terms}",
+        usage.prompt_tokens, usage.cached_tokens
+    );
+    Ok(Judged { predicted, measured, details })
 }
 
 fn quantile(sorted: &[f64], q: f64) -> f64 {
@@ -89,7 +110,8 @@ async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
     let mut random = Random(5);
     let per_token = seconds_per_token(&cluster, &mut random).await?;
     let prompts = prompts(&mut random);
-    let computed: usize = prompts.iter().map(|(_, computed)| computed).sum();
+    let work: Vec<usize> = prompts.iter().map(|(_, computed)| *computed).collect();
+    let computed: usize = work.iter().sum();
     let between = computed as f64 * per_token / REQUESTS as f64 / LOAD;
     println!(
         "{:.2} ms a token; {computed} tokens to compute in {REQUESTS} requests, one every {between:.2} s",
@@ -118,14 +140,17 @@ async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
         let (n, id) = done??;
         ids[n] = id;
     }
-    let (mut errors, mut ratios) = (Vec::new(), Vec::new());
-    for id in ids.into_iter().skip(WARM_UP) {
-        let (predicted, measured) = predicted_and_measured(&cluster, id).await?;
-        errors.push((predicted - measured).abs() / measured);
-        ratios.push(predicted / measured);
+    let mut judgements = Vec::new();
+    for (n, id) in ids.into_iter().enumerate().skip(WARM_UP) {
+        judgements.push(judged(&cluster, n, work[n], id).await?);
     }
-    errors.sort_by(f64::total_cmp);
+    judgements.sort_by(|a, b| a.error().total_cmp(&b.error()));
+    let errors: Vec<f64> = judgements.iter().map(Judged::error).collect();
+    let mut ratios: Vec<f64> = judgements.iter().map(|judged| judged.predicted / judged.measured).collect();
     ratios.sort_by(f64::total_cmp);
+    for judged in &judgements {
+        println!("{}", judged.details);
+    }
     println!(
         "|predicted - measured| / measured: median {:.3}, p90 {:.3}; predicted / measured: p10 {:.3}, median {:.3}, p90 {:.3}",
         quantile(&errors, 0.5),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
 use baton_scheduler::Applied;
-use baton_types::{DecodeEvent, ErrorKind, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport};
+use baton_types::{
+    DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
+};
 
 use crate::front_door::FrontDoor;
 use crate::live::LiveEvent;
@@ -56,8 +58,7 @@ impl SessionEvents for FrontDoor {
         let result = match event {
             Event::Welcome(_) => Ok(()),
             Event::Load(load) => {
-                self.cluster().on_load(self.clock.now(), &info.node, load.into());
-                Ok(())
+                Load::try_from(load).map(|load| self.cluster().on_load(self.clock.now(), &info.node, load))
             }
             Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(key, event)),
             Event::Decode(events) => events
@@ -71,7 +72,7 @@ impl SessionEvents for FrontDoor {
             Event::Step(step) => {
                 // A step of a decode node that computed prompts, too, says nothing of one that did not.
                 if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
-                    self.cluster().on_step(&info.node, step.rows, step.attended_tokens, step.seconds);
+                    self.cluster().on_step(self.clock.now(), &info.node, step.rows, step.attended_tokens, step.seconds);
                 }
                 Ok(())
             }

@@ -259,7 +259,7 @@ impl Role for DecodeRole {
         Ok(())
     }
 
-    fn load(&self) -> Load {
+    fn load(&self, _: Instant) -> Load {
         let load = self.core.load();
         self.metrics.preemptions.absolute(load.preemptions);
         load

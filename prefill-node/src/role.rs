@@ -7,8 +7,8 @@ use anyhow::Context;
 use baton_kv_store::{RecordRef, StoreError, Written};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
-    FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
-    RequestKey, StepId, StepPlan,
+    FetchedBytes, KvEventBatch, LeaseEffect, MIN_CHUNK_PART, PrefillConfig, PrefillCore, PrefillEffect, PushId,
+    PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
 use baton_types::{
@@ -83,7 +83,7 @@ impl PrefillRole {
         let block_tokens = parts.model.layout.block_tokens;
         let mut config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
         config.token_budget = settings.chunk_tokens.max(1).next_multiple_of(block_tokens) as usize;
-        config.min_chunk_tokens = config.token_budget / 4;
+        config.min_chunk_tokens = config.token_budget / MIN_CHUNK_PART;
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;
@@ -387,8 +387,8 @@ impl Role for PrefillRole {
         Ok(())
     }
 
-    fn load(&self) -> Load {
-        self.core.load()
+    fn load(&self, now: Instant) -> Load {
+        self.core.load(now)
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

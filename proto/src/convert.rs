@@ -220,14 +220,23 @@ impl From<&d::Load> for w::Load {
             prefix_hits: load.prefix_hits,
             preemptions: load.preemptions,
             blocks_ssd: load.blocks_ssd,
+            step: load
+                .step
+                .map(|step| w::StepProgress { elapsed_s: step.elapsed.as_secs_f64(), left_s: step.left.as_secs_f64() }),
             draining: load.draining,
         }
     }
 }
 
-impl From<w::Load> for d::Load {
-    fn from(load: w::Load) -> Self {
-        Self {
+impl TryFrom<w::Load> for d::Load {
+    type Error = InvalidMessage;
+
+    fn try_from(load: w::Load) -> Result<Self, Self::Error> {
+        let progress = |step: w::StepProgress| -> Result<_, Self::Error> {
+            let elapsed = seconds("step.elapsed_s", step.elapsed_s)?;
+            Ok(d::StepProgress { elapsed, left: seconds("step.left_s", step.left_s)? })
+        };
+        Ok(Self {
             running: load.running,
             waiting: load.waiting,
             queued_tokens: load.queued_tokens,
@@ -240,8 +249,9 @@ impl From<w::Load> for d::Load {
             prefix_hits: load.prefix_hits,
             preemptions: load.preemptions,
             blocks_ssd: load.blocks_ssd,
+            step: load.step.map(progress).transpose()?,
             draining: load.draining,
-        }
+        })
     }
 }
 

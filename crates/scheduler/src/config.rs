@@ -67,6 +67,9 @@ impl ModelConfig {
     }
 }
 
+/// A chunk that ends a prompt is filled up with parts of others to this part of the largest one.
+pub const MIN_CHUNK_PART: usize = 4;
+
 /// Bounds of a prefill node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefillConfig {
@@ -78,7 +81,7 @@ pub struct PrefillConfig {
     pub model: ModelConfig,
     /// Most tokens of one chunk, a multiple of the block's tokens.
     pub token_budget: usize,
-    /// A chunk of at least so many tokens that ends a prompt is not filled up with parts of others.
+    /// A chunk that ends a prompt takes in others until it has so many tokens: more would delay the first token, and fewer are not worth the fixed cost of a chunk.
     pub min_chunk_tokens: usize,
     /// Most sequences of one chunk.
     pub max_sequences_per_chunk: usize,
@@ -117,7 +120,7 @@ impl PrefillConfig {
             generation,
             model,
             token_budget,
-            min_chunk_tokens: token_budget / 4,
+            min_chunk_tokens: token_budget / MIN_CHUNK_PART,
             max_sequences_per_chunk: 64,
             max_waiting: 256,
             max_active: 256,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use baton_types::{Generation, NodeId, RequestKey};
 
+use crate::backlog::{Backlog, QueuedPrompt};
 use crate::cost::{OutputLength, duration};
-use crate::queue::{Backlog, QueuedPrompt};
 
 /// One start of one node. The generation keeps a node that came back from being credited for its past.
 pub(crate) type NodeStart = (NodeId, Generation);

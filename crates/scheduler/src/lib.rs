@@ -8,6 +8,7 @@
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
 mod admission;
+mod backlog;
 mod cluster;
 mod config;
 mod cost;
@@ -31,7 +32,7 @@ pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeOutlook, NodeState,
     PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
-pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
+pub use config::{DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use lease::LeaseEffect;

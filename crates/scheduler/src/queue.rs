@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-use baton_types::{QueueTerms, RequestKey};
+use baton_types::QueueTerms;
 
 use crate::cost::duration;
 
@@ -30,7 +30,7 @@ pub struct QueueItem {
 
 impl QueueItem {
     /// Seconds of its work that are still to do.
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.terms.compute.as_secs_f64() * self.left
     }
 
@@ -62,7 +62,7 @@ pub(crate) struct QueueRank {
 
 /// How a queue is ordered at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Order {
+pub(crate) enum Order {
     /// By due time: everybody is served in time.
     #[default]
     Due,
@@ -71,7 +71,7 @@ enum Order {
 }
 
 impl Order {
-    fn rank(self, now: Instant, item: &QueueItem, put_off: bool) -> QueueRank {
+    pub(crate) fn rank(self, now: Instant, item: &QueueItem, put_off: bool) -> QueueRank {
         let overdue = item.is_overdue(now);
         let priority = Reverse(if overdue { i32::MAX } else { item.terms.priority });
         let due = match (self, item.deadline()) {
@@ -86,7 +86,7 @@ impl Order {
 }
 
 /// The order of a queue at `now`: each item's rank, and whether it is by deadline.
-fn rank_all(now: Instant, items: &[QueueItem]) -> (Vec<QueueRank>, Order) {
+pub(crate) fn rank_all(now: Instant, items: &[QueueItem]) -> (Vec<QueueRank>, Order) {
     let ranks = |order: Order, put_off: &[bool]| -> Vec<_> {
         items.iter().zip(put_off).map(|(item, put_off)| order.rank(now, item, *put_off)).collect()
     };
@@ -106,7 +106,7 @@ fn rank_all(now: Instant, items: &[QueueItem]) -> (Vec<QueueRank>, Order) {
     (ranks(Order::Deadline, &put_off), Order::Deadline)
 }
 
-fn sorted(ranks: &[QueueRank]) -> Vec<usize> {
+pub(crate) fn sorted(ranks: &[QueueRank]) -> Vec<usize> {
     let mut order: Vec<_> = (0..ranks.len()).collect();
     order.sort_unstable_by_key(|index| ranks[*index]);
     order
@@ -121,7 +121,7 @@ fn all_in_time(now: Instant, items: &[QueueItem], ranks: &[QueueRank]) -> bool {
     })
 }
 
-fn left_until(now: Instant, deadline: Instant) -> f64 {
+pub(crate) fn left_until(now: Instant, deadline: Instant) -> f64 {
     deadline.saturating_duration_since(now).as_secs_f64()
 }
 
@@ -188,218 +188,13 @@ pub fn queue_order(now: Instant, items: &[QueueItem]) -> Vec<usize> {
     sorted(&rank_all(now, items).0)
 }
 
-/// A prompt that a node was given and has not computed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueuedPrompt {
-    pub key: RequestKey,
-    pub arrived: Instant,
-    pub terms: QueueTerms,
-    /// Tokens to compute, at least one.
-    pub tokens: u32,
-    /// When it is late, whether or not the queue's order minds.
-    pub deadline: Option<Instant>,
-}
-
-/// A prompt, and its number among those of the node.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    prompt: QueuedPrompt,
-    turn: u64,
-}
-
-/// Where a prompt stands. Apart from the rest of it and small: each placement reads those of every node.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    rank: QueueRank,
-    /// Seconds of it still to compute.
-    left: f64,
-    /// Index of its entry.
-    entry: usize,
-}
-
-/// What a node still has to compute, as far as it can be told from outside: in the node's own order, the first of them shrinking as time passes.
-#[derive(Debug, Default)]
-pub(crate) struct Backlog {
-    /// By rank.
-    places: Vec<Place>,
-    /// In no order.
-    entries: Vec<Entry>,
-    order: Order,
-    settled: Option<Instant>,
-    turns: u64,
-    /// Sum of what is left, when it was settled.
-    total: f64,
-}
-
-/// What a newcomer would find, and do, in a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct QueueImpact {
-    /// Seconds of work that goes before it.
-    pub ahead: f64,
-    /// Prompts that it goes before.
-    pub passed: usize,
-    /// Prompts that would miss their deadline because of it and would have met it without.
-    pub broken: usize,
-}
-
-impl Backlog {
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(crate) fn add(&mut self, now: Instant, prompt: QueuedPrompt) {
-        self.settle(now);
-        self.turns += 1;
-        let left = prompt.terms.compute.as_secs_f64();
-        let item = QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn: self.turns, left: 1.0 };
-        let rank = self.order.rank(now, &item, false);
-        self.places.push(Place { rank, left, entry: self.entries.len() });
-        self.entries.push(Entry { prompt, turn: self.turns });
-        self.sort(now);
-    }
-
-    /// The prompt is computed, or will not be.
-    pub(crate) fn remove(&mut self, now: Instant, key: RequestKey) {
-        let Some(index) = self.entries.iter().position(|entry| entry.prompt.key == key) else { return };
-        self.settle(now);
-        self.entries.swap_remove(index);
-        self.places.retain(|place| place.entry != index);
-        let moved = self.entries.len();
-        if let Some(place) = self.places.iter_mut().find(|place| place.entry == moved) {
-            place.entry = index;
-        }
-        self.sort(now);
-    }
-
-    /// The node says how many tokens it has still to compute. Prompts given to it after `known_until` it may not know yet.
-    pub(crate) fn correct(&mut self, now: Instant, queued_tokens: u64, known_until: Instant) {
-        self.settle(now);
-        let entries = &self.entries;
-        let prompt = |place: &Place| &entries[place.entry].prompt;
-        let left_tokens = |place: &Place| f64::from(prompt(place).tokens) * left_share(place.left, prompt(place));
-        let known = |place: &&mut Place| prompt(place).arrived <= known_until;
-        let expected: f64 = self.places.iter_mut().filter(known).map(|place| left_tokens(place)).sum();
-        let mut surplus = expected - queued_tokens as f64;
-        for place in self.places.iter_mut().filter(known) {
-            // What was counted as done too early comes back to the prompts that it was taken from.
-            let (left, all) = (left_tokens(place), f64::from(prompt(place).tokens));
-            let change = surplus.clamp(left - all, left);
-            place.left -= change * prompt(place).terms.compute.as_secs_f64() / all;
-            surplus -= change;
-        }
-        self.sort(now);
-    }
-
-    /// Seconds of work in all.
-    pub(crate) fn total(&self, now: Instant) -> f64 {
-        self.total - self.spent(now).min(self.total)
-    }
-
-    /// Seconds of work that would go before a prompt on these terms, and how many it would go before, if the others kept their order. Where the node computes, it waits at least for `chunk`
-    /// seconds: a chunk is not interrupted.
-    pub(crate) fn impact(&self, now: Instant, terms: QueueTerms, chunk: f64) -> (f64, usize) {
-        let item = QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 };
-        let rank = self.order.rank(now, &item, false);
-        let before = self.places.partition_point(|place| place.rank < rank);
-        let ahead = self.left_at(now).take(before).sum::<f64>();
-        (ahead.max(chunk.min(self.total(now))), self.places.len() - before)
-    }
-
-    /// What it would find and do where the order becomes another one with it, in which it or others are put off. Takes longer to find out.
-    pub(crate) fn impact_reordered(&self, now: Instant, terms: QueueTerms, chunk: f64) -> QueueImpact {
-        let left: Vec<_> = self.left_at(now).collect();
-        let mut items: Vec<_> = self.places.iter().zip(&left).map(|(place, left)| self.item(place, *left)).collect();
-        items.push(QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 });
-        let newcomer = self.places.len();
-        let (ranks, _) = rank_all(now, &items);
-        let mut ends = Vec::with_capacity(newcomer);
-        let mut elapsed = 0.0;
-        for left in &left {
-            elapsed += left;
-            ends.push(elapsed);
-        }
-        let mut impact = QueueImpact::default();
-        let (all, mut elapsed, mut after) = (elapsed, 0.0, false);
-        for index in sorted(&ranks) {
-            if index == newcomer {
-                (impact.ahead, after) = (elapsed, true);
-            } else {
-                impact.passed += usize::from(after);
-            }
-            elapsed += items[index].seconds();
-            let Some(place) = self.places.get(index) else { continue };
-            let deadline = self.entries[place.entry].prompt.deadline;
-            let slack = deadline.map_or(f64::INFINITY, |deadline| left_until(now, deadline));
-            impact.broken += usize::from(ends[index] <= slack && elapsed > slack);
-        }
-        impact.ahead = impact.ahead.max(chunk.min(all));
-        impact
-    }
-
-    /// Seconds that are left of each by now, by rank.
-    fn left_at(&self, now: Instant) -> impl Iterator<Item = f64> {
-        let mut unspent = self.spent(now);
-        self.places.iter().map(move |place| {
-            let left = (place.left - unspent).max(0.0);
-            unspent = (unspent - place.left).max(0.0);
-            left
-        })
-    }
-
-    fn item(&self, place: &Place, left: f64) -> QueueItem {
-        let Entry { prompt, turn } = self.entries[place.entry];
-        QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn, left: left_share(left, &prompt) }
-    }
-
-    /// Seconds that passed since the books were brought up to date.
-    fn spent(&self, now: Instant) -> f64 {
-        self.settled.map_or(0.0, |settled| now.saturating_duration_since(settled).as_secs_f64())
-    }
-
-    /// Takes the time that passed off the first prompts.
-    fn settle(&mut self, now: Instant) {
-        let mut spent = self.spent(now);
-        self.settled = Some(now);
-        for place in &mut self.places {
-            let done = spent.min(place.left);
-            place.left -= done;
-            spent -= done;
-            if spent <= 0.0 {
-                break;
-            }
-        }
-    }
-
-    fn sort(&mut self, now: Instant) {
-        let items: Vec<_> = self.places.iter().map(|place| self.item(place, place.left)).collect();
-        let (ranks, order) = rank_all(now, &items);
-        for (place, rank) in self.places.iter_mut().zip(ranks) {
-            place.rank = rank;
-        }
-        self.order = order;
-        self.places.sort_unstable_by_key(|place| place.rank);
-        self.total = self.places.iter().map(|place| place.left).sum();
-    }
-}
-
-/// Part of a prompt's work that so many seconds are.
-fn left_share(left: f64, prompt: &QueuedPrompt) -> f64 {
-    let seconds = prompt.terms.compute.as_secs_f64();
-    if seconds > 0.0 { left / seconds } else { 0.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use baton_types::{Attempt, RequestId};
     use proptest::prelude::*;
 
     use super::*;
-
-    fn key(n: u128) -> RequestKey {
-        RequestKey { request: RequestId(n), attempt: Attempt(0) }
-    }
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -411,98 +206,6 @@ mod tests {
             compute: Duration::from_secs_f64(seconds),
             ..QueueTerms::default()
         }
-    }
-
-    fn prompt(n: u128, arrived: Instant, patience: u64, seconds: f64) -> QueuedPrompt {
-        QueuedPrompt { key: key(n), arrived, terms: terms(patience, seconds), tokens: 1000, deadline: None }
-    }
-
-    #[test]
-    fn the_queue_shrinks_with_time_and_with_first_tokens() {
-        let start = Instant::now();
-        let mut backlog = Backlog::default();
-        assert_eq!(backlog.total(start), 0.0);
-        backlog.add(start, prompt(1, start, 0, 4.0));
-        backlog.add(start + SECOND, prompt(2, start + SECOND, 0, 2.0));
-        assert_eq!(backlog.total(start + SECOND), 5.0);
-        assert_eq!(backlog.impact(start + SECOND, terms(0, 1.0), 0.0).0, 5.0);
-        assert_eq!(backlog.total(start + 60 * SECOND), 0.0, "both should be done");
-        backlog.remove(start + 4 * SECOND, key(1));
-        backlog.remove(start + 5 * SECOND, key(1));
-        assert_eq!(backlog.total(start + 5 * SECOND), 1.0);
-        backlog.remove(start + 5 * SECOND, key(2));
-        assert_eq!((backlog.len(), backlog.total(start)), (0, 0.0));
-    }
-
-    #[test]
-    fn patience_lets_others_pass_until_it_is_used_up() {
-        let start = Instant::now();
-        let mut backlog = Backlog::default();
-        backlog.add(start, prompt(1, start, 10, 8.0));
-        let short = |backlog: &Backlog, chunk| backlog.impact(start, terms(1, 1.0), chunk);
-        assert_eq!(short(&backlog, 0.0), (0.0, 1));
-        assert_eq!(short(&backlog, 0.5).0, 0.5, "the chunk that is being computed");
-        // After 6 of its 8 seconds a quarter of its patience is left: it is due at 2.5 s, the newcomer at 7 s.
-        backlog.add(start + 6 * SECOND, prompt(2, start + 6 * SECOND, 1, 1.0));
-        let impact = backlog.impact(start + 6 * SECOND, terms(0, 1.0), 0.0);
-        assert_eq!(impact, (2.0, 1), "a third without patience goes between them");
-    }
-
-    #[test]
-    fn priority_goes_before_everything() {
-        let start = Instant::now();
-        let mut backlog = Backlog::default();
-        backlog.add(start, prompt(1, start, 0, 8.0));
-        let with = |priority| QueueTerms { priority, ..terms(1, 1.0) };
-        assert_eq!(backlog.impact(start, with(1), 0.0).1, 1);
-        assert_eq!(backlog.impact(start, with(-1), 0.0).0, 8.0);
-    }
-
-    #[test]
-    fn who_would_miss_a_deadline_is_counted() {
-        let start = Instant::now();
-        let mut backlog = Backlog::default();
-        let deadline = Some(start + 9 * SECOND);
-        backlog.add(start, QueuedPrompt { deadline, ..prompt(1, start, 100, 8.0) });
-        assert_eq!(backlog.impact_reordered(start, terms(0, 0.5), 0.0).broken, 0);
-        assert_eq!(backlog.impact_reordered(start, terms(0, 2.0), 0.0).broken, 1);
-        backlog.add(start, prompt(2, start, 0, 5.0));
-        assert_eq!(backlog.impact_reordered(start, terms(1, 2.0), 0.0).broken, 0, "it is late anyway");
-    }
-
-    #[test]
-    fn a_newcomer_may_change_the_order_for_itself_and_for_others() {
-        let start = Instant::now();
-        let due = |seconds| QueueTerms { deadline: Some(30 * SECOND), ..terms(0, seconds) };
-        let waiting = |seconds: &[f64]| {
-            let mut backlog = Backlog::default();
-            for (n, seconds) in (1..).zip(seconds) {
-                let deadline = Some(start + 30 * SECOND);
-                backlog.add(start, QueuedPrompt { terms: due(*seconds), deadline, ..prompt(n, start, 0, 1.0) });
-            }
-            backlog
-        };
-        let short_ones = waiting(&[9.0, 9.0, 9.0]);
-        let put_off = short_ones.impact_reordered(start, due(29.0), 0.0);
-        assert_eq!(put_off, QueueImpact { ahead: 27.0, passed: 0, broken: 0 });
-        let long_one = waiting(&[29.0]);
-        let served = long_one.impact_reordered(start, due(9.0), 0.0);
-        assert_eq!(served, QueueImpact { ahead: 0.0, passed: 1, broken: 1 }, "the long one would have been in time");
-        assert_eq!(long_one.impact(start, due(9.0), 0.0), (29.0, 0), "in the present order");
-        assert_eq!(long_one.impact_reordered(start + SECOND, due(9.0), 0.5).ahead, 0.5, "the chunk under way");
-    }
-
-    #[test]
-    fn a_report_corrects_what_was_guessed_but_not_what_it_cannot_know() {
-        let start = Instant::now();
-        let mut backlog = Backlog::default();
-        backlog.add(start, prompt(1, start, 0, 4.0));
-        backlog.add(start, prompt(2, start, 0, 4.0));
-        backlog.add(start + 3 * SECOND, prompt(3, start + 3 * SECOND, 0, 5.0));
-        backlog.correct(start + 3 * SECOND, 1875, start + 2 * SECOND);
-        assert_eq!(backlog.total(start + 3 * SECOND), 12.5, "slower than thought");
-        backlog.correct(start + 3 * SECOND, 250, start + 2 * SECOND);
-        assert_eq!(backlog.total(start + 3 * SECOND), 6.0, "faster than thought");
     }
 
     fn item(arrived: Instant, turn: u64, deadline: u64, seconds: f64) -> QueueItem {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, TierCache};
-use baton_scheduler::{QueueItem, queue_order};
-use baton_types::{BlockHash, BlockId, QueueTerms};
+use baton_scheduler::{MIN_CHUNK_PART, QueueItem, queue_order};
+use baton_types::{BlockHash, BlockId, QueueTerms, StepProgress};
 
 use crate::trace::BLOCK_TOKENS;
 use baton_profile::{ModelProfile, attended};
@@ -98,15 +98,28 @@ pub(crate) struct PrefillNode {
     /// Written through when a prompt lets go of its blocks.
     pub ssd: Option<TierCache>,
     chunk_tokens: u32,
+    min_chunk_tokens: u32,
     prompts: Vec<Prompt>,
     running: Vec<Share>,
+    /// When the chunk began and when it will be done.
+    under_way: Option<(Instant, Instant)>,
     turns: u64,
 }
 
 impl PrefillNode {
     pub(crate) fn new(pool: BlockPool, ssd: Option<TierCache>, profile: &ModelProfile) -> Self {
         let chunk_tokens = profile.chunk_tokens.next_multiple_of(BLOCK_TOKENS);
-        Self { pool, ssd, chunk_tokens, prompts: Vec::new(), running: Vec::new(), turns: 0 }
+        let min_chunk_tokens = chunk_tokens / MIN_CHUNK_PART as u32;
+        Self {
+            pool,
+            ssd,
+            chunk_tokens,
+            min_chunk_tokens,
+            prompts: Vec::new(),
+            running: Vec::new(),
+            under_way: None,
+            turns: 0,
+        }
     }
 
     pub(crate) fn submit(&mut self, job: Job) {
@@ -190,6 +203,10 @@ impl PrefillNode {
                 State::Computing => {}
             }
             budget -= self.add_share(index, budget);
+            if self.running.iter().any(|share| self.is_last(share)) {
+                let rows: u32 = self.running.iter().map(|share| share.to - share.from).sum();
+                budget = budget.min(self.min_chunk_tokens.saturating_sub(rows));
+            }
         }
         let seconds = self.running.iter().map(|share| {
             let work = profile.prefill_step(share.to - share.from, attended(share.from, share.to));
@@ -197,6 +214,11 @@ impl PrefillNode {
         });
         let seconds = profile.prefill_base + seconds.sum::<f64>();
         (!self.running.is_empty()).then(|| (self.running.clone(), seconds))
+    }
+
+    /// Whether the prompt is computed with it.
+    fn is_last(&self, share: &Share) -> bool {
+        self.prompts.iter().any(|prompt| prompt.job.request == share.request && prompt.job.tokens == share.to)
     }
 
     /// Adds a prompt's part: all that is left of it, or whole blocks within the budget; its tokens.
@@ -257,8 +279,22 @@ impl PrefillNode {
         freed
     }
 
+    /// The chunk that was planned takes so long.
+    pub(crate) fn begin_chunk(&mut self, began: Instant, ends: Instant) {
+        self.under_way = Some((began, ends));
+    }
+
+    /// How far the chunk under way is.
+    pub(crate) fn progress(&self, now: Instant) -> Option<StepProgress> {
+        self.under_way.map(|(began, ends)| StepProgress {
+            elapsed: now.saturating_duration_since(began),
+            left: ends.saturating_duration_since(now),
+        })
+    }
+
     /// The chunk is computed: the prompts that are complete now. Their blocks are theirs until [`Self::release`].
     pub(crate) fn on_chunk_done(&mut self) -> Vec<Computed> {
+        self.under_way = None;
         let mut done = Vec::new();
         for share in std::mem::take(&mut self.running) {
             let position = self.prompts.iter().position(|prompt| prompt.job.request == share.request);
@@ -274,7 +310,7 @@ impl PrefillNode {
     }
 
     /// Tokens that are to be computed, as the node reports them.
-    pub(crate) fn queued_tokens(&self) -> u64 {
+    pub(crate) fn queued_tokens(&self, now: Instant) -> u64 {
         let left = |prompt: &Prompt| match prompt.state {
             State::Queued => {
                 let held = self.pool.match_prefix(&prompt.job.hashes[..prompt.reusable()]).len() as u32;
@@ -283,7 +319,11 @@ impl PrefillNode {
             State::Fetching => u64::from(prompt.job.tokens - prompt.blocks.len() as u32 * BLOCK_TOKENS),
             State::Fetched | State::Computing => u64::from(prompt.left()),
         };
-        self.prompts.iter().map(left).sum()
+        let rows: u32 = self.running.iter().map(|share| share.to - share.from).sum();
+        let done = self.progress(now).map_or(0.0, |StepProgress { elapsed, left }| {
+            f64::from(rows) * elapsed.as_secs_f64() / (elapsed + left).as_secs_f64().max(1e-9)
+        });
+        self.prompts.iter().map(left).sum::<u64>().saturating_sub(done as u64)
     }
 
     /// Seconds of work that wait here.

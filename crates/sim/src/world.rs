@@ -48,7 +48,12 @@ enum Event {
         request: usize,
         node: usize,
     },
-    ChunkDone(usize),
+    ChunkDone {
+        node: usize,
+        rows: u32,
+        attended: u64,
+        seconds: f64,
+    },
     Pushed {
         request: usize,
         blocks: Vec<BlockId>,
@@ -247,7 +252,10 @@ impl<'a> World<'a> {
                 self.prefill[node].end_fetch(request, true);
                 self.plan_prefill(node);
             }
-            Event::ChunkDone(node) => self.on_chunk_done(node),
+            Event::ChunkDone { node, rows, attended, seconds } => {
+                self.cluster.on_step(self.queue.now(), &self.names[node], rows, attended, seconds);
+                self.on_chunk_done(node);
+            }
             Event::Pushed { request, blocks, from, first_token_at } => {
                 self.on_pushed(request, &blocks, from, first_token_at)
             }
@@ -404,8 +412,8 @@ impl<'a> World<'a> {
         for share in &shares {
             self.push(node, share, computed);
         }
-        self.queue.at(computed, Event::ChunkDone(node));
-        self.cluster.on_step(&self.names[node], rows, attended, seconds);
+        self.prefill[node].begin_chunk(self.queue.now(), computed);
+        self.queue.at(computed, Event::ChunkDone { node, rows, attended, seconds });
     }
 
     /// The blocks that a chunk fills go to the decode node layer by layer while the chunk is computed; its last layer's part follows when it is.
@@ -593,7 +601,8 @@ impl<'a> World<'a> {
         let now = self.queue.now();
         for node in 0..self.prefill.len() {
             let core = &self.prefill[node];
-            let load = Load { running: core.waiting() as u32, queued_tokens: core.queued_tokens(), ..Load::default() };
+            let (queued_tokens, step) = (core.queued_tokens(now), core.progress(now));
+            let load = Load { running: core.waiting() as u32, queued_tokens, step, ..Load::default() };
             self.cluster.on_load(now, &self.names[node], load);
         }
         for node in 0..self.decode.len() {
@@ -602,7 +611,7 @@ impl<'a> World<'a> {
             let name = &self.names[self.options.prefill + node];
             self.cluster.on_load(now, name, load);
             if let Some((sequences, kv_tokens, seconds)) = self.decode[node].last_step() {
-                self.cluster.on_step(name, sequences as u32, kv_tokens, seconds);
+                self.cluster.on_step(now, name, sequences as u32, kv_tokens, seconds);
             }
             self.tell_kv_events(self.options.prefill + node);
         }

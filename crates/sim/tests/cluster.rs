@@ -68,6 +68,43 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
+fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
+    // A small model on a core, a token in 2.7 ms, with prompts of 20 to 2,000 tokens at 70 % of what the node can compute: here each token stands for 32.
+    const SCALE: f64 = 32.0;
+    let profile = ModelProfile {
+        prefill_base: 0.04,
+        prefill_per_token: 2.7e-3 / SCALE,
+        prefill_per_token_pair: 2e-7 / (SCALE * SCALE),
+        chunk_tokens: 512 * SCALE as u32,
+        decode_base: 0.02,
+        decode_per_sequence: 0.003,
+        decode_per_kv_token: 0.0,
+        step_noise: 0.12,
+        ..profile()
+    };
+    let mut random = Random::new(5);
+    let mut at = 0.0;
+    let requests = (0..2000_u64).map(|n| {
+        at += random.exponential(1.0);
+        let input_length = (20.0 * 100_f64.powf(random.unit()) * SCALE) as u32;
+        let blocks = u64::from(input_length.div_ceil(BLOCK_TOKENS));
+        let hash_ids = (0..blocks).map(|block| n << 32 | block).collect();
+        let (timestamp, output_length) = (Duration::from_secs_f64(at * 1.7), 8 + random.below(25) as u32);
+        TraceRequest { timestamp, input_length, output_length, hash_ids }
+    });
+    let trace = Trace { name: "lengths".to_owned(), requests: requests.collect(), block_tokens: BLOCK_TOKENS };
+    let (ttft_slo, tbt_slo) = (Duration::from_secs(1000), Duration::from_secs(10));
+    let options = SimOptions { prefill: 1, decode: 1, ttft_slo, tbt_slo, ..SimOptions::default() };
+    let summary = Summary::of(&simulate(&trace, &profile, &options), &options);
+    let (half, most, load) = (summary.ttft_error_p50, summary.ttft_error_p90, summary.ttft_mean_s);
+    println!(
+        "|predicted - measured| / measured: median {half:.3}, p90 {most:.3}; mean time to first token {load:.2} s"
+    );
+    assert!(half < 0.15 && most < 0.35, "median {half}, p90 {most}");
+    assert!(load > 2.0, "{load}: nobody waits");
+}
+
+#[test]
 fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
     let mut random = Random::new(3);
     let mut at = 0.0;

@@ -218,6 +218,15 @@ pub enum DecodeEvent {
     Failed(Refused),
 }
 
+/// How far a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepProgress {
+    /// Since it began.
+    pub elapsed: Duration,
+    /// Until it will be over, if its layers go on as they did so far.
+    pub left: Duration,
+}
+
 /// What a node is doing now.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Load {
@@ -225,8 +234,10 @@ pub struct Load {
     pub running: u32,
     /// Requests waiting in the queue, or for bytes or room.
     pub waiting: u32,
-    /// Prompt tokens not yet computed, queued and running.
+    /// Prompt tokens not yet computed, queued and running. Of the step under way, the part of the tokens that its layers leave to do.
     pub queued_tokens: u64,
+    /// The step that a prefill node works on, where it has one and can tell.
+    pub step: Option<StepProgress>,
     /// Tokens of KV that running sequences attend to.
     pub kv_tokens: u64,
     /// Blocks of the arena.

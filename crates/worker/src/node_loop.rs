@@ -36,7 +36,7 @@ pub trait Role: Send + 'static {
     /// Carries out what the core decided. An error is the end of the node.
     fn carry_out(&mut self) -> anyhow::Result<()>;
     /// The load now.
-    fn load(&self) -> Load;
+    fn load(&self, now: Instant) -> Load;
     /// Up to `max` changes of the prefix cache since the last call; `None` where there are none.
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch>;
     /// All full blocks that can be reused.
@@ -116,7 +116,7 @@ impl<R: Role> NodeLoop<R> {
             Input::SessionOpened(conductor) => {
                 self.publish_kv_events();
                 self.send_snapshot(conductor);
-                self.sessions.send(conductor, Event::Load((&self.role.load()).into()));
+                self.sessions.send(conductor, Event::Load((&self.role.load(self.clock.now())).into()));
                 self.sessions.send(conductor, self.transfer.event());
             }
             Input::KvSnapshot(conductor) => {
@@ -124,7 +124,10 @@ impl<R: Role> NodeLoop<R> {
                 self.send_snapshot(conductor);
             }
             Input::CheckIntegrity(answer) => {
-                let report = IntegrityReport { problem: self.role.check_integrity().err(), load: self.role.load() };
+                let report = IntegrityReport {
+                    problem: self.role.check_integrity().err(),
+                    load: self.role.load(self.clock.now()),
+                };
                 // The caller may have given up.
                 let _ = answer.send(report);
             }
@@ -133,7 +136,7 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn report(&self) {
-        self.sessions.broadcast(&Event::Load((&self.role.load()).into()));
+        self.sessions.broadcast(&Event::Load((&self.role.load(self.clock.now())).into()));
     }
 
     fn publish_kv_events(&mut self) {

@@ -7,6 +7,8 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, DecodeRoom, NodeState};
+use crate::backlog::{ChunkSeconds, QueueImpact};
+use crate::config::MIN_CHUNK_PART;
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
 
@@ -223,7 +225,7 @@ impl Cluster {
         let matched_tokens = blocks * node.info().layout.block_tokens;
         let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
         let terms = self.placement.terms(request, compute);
-        let (ahead, passed) = node.charges.backlog.impact(now, terms, self.chunk_left(node));
+        let QueueImpact { ahead, passed, .. } = node.charges.backlog.impact(now, terms);
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
     }
 
@@ -236,13 +238,16 @@ impl Cluster {
         plan: &PrefillPlan,
     ) -> (PrefillPlan, usize) {
         let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
-        let impact = node.charges.backlog.impact_reordered(now, terms, self.chunk_left(node));
+        let impact = node.charges.backlog.impact_reordered(now, terms);
         (PrefillPlan { ahead: impact.ahead, passed: impact.passed, ..*plan }, impact.broken)
     }
 
-    /// Seconds until the node has done the chunk that it computes: half of one on average.
-    fn chunk_left(&self, node: &ClusterNode) -> f64 {
-        node.speed.seconds(self.costs[node.class].1.prefill.chunk() / 2.0)
+    /// How long a prefill node's chunks take.
+    pub(super) fn chunk_seconds(&self, node: &ClusterNode) -> ChunkSeconds {
+        let cost = &self.costs[node.class].1.prefill;
+        let seconds = |rows: u32| node.speed.seconds(cost.prompt(rows, 0));
+        let rows = cost.chunk_rows();
+        ChunkSeconds { full: seconds(rows), least: seconds((rows as usize / MIN_CHUNK_PART) as u32) }
     }
 
     pub(super) fn decode_candidates(

@@ -273,11 +273,13 @@ impl Cluster {
 
     /// A node's report.
     pub fn on_load(&mut self, now: Instant, node: &NodeId, load: Load) {
+        let Some(seconds) = self.nodes.get(node).map(|node| self.chunk_seconds(node)) else { return };
         let Some(node) = self.nodes.get_mut(node) else { return };
         if node.info().role == NodeRole::Prefill
             && let Some(known_until) = now.checked_sub(self.config.report_delay)
         {
-            node.charges.backlog.correct(now, load.queued_tokens, known_until);
+            node.charges.backlog.set_chunk_seconds(seconds);
+            node.charges.backlog.correct(now, load.queued_tokens, load.step, known_until);
         }
         node.on_load(now, load);
     }
@@ -312,12 +314,15 @@ impl Cluster {
     }
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].
-    pub fn on_step(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
+    pub fn on_step(&mut self, now: Instant, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get_mut(node) else { return };
         node.last_steps.observe(rows, seconds);
         let cost = &mut self.costs[node.class].1;
         match node.info().role {
-            NodeRole::Prefill => cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds),
+            NodeRole::Prefill => {
+                cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds);
+                node.charges.backlog.on_chunk_done(now);
+            }
             NodeRole::Decode => cost.on_decode_step(&mut node.speed, rows, attended_tokens, seconds),
         }
     }

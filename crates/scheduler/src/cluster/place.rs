@@ -9,13 +9,13 @@ use super::explain::{Explanation, Keep, Rows};
 use super::split::Split;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
+use crate::backlog::QueuedPrompt;
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
     estimated_ttft,
 };
-use crate::queue::QueuedPrompt;
 
 /// What a client is told to wait where nothing better is known: nodes register and report about this often.
 pub(super) const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
@@ -123,6 +123,10 @@ impl Cluster {
     ) -> (Result<Placement, Refusal>, Option<Rows>) {
         self.on_ended(now, request.key);
         self.on_tick(now);
+        for node in self.nodes.values_mut() {
+            // Once, and not for each of its plans.
+            node.charges.backlog.settle(now);
+        }
         let (asked, matches) = (self.asked(request), self.matches(request));
         let (chosen, rows) = self.look(now, asked, &matches, &*self.placement, keep, rng);
         (chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches)), rows)
@@ -368,7 +372,9 @@ impl Cluster {
 
 impl Cluster {
     fn charge_prefill(&mut self, now: Instant, node: &NodeId, prompt: QueuedPrompt) -> Option<NodeStart> {
+        let seconds = self.chunk_seconds(self.nodes.get(node)?);
         let node = self.nodes.get_mut(node)?;
+        node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);
         Some((node.info().node.clone(), node.info().generation))
     }

@@ -557,8 +557,8 @@ fn a_node_that_measures_slow_gets_less() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     for _ in 0..200 {
-        cluster.on_step(&id("p0"), 160, 12_880, 0.5);
-        cluster.on_step(&id("p1"), 160, 12_880, 0.1);
+        cluster.on_step(now, &id("p0"), 160, 12_880, 0.5);
+        cluster.on_step(now, &id("p1"), 160, 12_880, 0.1);
     }
     let estimate = place(&mut cluster, now, &request(0, &[])).unwrap();
     assert_eq!(estimate.prefill, id("p1"));
@@ -597,9 +597,9 @@ fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
     assert_eq!(outlook(&cluster, &decode).tbt.map(|tbt| tbt.as_millis()), Some(11));
     assert_eq!(outlook(&cluster, &prefill).pending, 0);
     for _ in 0..500 {
-        cluster.on_step(&prefill, 100, 1000, 0.5);
+        cluster.on_step(now, &prefill, 100, 1000, 0.5);
     }
-    cluster.on_step(&prefill, 100, 1000, f64::NAN);
+    cluster.on_step(now, &prefill, 100, 1000, f64::NAN);
     let measured = outlook(&cluster, &prefill);
     assert!((measured.rows_per_second.unwrap() - 200.0).abs() < 0.1);
     assert_eq!(measured.step.map(|step| step.as_millis().abs_diff(500) <= 1), Some(true));
@@ -616,7 +616,7 @@ fn of_many_nodes_the_best_are_told_and_the_others_counted() {
         (0..5).for_each(|n| cluster.on_node_draining(&id(&format!("p{n:03}"))));
         (0..7).for_each(|n| cluster.on_node_draining(&id(&format!("d{n:03}"))));
         for n in 0..50 {
-            cluster.on_step(&id(&format!("p{:03}", 90 + n % 10)), 160, 12_880, 9.0);
+            cluster.on_step(now, &id(&format!("p{:03}", 90 + n % 10)), 160, 12_880, 9.0);
         }
         for n in 0..40 {
             let record = cluster.place_explained(now, &request(n, &[]), &mut || 7 * n as u64);

@@ -82,7 +82,7 @@ impl LinearFit {
 /// Used where a node could not measure itself: about a small model on a few cores.
 const DEFAULT_PREFILL: [f64; 3] = [5e-3, 2e-3, 1e-7];
 const DEFAULT_DECODE: [f64; 3] = [10e-3, 2e-3, 1e-6];
-/// Rows of a chunk until a larger one was seen.
+/// Rows of a chunk where the node does not say, until a larger one was seen.
 const DEFAULT_CHUNK: u32 = 512;
 
 /// A fit that begins with a node's own profile, or with the defaults where that is empty or nonsense. What was measured is wrong by half of itself at most as a rule; a looser
@@ -108,7 +108,8 @@ impl PrefillCost {
     /// Seeded with what a node measured at start.
     pub fn new(profile: &NodeProfile) -> Self {
         let weights = [profile.prefill_base, profile.prefill_per_token, profile.prefill_per_token_pair];
-        Self { fit: seeded(weights, DEFAULT_PREFILL), chunk: DEFAULT_CHUNK }
+        let chunk = if profile.chunk_tokens > 0 { profile.chunk_tokens } else { DEFAULT_CHUNK };
+        Self { fit: seeded(weights, DEFAULT_PREFILL), chunk }
     }
 
     /// Seconds of a step of `rows` rows that attend to `attended` tokens in sum.
@@ -116,9 +117,9 @@ impl PrefillCost {
         self.fit.predict(&[1.0, f64::from(rows), attended as f64])
     }
 
-    /// Seconds of a full chunk at the beginning of a prompt.
-    pub fn chunk(&self) -> f64 {
-        self.prompt(self.chunk, 0)
+    /// Rows of a full chunk.
+    pub fn chunk_rows(&self) -> u32 {
+        self.chunk
     }
 
     /// Seconds to compute a prompt of `tokens` tokens of which the first `cached` are here.

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs};
+use baton_types::{
+    ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress, TokenId, TokenLogprobs,
+};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
@@ -20,8 +22,29 @@ pub(super) struct RunningStep {
     pub id: StepId,
     /// Who is in it, with the positions computed.
     pub sequences: Vec<(RequestKey, Range<usize>)>,
+    began: Instant,
     /// Layers that were reported.
     layers: BTreeSet<u32>,
+    /// The last of them, and when.
+    last_layer: Option<(u32, Instant)>,
+}
+
+impl RunningStep {
+    /// Tokens that its layers have done, as parts of all of them; none where nobody tells of its layers.
+    pub fn tokens_done(&self, num_layers: u32) -> u64 {
+        let tokens: usize = self.sequences.iter().map(|(_, range)| range.len()).sum();
+        let done = self.last_layer.map_or(0, |(layer, _)| layer);
+        tokens as u64 * u64::from(done) / u64::from(num_layers)
+    }
+
+    /// How far it is: layers take the same time each. `None` before the second layer.
+    pub fn progress(&self, now: Instant, num_layers: u32) -> Option<StepProgress> {
+        // K and V of a layer are final when the layers before it are done, and a little of it.
+        let (done, at) = self.last_layer.filter(|(layer, _)| *layer > 0)?;
+        let whole = at.saturating_duration_since(self.began) / done * num_layers;
+        let elapsed = now.saturating_duration_since(self.began);
+        Some(StepProgress { elapsed, left: whole.saturating_sub(elapsed) })
+    }
 }
 
 impl PrefillCore {
@@ -73,6 +96,7 @@ impl PrefillCore {
         let block_tokens = self.config.model.block_tokens();
         let Some(running) = self.step.as_mut().filter(|running| !running.layers.contains(&layer)) else { return };
         running.layers.insert(layer);
+        running.last_layer = Some((layer, now));
         for (key, range) in running.sequences.clone() {
             let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended && !request.spoiled) else {
                 continue;
@@ -165,8 +189,8 @@ impl PrefillCore {
         let mut budget = self.config.token_budget;
         let mut may_start = true;
         for key in self.queue(now) {
-            if self.would_only_delay(&sequences, key) {
-                continue;
+            if budget == 0 {
+                break;
             }
             if self.queued.contains_key(&key) {
                 let has_place =
@@ -178,6 +202,10 @@ impl PrefillCore {
                 }
             }
             self.add_share(now, key, &mut budget, &mut sequences);
+            if sequences.iter().any(|sequence| sequence.is_last_chunk) {
+                // Whoever else is in it makes its first token wait.
+                budget = budget.min(self.config.min_chunk_tokens.saturating_sub(rows(&sequences)));
+            }
         }
         if sequences.is_empty() {
             return;
@@ -185,22 +213,9 @@ impl PrefillCore {
         let id = StepId(self.next_step);
         self.next_step += 1;
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
-        self.step = Some(RunningStep { id, sequences: members, layers: BTreeSet::new() });
+        let (layers, last_layer) = (BTreeSet::new(), None);
+        self.step = Some(RunningStep { id, sequences: members, began: now, layers, last_layer });
         self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences }));
-    }
-
-    /// Whether the chunk ends somebody's prompt, is large enough to be worth its fixed cost, and would not end this one's: its tokens would delay a first token and bring none nearer.
-    fn would_only_delay(&self, sequences: &[StepSequence], key: RequestKey) -> bool {
-        let rows: usize = sequences.iter().map(|sequence| sequence.range.len()).sum();
-        if rows < self.config.min_chunk_tokens || !sequences.iter().any(|sequence| sequence.is_last_chunk) {
-            return false;
-        }
-        let remaining = match (self.queued.get(&key), self.active.get(&key)) {
-            (Some(queued), _) => queued.job.tokens.len() - self.cached_tokens(&queued.job, &queued.hashes),
-            (_, Some(active)) => active.remaining_tokens(),
-            _ => 0,
-        };
-        rows + remaining > self.config.token_budget
     }
 
     /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.
@@ -334,6 +349,10 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
         return 0;
     }
     (job.tokens.len() - 1) / block_tokens
+}
+
+fn rows(sequences: &[StepSequence]) -> usize {
+    sequences.iter().map(|sequence| sequence.range.len()).sum()
 }
 
 fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSequence {

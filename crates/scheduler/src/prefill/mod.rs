@@ -111,7 +111,10 @@ impl PrefillCore {
     }
 
     /// What the node is doing now.
-    pub fn load(&self) -> Load {
+    pub fn load(&self, now: Instant) -> Load {
+        let num_layers = self.config.model.layout.num_layers;
+        let step = self.step.as_ref();
+        let done = step.map_or(0, |step| step.tokens_done(num_layers));
         let live = self.active.values().filter(|request| !request.ended);
         let waiting_tokens: usize =
             self.queued.values().map(|request| request.job.tokens.len() - request.cached_tokens).sum();
@@ -119,7 +122,8 @@ impl PrefillCore {
         Load {
             running: live.count() as u32,
             waiting: self.queued.len() as u32,
-            queued_tokens: (waiting_tokens + running_tokens) as u64,
+            queued_tokens: ((waiting_tokens + running_tokens) as u64).saturating_sub(done),
+            step: step.and_then(|step| step.progress(now, num_layers)),
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             blocks_ssd: self.pool.len_below() as u32,

@@ -1,6 +1,6 @@
 //! Prefixes that another node holds, at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_types::{
     BlockHash, BlockId, ErrorKind, FetchReport, FetchSource, Generation, LeaseReply, LeaseRequest, PrefillEvent,
@@ -151,11 +151,11 @@ fn blocks_of_a_request_that_ended_wait_for_its_fetch() {
     node.begin(0, 4);
     node.after(MS, |core, now| core.on_abort(now, key(0)));
     assert!(node.effects.contains(&PrefillEffect::CancelFetch { key: key(0) }));
-    assert_eq!(node.core.load().blocks_used, 5);
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 5);
     node.fetched(0, 0);
     assert!(!node.has_step());
     node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::Cancelled))));
-    assert!(node.core.is_idle() && node.core.load().blocks_used == 0);
+    assert!(node.core.is_idle() && node.core.load(Instant::now()).blocks_used == 0);
 }
 
 fn lease_of(n: u64, block_hashes: Vec<BlockHash>) -> LeaseRequest {
@@ -184,10 +184,10 @@ fn others_read_here_under_leases() {
     node.after(MS, |core, now| core.on_lease_request(now, lease_of(7, hashes.clone())));
     let (of, reply) = opened(&mut node);
     assert_eq!((of, reply.blocks.len()), (key(7), 3));
-    assert!(!node.core.is_idle() && node.core.load().blocks_used == 3);
+    assert!(!node.core.is_idle() && node.core.load(Instant::now()).blocks_used == 3);
     node.after(MS, |core, now| core.on_release_lease(now, reply.lease));
     assert_eq!(node.effects, [PrefillEffect::Lease(LeaseEffect::End { lease: reply.lease })]);
-    assert!(node.core.is_idle() && node.core.load().blocks_used == 0);
+    assert!(node.core.is_idle() && node.core.load(Instant::now()).blocks_used == 0);
 
     // One that is forgotten ends by itself; a node on its way out gives none.
     node.after(MS, |core, now| core.on_lease_request(now, lease_of(8, hashes.clone())));

@@ -129,7 +129,7 @@ impl Node {
     /// Runs a one-token job to its end.
     pub(super) fn run_alone(&mut self, job: PrefillJob) {
         self.submit(job);
-        while self.core.load().running > 0 {
+        while self.core.load(Instant::now()).running > 0 {
             let plan = self.take_step();
             self.finish_step(MS, &plan, 1);
         }
@@ -190,7 +190,7 @@ fn a_chunk_that_ends_a_prompt_is_not_filled_up_with_parts_of_others() {
     }
     node.finish_step(MS, &first, 1);
     let second = node.take_step();
-    assert_eq!(shares(&second), [(key(1), 0..6), (key(3), 0..4)], "request 2 would not end in it, request 3 does");
+    assert_eq!(shares(&second), [(key(1), 0..6)], "whoever else were in it would make its first token wait");
     node.finish_step(MS, &second, 1);
     assert_eq!(shares(&node.take_step()), [(key(2), 0..16)]);
 }
@@ -230,7 +230,7 @@ fn a_repeated_prompt_computes_only_what_is_past_the_last_full_block_before_its_e
     let plan = node.take_step();
     assert_eq!(shares(&plan), [(key(3), 0..16)]);
     node.finish_step(MS, &plan, 1);
-    let Load { prefix_queries, prefix_hits, blocks_used, .. } = node.core.load();
+    let Load { prefix_queries, prefix_hits, blocks_used, .. } = node.core.load(Instant::now());
     assert_eq!((prefix_queries, prefix_hits, blocks_used), (17 + 17 + 16 + 16, 16 + 12, 0));
 }
 
@@ -292,14 +292,14 @@ fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly()
     });
     assert_eq!((handover.grant, handover.first_token, handover.expected_bytes), (GrantId(9), 7, 6 * SPAN_BYTES));
     node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
-    assert_eq!(node.core.load().blocks_used, 3, "pinned until the last push is acknowledged");
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 3, "pinned until the last push is acknowledged");
     node.acknowledge(0, &third);
     let PrefillEvent::HandedOver(transfer) = node.take_event(0) else { panic!() };
     assert_eq!((transfer.bytes, transfer.bytes_at_compute_end), (6 * SPAN_BYTES, 4 * SPAN_BYTES));
     assert_eq!((transfer.exposed, transfer.transport.as_str()), (3 * MS, "tcp"));
     assert_eq!(transfer.elapsed, 8 * MS);
     assert!(node.core.is_idle() && node.effects.is_empty());
-    assert_eq!((node.core.load().blocks_cached, node.core.load().blocks_used), (2, 0));
+    assert_eq!((node.core.load(Instant::now()).blocks_cached, node.core.load(Instant::now()).blocks_used), (2, 0));
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn what_cannot_be_taken_is_refused_at_once_with_the_numbers() {
     node.submit(job(3, 0..16, 1));
     assert_eq!(node.take_failure(3), (ErrorKind::Overloaded, "1 requests wait at node p0, as many as may".into()));
     node.submit(job(2, 0..16, 1));
-    assert_eq!(node.core.load().waiting, 1, "a job that is told twice counts once");
+    assert_eq!(node.core.load(Instant::now()).waiting, 1, "a job that is told twice counts once");
     node.after(MS, |core, now| core.on_drain(now));
     node.submit(job(4, 0..4, 1));
     assert_eq!(node.take_failure(4), (ErrorKind::Unavailable, "node p0 is draining".into()));
@@ -432,9 +432,9 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
     node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Unavailable))));
     node.take_event(0);
     assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, "decode node d0: no".into()));
-    assert_eq!(node.core.load().blocks_used, 2, "the engine still works on it");
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 2, "the engine still works on it");
     node.finish_step(MS, &plan, 7);
-    assert_eq!(node.core.load().blocks_used, 0);
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 0);
     node.submit(job(1, 0..8, 5));
     let plan = node.take_step();
     node.grant(1, 1, 30..32);
@@ -483,11 +483,11 @@ fn a_failed_push_cancels_the_others_and_blocks_stay_until_they_answer() {
     node.take(|effect| matches!(effect, PrefillEffect::CancelPushes { .. }).then_some(()));
     assert_eq!(node.take_release(), GrantId(9));
     node.finish_step(MS, &plan, 7);
-    assert_eq!(node.core.load().blocks_used, 2);
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 2);
     assert!(node.core.knows(key(0)));
     node.effects.clear();
     node.after(MS, |core, now| core.on_push_done(now, key(0), second.0, Err(refused(ErrorKind::Cancelled))));
-    assert_eq!((node.core.load().blocks_used, node.core.knows(key(0))), (0, false));
+    assert_eq!((node.core.load(Instant::now()).blocks_used, node.core.knows(key(0))), (0, false));
     assert!(node.effects.is_empty());
 }
 
@@ -515,12 +515,12 @@ fn aborts_are_silent_in_every_state() {
     node.submit(job(0, 0..16, 5));
     node.submit(job(1, 0..8, 5));
     node.after(MS, |core, now| core.on_abort(now, key(1)));
-    assert_eq!(node.core.load().waiting, 0);
+    assert_eq!(node.core.load(Instant::now()).waiting, 0);
     let plan = node.take_step();
     node.after(MS, |core, now| core.on_abort(now, key(0)));
     node.after(MS, |core, now| core.on_abort(now, key(0)));
     node.effects.clear();
-    assert_eq!(node.core.load().blocks_used, 4, "the engine still works on it");
+    assert_eq!(node.core.load(Instant::now()).blocks_used, 4, "the engine still works on it");
     node.finish_step(MS, &plan, 7);
     node.after(MS, |core, now| core.on_abort(now, key(77)));
     assert_eq!(node.effects, []);
@@ -530,7 +530,7 @@ fn aborts_are_silent_in_every_state() {
     node.submit(PrefillJob { conductor: ConductorId(5), ..job(2, 0..8, 5) });
     node.submit(job(3, 0..8, 1));
     node.after(MS, |core, now| core.on_conductor_lost(now, ConductorId(5)));
-    assert!(!node.core.is_idle() && node.core.load().running == 0);
+    assert!(!node.core.is_idle() && node.core.load(Instant::now()).running == 0);
 }
 
 #[test]

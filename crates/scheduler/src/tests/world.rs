@@ -652,7 +652,7 @@ impl World {
             }
         }
         assert!(self.prefill.is_idle() && self.decode.is_idle());
-        for load in [self.prefill.load(), self.decode.load()] {
+        for load in [self.prefill.load(self.now), self.decode.load()] {
             assert_eq!((load.blocks_used, load.blocks_reserved, load.running, load.waiting), (0, 0, 0, 0));
             assert_eq!(load.queued_tokens, 0);
         }
