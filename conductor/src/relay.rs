@@ -3,6 +3,7 @@
 //! An attempt that fails is started over on other nodes: sampling has no hidden state, so the same tokens come again, and [`Output`] drops those that the
 //! client has. A token that came out differently ends the request with an error instead: tokens already sent never change.
 
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
@@ -13,7 +14,10 @@ use baton_types::{
     Attempt, DecodeEvent, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey,
     Tbt, Timeline, TokenLogprobs, Ttft, Usage,
 };
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
+use tokio::time::Sleep;
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
@@ -40,6 +44,11 @@ pub struct Relay {
     failed_nodes: Vec<NodeId>,
     entry: Entry,
     out: Responses,
+    interrupted: Interrupted,
+    /// When the last event came.
+    heard: Instant,
+    /// Looks, now and then, how long ago that is: setting a timer for each token would cost more than relaying it.
+    silence: Pin<Box<Sleep>>,
     output: Output,
     arrived: Instant,
     /// When the attempt was placed.
@@ -57,6 +66,21 @@ pub struct Relay {
     transfer_settled: bool,
     /// Whether the last token said so: the decode node is done with the request.
     ended_by_node: bool,
+}
+
+/// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
+type Interrupted = futures::future::Fuse<BoxFuture<'static, GenerateError>>;
+
+fn interrupted(door: &FrontDoor, entry: &Entry, out: &Responses) -> Interrupted {
+    let (out, aborted, shutdown) = (out.clone(), entry.aborted.clone(), door.shutdown.clone());
+    let interrupted = async move {
+        tokio::select! {
+            () = out.closed() => GenerateError::Aborted,
+            () = aborted.cancelled() => GenerateError::Aborted,
+            () = shutdown.wait_for(Phase::Closing) => GenerateError::going_down(),
+        }
+    };
+    interrupted.boxed().fuse()
 }
 
 /// Where a request stands after an event.
@@ -83,6 +107,9 @@ impl Relay {
             placement,
             attempt: Attempt(0),
             failed_nodes: Vec::new(),
+            interrupted: interrupted(door, &entry, &out),
+            heard: placed,
+            silence: Box::pin(tokio::time::sleep(door.limits.stall_timeout)),
             entry,
             out,
             output,
@@ -200,14 +227,23 @@ impl Relay {
     async fn any_event(&mut self, door: &FrontDoor) -> Result<Option<(Attempt, LiveEvent)>, GenerateError> {
         let stall = door.limits.stall_timeout;
         let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
-        tokio::select! {
-            // An event that is here goes first, and is what there nearly always is.
-            biased;
-            event = self.entry.events.recv() => event.map(Some).ok_or(GenerateError::Aborted),
-            () = self.out.closed() => Err(GenerateError::Aborted),
-            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
-            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
-            () = tokio::time::sleep(patience) => if self.finish.is_some() { Ok(None) } else { Err(GenerateError::Stalled(stall)) },
+        loop {
+            tokio::select! {
+                // An event that is here goes first, and is what there nearly always is.
+                biased;
+                event = self.entry.events.recv() => {
+                    self.heard = door.clock.now();
+                    return event.map(Some).ok_or(GenerateError::Aborted);
+                }
+                error = &mut self.interrupted => return Err(error),
+                () = &mut self.silence => {
+                    let due = self.heard + patience;
+                    if door.clock.now() >= due {
+                        return if self.finish.is_some() { Ok(None) } else { Err(GenerateError::Stalled(stall)) };
+                    }
+                    self.silence.as_mut().reset(due.into());
+                }
+            }
         }
     }
 
@@ -248,7 +284,7 @@ impl Relay {
                 }
                 self.transfer_settled |= finish.is_some();
                 if finish.is_none() && !self.placement.pace.is_zero() {
-                    self.pace(door).await?;
+                    self.pace().await?;
                 }
                 self.on_token(door, 0, OutputToken { token, logprobs, finish }).await
             }
@@ -262,12 +298,10 @@ impl Relay {
     }
 
     /// Keeps the first token back, a step at most, so that the gap to the next one is not longer than the others.
-    async fn pace(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
+    async fn pace(&mut self) -> Result<(), GenerateError> {
         tokio::select! {
             () = tokio::time::sleep(self.placement.pace) => Ok(()),
-            () = self.out.closed() => Err(GenerateError::Aborted),
-            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
-            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
+            error = &mut self.interrupted => Err(error),
         }
     }
 
@@ -331,6 +365,9 @@ impl Relay {
             }
         }
         self.finish = piece.finish;
+        if self.finish.is_some() {
+            self.silence.as_mut().reset((now + HANDOVER_REPORT_TIMEOUT).into());
+        }
         let logprobs = |token: &OutputToken| token.logprobs.as_ref().map(|l: &TokenLogprobs| l.into());
         let delta = v1::Delta {
             index: piece.index,
@@ -378,7 +415,7 @@ impl Relay {
 
     /// A placement on other nodes, or on those that failed, should they be back: a supervisor starts a node again within seconds. `None` where none is to be had
     /// in time, or nobody waits any more.
-    async fn place_elsewhere(&self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
+    async fn place_elsewhere(&mut self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
         let deadline = door.clock.now() + RECOVERY_PATIENCE;
         loop {
             let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived);
@@ -389,15 +426,13 @@ impl Relay {
             }
             tokio::select! {
                 () = tokio::time::sleep(RECOVERY_POLL) => {}
-                () = self.out.closed() => return None,
-                () = self.entry.aborted.cancelled() => return None,
-                () = door.shutdown.wait_for(Phase::Closing) => return None,
+                _ = &mut self.interrupted => return None,
             }
         }
     }
 
     /// Waits for a client that is slow, and for nothing that must not wait.
-    async fn send(&self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
+    async fn send(&mut self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
         let response = match self.out.try_send(Ok(response(event))) {
             Ok(()) => return Ok(()),
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(GenerateError::Aborted),
@@ -405,8 +440,7 @@ impl Relay {
         };
         tokio::select! {
             sent = self.out.send(response) => sent.map_err(|_| GenerateError::Aborted),
-            () = self.entry.aborted.cancelled() => Err(GenerateError::Aborted),
-            () = door.shutdown.wait_for(Phase::Closing) => Err(GenerateError::going_down()),
+            error = &mut self.interrupted => Err(error),
             () = tokio::time::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
         }
     }
