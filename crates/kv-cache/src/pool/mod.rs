@@ -160,12 +160,17 @@ impl BlockPool {
 
     /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those of them that are cached cannot be evicted then.
     pub fn check_fits(&self, matched: &[BlockId], wanted: usize) -> Result<(), OutOfBlocks> {
-        let cached = matched.iter().filter(|block| self.state(**block) == BlockState::Cached).count();
+        let cached = self.count_cached(matched);
         let (available, total) = (self.available(), self.blocks.len());
         if cached + wanted <= available {
             return Ok(());
         }
         Err(OutOfBlocks { wanted, available: available.saturating_sub(cached), total })
+    }
+
+    /// How many of these blocks nobody holds: taking them leaves fewer for others.
+    pub fn count_cached(&self, blocks: &[BlockId]) -> usize {
+        blocks.iter().filter(|block| self.state(**block) == BlockState::Cached).count()
     }
 
     /// What a block is doing.

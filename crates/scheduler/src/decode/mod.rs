@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
 use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRequest, Load, Refused, RequestKey,
+    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRelease, LeaseRequest, Load, Refused, RequestKey,
 };
 
 use crate::config::{DecodeConfig, InvalidConfig};
@@ -198,14 +198,17 @@ impl DecodeCore {
         self.next_grant += 1;
         let effect = match self.draining {
             true => self.leases.refuse_draining(&request),
-            false => self.leases.open(now, &mut self.pool, id, request),
+            false => {
+                let wanted = self.wanted_blocks();
+                self.leases.open(now, &mut self.pool, id, request, wanted)
+            }
         };
         self.effects.push_back(DecodeEffect::Lease(effect));
     }
 
     /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
-    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
-        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+    pub fn on_release_lease(&mut self, now: Instant, release: impl Into<LeaseRelease>) {
+        if let Some(effect) = self.leases.release(&mut self.pool, &release.into()) {
             self.effects.push_back(DecodeEffect::Lease(effect));
             self.plan_step(now);
         }

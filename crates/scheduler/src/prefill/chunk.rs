@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs};
+use baton_types::{
+    BlockId, ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs,
+};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
@@ -246,9 +248,7 @@ impl PrefillCore {
         }
         let queued = self.queued.get(&key)?;
         let tokens = queued.job.tokens.len();
-        let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
-        let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
-        let missing = self.config.model.layout.blocks_for(tokens) - matched.len();
+        let (matched, missing) = self.room_for(queued);
         self.pool.check_fits(&matched, missing).ok()?;
         self.pool.acquire(&matched);
         let new = self.pool.allocate(missing).ok()?;
@@ -258,7 +258,23 @@ impl PrefillCore {
         Some(())
     }
 
-    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
+    /// Blocks of a prompt that are here, and how many are not.
+    fn room_for(&self, queued: &Queued) -> (Vec<BlockId>, usize) {
+        let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
+        let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
+        let missing = self.config.model.layout.blocks_for(queued.job.tokens.len()) - matched.len();
+        (matched, missing)
+    }
+
+    /// Blocks that must be free or cached before the first prompt that waits can start; `None` where no prompt waits for room.
+    pub(super) fn wanted_blocks(&self, now: Instant) -> Option<usize> {
+        let may_start = self.active.len() < self.config.max_active;
+        let first = self.queue(now).into_iter().find_map(|key| self.queued.get(&key)).filter(|_| may_start)?;
+        let (matched, missing) = self.room_for(first);
+        Some(self.pool.count_cached(&matched) + missing)
+    }
+
+    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[BlockId]>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
         let (key, block_tokens) = (job.key, self.config.model.block_tokens());
         let held_tokens = num_cached * block_tokens;

@@ -13,7 +13,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, ErrorKind, FetchReport, GrantId, LeaseRequest, PrefillEvent, PrefillJob, Refused, RequestKey,
+    BlockHash, ErrorKind, FetchReport, GrantId, LeaseRelease, LeaseRequest, PrefillEvent, PrefillJob, Refused,
+    RequestKey,
 };
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
@@ -156,14 +157,17 @@ impl PrefillCore {
         self.next_lease += 1;
         let effect = match self.draining {
             true => self.leases.refuse_draining(&request),
-            false => self.leases.open(now, &mut self.pool, id, request),
+            false => {
+                let wanted = self.wanted_blocks(now);
+                self.leases.open(now, &mut self.pool, id, request, wanted)
+            }
         };
         self.effects.push_back(PrefillEffect::Lease(effect));
     }
 
     /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
-    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
-        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+    pub fn on_release_lease(&mut self, now: Instant, release: impl Into<LeaseRelease>) {
+        if let Some(effect) = self.leases.release(&mut self.pool, &release.into()) {
             self.effects.push_back(PrefillEffect::Lease(effect));
             self.plan_step(now);
         }

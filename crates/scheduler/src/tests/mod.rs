@@ -3,6 +3,7 @@
 mod decode;
 mod engine;
 mod fetch;
+mod leases;
 mod prefill;
 mod random;
 pub(crate) mod world;
