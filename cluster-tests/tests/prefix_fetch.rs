@@ -139,6 +139,57 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
     cluster.stop().await
 }
 
+/// A holder that stands still holds up whoever computes beside its reader for half a second at most: the reader's part of the step is thrown away, and computed later.
+#[tokio::test]
+async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<()> {
+    let profile = tempfile::NamedTempFile::new()?;
+    // 500 tokens a second are computed, and 2000 come from another node: of the 4 layers one in 132 ms.
+    let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 0.002, "prefill_per_token_pair": 0.0, "decode_base": 0.002,
+        "decode_per_sequence": 0.0, "decode_per_kv_token": 0.0, "chunk_tokens": 1024, "layers": 80, "kv_bytes_per_token": 327680, "decode_kv_tokens": 4096,
+        "cache_tokens": 8192, "max_running": 8, "network_bytes_per_s": 655360000, "network_latency_s": 0.001, "ssd_bytes_per_s": 1.0, "step_noise": 0.0}"#;
+    std::fs::write(profile.path(), numbers)?;
+    let fitted = format!("fitted:{}", profile.path().display());
+    let builder = Cluster::mock().node_flags(&["--mock-profile", &fitted]);
+    let mut cluster = builder.clone().start().await?;
+    let tokens = |n: usize, from: usize| -> Vec<u32> { (from..from + n).map(|i| (i * 7 % 250) as u32).collect() };
+    let whole = Ask::tokens(tokens(1056 + 512, 0)).max_tokens(1);
+    let late = "baton_prefill_prefixes_late_total";
+    cluster.ask(Ask::tokens(tokens(1056, 0)).max_tokens(2).ignore_eos()).await?;
+    let expected = cluster.ask(whole.clone()).await?.token_ids;
+    let mut was_late = false;
+    for round in 0..6 {
+        restart_prefill(&mut cluster, &builder, 2).await?;
+        let holder = &cluster.decode[0];
+        let http = holder.ready.http.clone().unwrap();
+        let granted = "baton_node_leases_total{outcome=\"granted\"}";
+        let before = metric(&http, granted).await?;
+        let (answer, other) = tokio::try_join!(cluster.ask(whole.clone()), async {
+            let began = Instant::now();
+            while metric(&http, granted).await? == before && began.elapsed() < 10 * SECOND {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            // The first layer is there, and the step begins; the second one is not.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            signal(holder.pid(), "STOP");
+            let other = cluster.ask(Ask::tokens(tokens(256, 1 + round)).max_tokens(1)).await;
+            signal(holder.pid(), "CONT");
+            other
+        })?;
+        assert_eq!(answer.token_ids, expected, "round {round}");
+        was_late = metric(cluster.prefill[0].ready.http.as_deref().unwrap(), late).await? > 0.0;
+        println!("round {round}: late: {was_late}, TTFT {:?}, of the other prompt {:?}", answer.ttft, other.ttft);
+        // The step would have been over 1 s after the stop, and the other prompt takes half a second.
+        assert!(other.ttft < 5 * SECOND / 2, "round {round}: {:?}", other.ttft);
+        if was_late {
+            assert_eq!(prefix_fetch(&answer), None);
+            break;
+        }
+    }
+    assert!(was_late, "no step ever waited for the holder");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
 /// Tokens of the prompt that no node could hold: everything but whole blocks of what was there before.
 fn new_tokens(before: &[u32], prompt: &[u32]) -> u32 {
     let common = before.iter().zip(prompt).take_while(|(a, b)| a == b).count();

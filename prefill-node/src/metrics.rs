@@ -12,6 +12,7 @@ const PUSHED: &str = "baton_prefill_pushed_bytes_total";
 const EXPOSED: &str = "baton_prefill_push_exposed_seconds";
 const CACHED: &str = "baton_prefill_prefix_cache_hits_total";
 const FETCHES: &str = "baton_prefill_prefix_fetches_total";
+const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
 const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
 const SSD_BLOCKS: &str = "baton_prefill_ssd_blocks_total";
@@ -56,6 +57,12 @@ pub const METRICS: &[MetricDoc] = &[
         labels: &["outcome"],
         help: "Prefixes that another node held: brought, or computed after all because that failed.",
     },
+    MetricDoc {
+        name: LATE,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Prefixes, of other nodes or the SSD, that a step waited for and gave up: they were computed.",
+    },
     MetricDoc { name: FETCHED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV brought from other nodes." },
     MetricDoc {
         name: FETCH,
@@ -87,6 +94,8 @@ pub struct Metrics {
     cached: Counter,
     brought: Counter,
     computed: Counter,
+    /// Prefixes that a step gave up.
+    pub late: Counter,
     fetched: Counter,
     fetch: Histogram,
     handed_over: Counter,
@@ -104,6 +113,7 @@ impl Default for Metrics {
             cached: counter!(CACHED),
             brought: counter!(FETCHES, "outcome" => "brought"),
             computed: counter!(FETCHES, "outcome" => "computed"),
+            late: counter!(LATE),
             fetched: counter!(FETCHED),
             fetch: histogram!(FETCH),
             handed_over: counter!(ENDED, "outcome" => "handed_over"),

@@ -15,9 +15,7 @@ use baton_types::{
     BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
 };
 use baton_worker::config::Settings;
-use baton_worker::{
-    EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused,
-};
+use baton_worker::{EngineEvent, Input, LeaseDesk, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused};
 
 use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
@@ -112,6 +110,10 @@ impl PrefillRole {
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
         match event {
             EngineEvent::KvReady { step, layer } => self.core.on_kv_ready(now, step, layer),
+            EngineEvent::PrefixLate { step, key } => {
+                self.metrics.late.increment(1);
+                self.core.on_prefix_late(now, step, key);
+            }
             EngineEvent::StepDone { step, result, elapsed, layers_ended } => {
                 self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
@@ -213,8 +215,8 @@ impl PrefillRole {
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
         self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
         let waiting = plan.sequences.iter().filter(|sequence| sequence.awaits_prefix);
-        let gates: Vec<LayerGate> =
-            waiting.filter_map(|sequence| Some(self.fetches.get(&sequence.key)?.gate.clone())).collect();
+        let gates = waiting.filter_map(|sequence| Some((sequence.key, self.fetches.get(&sequence.key)?.gate.clone())));
+        let gates = gates.collect();
         anyhow::ensure!(self.parts.engine.submit(plan, gates), "the engine's thread is gone");
         Ok(())
     }

@@ -1,26 +1,33 @@
 //! The SSD below a prefill node's arena: what its core wants written, read or forgotten, carried out on threads that may wait for the disk.
 
 use std::path::Path;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
 use baton_scheduler::{FetchedBytes, PrefillCore, RequestKey};
-use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, NodeInfo, Refused};
+use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
 use baton_worker::{Input, LayerGateKeeper, NodeParts, layer_gate};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::Fetching;
 use crate::metrics::SsdMetrics;
 use crate::role::PrefillInput;
 
+/// One layer takes no longer than this: the request waits for it. A disk that hangs keeps its thread; nobody waits for that.
+const LAYER_DEADLINE: Duration = Duration::from_secs(2);
+/// Threads that read at once. Where they all wait for the disk, what it holds is computed.
+const MAX_LOADS: usize = 64;
+
 /// The books of the store, and the arena that it backs.
 pub struct Ssd {
     store: KvStore,
     arena: KvArena,
+    loads: Arc<Semaphore>,
     metrics: SsdMetrics,
     /// Whether the last write failed: a disk that is full is told once.
     failing: bool,
@@ -45,7 +52,8 @@ impl Ssd {
         let recovery = store.recovery();
         tracing::info!(folder = %folder.display(), ?recovery, capacity = store.capacity(), "SSD tier open");
         core.on_store_recovered(store.iter());
-        Ok(Self { store, arena: parts.arena.clone(), metrics: SsdMetrics::default(), failing: false })
+        let (arena, loads) = (parts.arena.clone(), Arc::new(Semaphore::new(MAX_LOADS)));
+        Ok(Self { store, arena, loads, metrics: SsdMetrics::default(), failing: false })
     }
 
     /// Writes a block; the answer goes to the node's loop.
@@ -122,15 +130,25 @@ impl Ssd {
         if let Some(lost) = missing {
             core.on_store_lost(lost);
         }
-        let load = Load { key, records, destinations, arena: self.arena.clone(), inputs: parts.inputs.clone() };
-        let (cancelled, inputs) = (cancel.clone(), parts.inputs.clone());
+        let load =
+            Load { key, layout: self.arena.layout().clone(), blocks: records.len(), inputs: parts.inputs.clone() };
+        let thread = self.loads.clone().try_acquire_owned().map(|place| LoadThread {
+            records,
+            destinations,
+            arena: self.arena.clone(),
+            landing: Landing::default(),
+            _place: place,
+        });
+        let cancelled = cancel.clone();
         parts.tasks.spawn_request("SSD read", async move {
-            // It waits for the disk, and for the loop to take what it says.
-            let read = tokio::task::spawn_blocking(move || load.run(missing, keeper, &cancelled)).await;
-            if let Err(panic) = read {
-                let done = PrefillInput::FetchDone(key, Err(refused(format!("reading failed: {panic}"))));
-                let _ = inputs.send(Input::Role(done)).await;
-            }
+            let result = match (thread, missing) {
+                (_, Some(lost)) if load.blocks == 0 => Err(refused(format!("block {lost} is not on the SSD any more"))),
+                (Ok(thread), _) => load.run(thread, &keeper, &cancelled).await,
+                (Err(_), _) => Err(refused(format!("{MAX_LOADS} reads wait for the SSD, as many as may"))),
+            };
+            // The core first: what the engine computes after a failure must not count.
+            load.tell(PrefillInput::FetchDone(key, result)).await;
+            keeper.finish();
         });
         Fetching { gate, cancel }
     }
@@ -178,67 +196,180 @@ fn write(arena: &KvArena, block: BlockId, reservation: Reservation) -> Written {
     reservation.write(&parts)
 }
 
-/// Blocks on their way from the disk to the arena.
-struct Load {
-    key: RequestKey,
+/// Whether what comes from the disk may still be written into the arena.
+#[derive(Clone, Default)]
+struct Landing(Arc<Mutex<bool>>);
+
+impl Landing {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing is written from here on, whatever the disk still gives.
+    fn close(&self) {
+        *self.lock() = true;
+    }
+
+    /// `false`: it was closed before.
+    fn write(&self, write: impl FnOnce()) -> bool {
+        let is_closed = self.lock();
+        if !*is_closed {
+            write();
+        }
+        !*is_closed
+    }
+}
+
+/// What the thread that waits for the disk has to say.
+enum Read {
+    /// One more layer of all blocks is in the arena.
+    Layer,
+    /// A record could not be read; nothing follows.
+    Failed(RecordRef, StoreError),
+}
+
+/// Blocks on their way from the disk to the arena: the thread that waits for the disk.
+struct LoadThread {
     records: Vec<RecordRef>,
     destinations: Vec<BlockId>,
     arena: KvArena,
+    landing: Landing,
+    _place: OwnedSemaphorePermit,
+}
+
+impl LoadThread {
+    fn run(mut self, told: &mpsc::Sender<Read>) {
+        let mut part = vec![0; self.arena.layout().block_bytes()];
+        for layer in 0..self.arena.layout().num_layers {
+            for index in 0..self.records.len() {
+                if let Err(error) = self.records[index].read_part(layer, &mut part) {
+                    // Where nobody listens any more, the next one who reads it finds out.
+                    let _ = told.blocking_send(Read::Failed(self.records.swap_remove(index), error));
+                    return;
+                }
+                let block = self.destinations[index];
+                if !self.landing.write(|| self.arena.copy_in(layer, block, &part)) {
+                    return;
+                }
+            }
+            if told.blocking_send(Read::Layer).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The same load, as the node sees it.
+struct Load {
+    key: RequestKey,
+    layout: KvLayout,
+    blocks: usize,
     inputs: mpsc::Sender<Input<PrefillInput>>,
 }
 
 impl Load {
-    fn run(self, missing: Option<BlockHash>, keeper: LayerGateKeeper, cancel: &CancellationToken) {
-        let (key, inputs) = (self.key, self.inputs.clone());
-        let result = match self.records.is_empty() {
-            true => Err(refused(format!(
-                "block {} is not on the SSD any more",
-                missing.map_or_else(String::new, |hash| hash.to_string())
-            ))),
-            false => self.read(&keeper, cancel),
-        };
-        // The core first: what the engine computes after a failure must not count.
-        let _ = inputs.blocking_send(Input::Role(PrefillInput::FetchDone(key, result)));
-        keeper.finish();
-    }
-
-    fn tell(&self, input: PrefillInput) {
+    async fn tell(&self, input: PrefillInput) {
         // The loop is gone only when the process ends.
-        let _ = self.inputs.blocking_send(Input::Role(input));
+        let _ = self.inputs.send(Input::Role(input)).await;
     }
 
-    fn read(self, keeper: &LayerGateKeeper, cancel: &CancellationToken) -> Result<FetchedBytes, Refused> {
-        let (layers, blocks) = (self.arena.layout().num_layers, self.records.len());
-        self.tell(PrefillInput::FetchBegun(self.key, blocks));
-        let mut part = vec![0; self.arena.layout().block_bytes()];
-        for layer in 0..layers {
-            for (index, &block) in self.destinations.iter().enumerate().take(blocks) {
-                if cancel.is_cancelled() {
-                    return Err(refused("the request ended".to_owned()));
+    /// Returns once nothing is written into the destinations any more, however long the disk takes.
+    async fn run(
+        &self,
+        thread: LoadThread,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+    ) -> Result<FetchedBytes, Refused> {
+        self.tell(PrefillInput::FetchBegun(self.key, self.blocks)).await;
+        let landing = thread.landing.clone();
+        let (told, mut heard) = mpsc::channel(self.layout.num_layers as usize);
+        let _reading = tokio::task::spawn_blocking(move || thread.run(&told));
+        let result = self.layers(&mut heard, keeper, cancel).await;
+        landing.close();
+        let bytes = (self.blocks * self.layout.block_bytes_all_layers()) as u64;
+        result.map(|()| FetchedBytes { bytes, transport: FetchReport::SSD.to_owned() })
+    }
+
+    async fn layers(
+        &self,
+        heard: &mut mpsc::Receiver<Read>,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+    ) -> Result<(), Refused> {
+        for layer in 0..self.layout.num_layers {
+            let read = tokio::select! {
+                read = heard.recv() => read,
+                () = cancel.cancelled() => {
+                    return Err(Refused { kind: ErrorKind::Cancelled, message: "it is not needed any more".to_owned() });
                 }
-                if let Err(error) = self.records[index].read_part(layer, &mut part) {
-                    return Err(self.failed(index, error));
+                () = tokio::time::sleep(LAYER_DEADLINE) => {
+                    let message = format!("the SSD did not give layer {layer} within {LAYER_DEADLINE:?}");
+                    return Err(Refused { kind: ErrorKind::DeadlineExceeded, message });
                 }
-                self.arena.copy_in(layer, block, &part);
+            };
+            match read {
+                Some(Read::Layer) => self.tell(PrefillInput::Fetched(self.key, layer)).await,
+                Some(Read::Failed(record, error)) => {
+                    let message = format!("reading block {}: {error}", record.hash());
+                    self.tell(PrefillInput::LoadFailed(record, error)).await;
+                    return Err(refused(message));
+                }
+                None => return Err(refused("the thread that reads the SSD panicked".to_owned())),
             }
-            self.tell(PrefillInput::Fetched(self.key, layer));
             // The last one is passed when the core knows that all is here.
-            if layer + 1 < layers {
+            if layer + 1 < self.layout.num_layers {
                 keeper.open(layer + 1);
             }
         }
-        let bytes = (blocks * self.arena.layout().block_bytes_all_layers()) as u64;
-        Ok(FetchedBytes { bytes, transport: FetchReport::SSD.to_owned() })
-    }
-
-    fn failed(mut self, index: usize, error: StoreError) -> Refused {
-        let refusal = refused(format!("reading block {}: {error}", self.records[index].hash()));
-        let record = self.records.swap_remove(index);
-        self.tell(PrefillInput::LoadFailed(record, error));
-        refusal
+        Ok(())
     }
 }
 
 fn refused(message: String) -> Refused {
     Refused { kind: ErrorKind::Unavailable, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{Attempt, KvDtype, RequestId};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
+        let layout = KvLayout {
+            model: 7,
+            num_layers: 3,
+            num_kv_heads: 1,
+            head_dim: 8,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+            num_blocks: 4,
+        };
+        let key = RequestKey { request: RequestId(1), attempt: Attempt(0) };
+        let (inputs, mut told) = mpsc::channel(10);
+        let load = Load { key, layout, blocks: 2, inputs };
+        let (keeper, _gate) = layer_gate();
+        let (thread, mut heard) = mpsc::channel(3);
+        thread.send(Read::Layer).await.unwrap();
+        let failure = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
+        assert!(matches!(told.recv().await, Some(Input::Role(PrefillInput::Fetched(_, 0)))));
+        let cancel = CancellationToken::new();
+        cancel.cancel();
+        assert_eq!(load.layers(&mut heard, &keeper, &cancel).await.unwrap_err().kind, ErrorKind::Cancelled);
+        drop(thread);
+        let panicked = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
+        assert_eq!(panicked.kind, ErrorKind::Unavailable);
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn nothing_lands_once_nobody_waits_for_it() {
+        let (landing, mut written) = (Landing::default(), 0);
+        assert!(landing.clone().write(|| written += 1));
+        landing.close();
+        assert!(!landing.write(|| written += 1));
+        assert_eq!(written, 1);
+    }
 }

@@ -24,7 +24,7 @@ mod service;
 mod sessions;
 mod transfer;
 
-pub use engine_thread::{EngineEvent, EngineThread};
+pub use engine_thread::{AwaitedPrefix, EngineEvent, EngineThread};
 pub use input::{GrantAnswer, Input, IntegrityReport};
 pub use layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 pub use lease_desk::{LeaseAnswer, LeaseDesk};

@@ -66,7 +66,7 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    fn assert_running(&self, step: StepId) {
+    pub(super) fn assert_running(&self, step: StepId) {
         let running = self.step.as_ref().map(|running| running.id);
         assert_eq!(running, Some(step), "the step reported is not the step in flight");
     }

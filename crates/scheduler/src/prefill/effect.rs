@@ -58,7 +58,7 @@ pub enum PrefillEffect {
         /// How long to wait before: a node that had no room is not asked again at once.
         delay: Duration,
     },
-    /// Run a step. Answers: `on_kv_ready` per layer, then `on_step_done`.
+    /// Run a step. Answers: `on_kv_ready` per layer, `on_prefix_late` where a prefix does not come in time, then `on_step_done`.
     RunStep(StepPlan),
     /// Lease blocks of another node and read them into this node's arena, one layer after the other. Answers: `on_fetch_begun` once the holder agreed, `on_fetched` per layer,
     /// then `on_fetch_done`; or `on_fetch_done` with an error at any point. Until the last one the destinations are left alone.

@@ -33,6 +33,7 @@ use crate::load::pool_load;
 pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
+use fetch::Avoided;
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
 use ssd::Stores;
 
@@ -52,6 +53,7 @@ pub struct PrefillCore {
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
     stores: Stores,
+    avoided: Avoided,
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
@@ -88,6 +90,7 @@ impl PrefillCore {
             late_grants: BTreeMap::new(),
             leases,
             stores: Stores::default(),
+            avoided: Avoided::default(),
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,

@@ -30,6 +30,7 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.failed_fetches += counts.failed_fetches;
         sum.overlapped_fetches += counts.overlapped_fetches;
         sum.spoiled_steps += counts.spoiled_steps;
+        sum.late_prefixes += counts.late_prefixes;
         sum.stored += counts.stored;
         sum.loaded_tokens += counts.loaded_tokens;
         sum.local_prompts += counts.local_prompts;
@@ -58,6 +59,7 @@ fn every_request_ends_once_under_aborts_and_faults() {
     assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
     assert!(counts.fetched_tokens > 0 && counts.failed_fetches > 0 && counts.spoiled_steps > 0, "{counts:?}");
+    assert!(counts.late_prefixes > 0, "{counts:?}");
 }
 
 #[test]

@@ -135,6 +135,8 @@ pub struct Counts {
     pub overlapped_fetches: u32,
     /// Fetches that failed under a step.
     pub spoiled_steps: u32,
+    /// Prefixes that the engine did not wait for any longer.
+    pub late_prefixes: u32,
     /// Prompts that the decode node computed.
     pub local_prompts: u32,
     pub preemptions: u64,
