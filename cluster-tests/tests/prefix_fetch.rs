@@ -32,16 +32,6 @@ fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
     answer.finished.timeline.as_ref().and_then(|timeline| timeline.prefix_fetch.clone())
 }
 
-async fn metric(address: &str, name: &str) -> anyhow::Result<f64> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut stream = tokio::net::TcpStream::connect(address).await?;
-    stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    let line = page.lines().find(|line| line.starts_with(name));
-    Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
-}
-
 fn signal(pid: u32, name: &str) {
     let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(status.unwrap().success(), "kill -{name} {pid}");
@@ -110,12 +100,11 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
     for round in 0..8 {
         restart_prefill(&mut cluster, &builder, 2).await?;
         let holder = cluster.decode.remove(0);
-        let http = holder.ready.http.clone().unwrap();
         let granted = "baton_node_leases_total{outcome=\"granted\"}";
-        let before = metric(&http, granted).await?;
+        let before = holder.metric(granted).await?;
         let (answer, ()) = tokio::try_join!(cluster.ask(alone.clone()), async {
             let began = Instant::now();
-            while metric(&http, granted).await? == before && began.elapsed() < Duration::from_secs(20) {}
+            while holder.metric(granted).await? == before && began.elapsed() < Duration::from_secs(20) {}
             // What is on its way stops in the middle, and then its source is gone.
             signal(holder.pid(), "STOP");
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -160,12 +149,11 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     for round in 0..6 {
         restart_prefill(&mut cluster, &builder, 2).await?;
         let holder = &cluster.decode[0];
-        let http = holder.ready.http.clone().unwrap();
         let granted = "baton_node_leases_total{outcome=\"granted\"}";
-        let before = metric(&http, granted).await?;
+        let before = holder.metric(granted).await?;
         let (answer, other) = tokio::try_join!(cluster.ask(whole.clone()), async {
             let began = Instant::now();
-            while metric(&http, granted).await? == before && began.elapsed() < 10 * SECOND {
+            while holder.metric(granted).await? == before && began.elapsed() < 10 * SECOND {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
             // The first layer is there, and the step begins; the second one is not.
@@ -176,7 +164,7 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
             other
         })?;
         assert_eq!(answer.token_ids, expected, "round {round}");
-        was_late = metric(cluster.prefill[0].ready.http.as_deref().unwrap(), late).await? > 0.0;
+        was_late = cluster.prefill[0].metric(late).await? > 0.0;
         println!("round {round}: late: {was_late}, TTFT {:?}, of the other prompt {:?}", answer.ttft, other.ttft);
         // The step would have been over 1 s after the stop, and the other prompt takes half a second.
         assert!(other.ttft < 5 * SECOND / 2, "round {round}: {:?}", other.ttft);

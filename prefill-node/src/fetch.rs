@@ -9,7 +9,7 @@ use baton_scheduler::{FetchedBytes, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
 use baton_worker::{
-    Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
+    Fetching, Input, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
 };
 use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc;
@@ -28,14 +28,6 @@ const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 const READS_AHEAD: usize = 4;
 /// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 2;
-
-/// A fetch under way, as its request sees it.
-pub struct Fetching {
-    /// Where the engine waits for its layers.
-    pub gate: LayerGate,
-    /// Ends it early.
-    pub cancel: CancellationToken,
-}
 
 /// One layer on its way.
 type Read = BoxFuture<'static, Result<BatchReport, TransferError>>;

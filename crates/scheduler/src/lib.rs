@@ -22,6 +22,7 @@ mod queue;
 mod step;
 #[cfg(test)]
 mod tests;
+mod tier;
 
 pub use admission::{
     AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Relief, Selective,
@@ -43,6 +44,7 @@ pub use placement::{
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+pub use tier::{TierEffect, TieredCore};
 
 pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
 pub use baton_types::RequestKey;

@@ -22,6 +22,7 @@ mod profile;
 mod register;
 mod service;
 mod sessions;
+mod ssd;
 mod transfer;
 
 pub use engine_thread::{AwaitedPrefix, EngineEvent, EngineThread};
@@ -35,3 +36,4 @@ pub use node_loop::{NodeLoop, Role};
 pub use pacer::{LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};
 pub use sessions::Sessions;
+pub use ssd::{Fetching, Ssd, TierEvent};

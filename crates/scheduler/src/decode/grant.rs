@@ -207,6 +207,7 @@ impl DecodeCore {
             num_computed_tokens: 0,
             num_complete_blocks: held_blocks,
             local: None,
+            loading: None,
             in_step: false,
             ended: false,
         };

@@ -67,7 +67,8 @@ impl DecodeCore {
     /// Whether a sequence's blocks could be used at once: nobody writes them any more.
     fn can_give_way(&self, sequence: &Sequence) -> bool {
         let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
-        matches!(sequence.phase, Phase::Waiting | Phase::Running) && !sequence.in_step && fenced
+        let untouched = !sequence.in_step && sequence.loading.is_none();
+        matches!(sequence.phase, Phase::Waiting | Phase::Running) && untouched && fenced
     }
 
     fn preempt(&mut self, key: RequestKey) {
@@ -136,6 +137,8 @@ impl DecodeCore {
         let (tokens, held) = (sequence.num_tokens(), sequence.num_computed_tokens);
         self.prefix_queries += tokens as u64;
         self.prefix_hits += held as u64;
-        self.on_local_started(now, key);
+        if !self.start_load(now, key, held / block_tokens) {
+            self.on_local_started(now, key);
+        }
     }
 }

@@ -133,7 +133,7 @@ impl PrefillCore {
         }
         request.num_complete_blocks = first.max(full);
         for index in first..full {
-            self.queue_store(hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
+            self.stores.queue(&self.pool, hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
         }
         self.start_stores();
     }

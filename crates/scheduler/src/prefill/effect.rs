@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest,
-    PrefillEvent, RequestKey,
+    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest, PrefillEvent,
+    RequestKey,
 };
 
-use crate::{LeaseEffect, StepPlan};
+use crate::{LeaseEffect, StepPlan, TierEffect};
 
 /// One batch of writes of one request. Ascending within a node's generation; travels as the batch's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,26 +70,8 @@ pub enum PrefillEffect {
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
     },
-    /// Read blocks from the SSD into this node's arena, one layer after the other. Answers as of `Fetch`.
-    Load {
-        /// The request.
-        key: RequestKey,
-        /// The blocks.
-        hashes: Vec<BlockHash>,
-        /// Where they go, in the same order.
-        destinations: Vec<BlockId>,
-    },
-    /// Write a block to the SSD. Answer: `on_stored`, and until then the block is left alone.
-    Store {
-        /// Its hash.
-        hash: BlockHash,
-        /// The block before it; `None` for a first block.
-        parent: Option<BlockHash>,
-        /// Where it is.
-        block: BlockId,
-    },
-    /// Forget everything on the SSD. No answer.
-    ClearStore,
+    /// About the tier below the arena. What it reads answers as `Fetch` does.
+    Tier(TierEffect),
     /// Stop the request's fetch. It still answers `on_fetch_done`.
     CancelFetch {
         /// The request.

@@ -21,6 +21,7 @@ use baton_types::{
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
 use crate::step::StepId;
+use crate::tier::{TierEffect, stored_after};
 
 /// Nothing is brought for so long from where a prefix was late.
 const AVOIDED_FOR: Duration = Duration::from_secs(5);
@@ -97,7 +98,7 @@ impl PrefillCore {
     /// that has more than the SSD.
     pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, hashes: &[BlockHash], held: usize) -> Option<Fetch> {
         let is_avoided = |source: &Source| self.avoided.contains(now, source);
-        let stored = held + if is_avoided(&None) { 0 } else { self.stored_after(hashes, held) };
+        let stored = held + if is_avoided(&None) { 0 } else { stored_after(&self.pool, hashes, held) };
         let source = job.fetch.as_ref().filter(|source| source.node != self.config.node);
         let source = source.filter(|source| !is_avoided(&start_of(source)));
         let there = source.map_or(0, |source| source.tokens as usize / self.config.model.block_tokens());
@@ -117,7 +118,8 @@ impl PrefillCore {
         let destinations = request.blocks[fetch.blocks.clone()].to_vec();
         if fetch.is_stored {
             let hashes = request.hashes[fetch.blocks.clone()].to_vec();
-            return self.effects.push_back(PrefillEffect::Load { key: request.job.key, hashes, destinations });
+            let load = TierEffect::Load { key: request.job.key, hashes, destinations };
+            return self.effects.push_back(PrefillEffect::Tier(load));
         }
         let Some(source) = request.job.fetch.clone() else { return };
         let lease = LeaseRequest {

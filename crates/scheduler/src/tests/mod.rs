@@ -1,6 +1,7 @@
 //! Each core by itself, and both wired together by a fake shell, on virtual time, with seeds and faults.
 
 mod decode;
+mod decode_tier;
 mod engine;
 mod fetch;
 mod leases;

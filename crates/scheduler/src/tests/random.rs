@@ -33,6 +33,7 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.late_prefixes += counts.late_prefixes;
         sum.stored += counts.stored;
         sum.loaded_tokens += counts.loaded_tokens;
+        sum.loaded_at_decode += counts.loaded_at_decode;
         sum.local_prompts += counts.local_prompts;
         sum.preemptions += counts.preemptions;
     }
@@ -49,7 +50,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
-    assert!(counts.stored > 0 && counts.loaded_tokens > 0, "{counts:?}");
+    assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
 }
 
 #[test]

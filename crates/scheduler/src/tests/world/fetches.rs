@@ -7,7 +7,7 @@ use baton_types::{BlockHash, BlockId, GrantId, LeaseReply, LeaseRequest, Refused
 
 use super::super::engine::{BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs};
 use super::{Event, World, unavailable};
-use crate::{FetchedBytes, LeaseEffect, StepPlan, StepSequence};
+use crate::{FetchedBytes, LeaseEffect, StepPlan, StepSequence, TieredCore};
 
 /// A prefix on its way from the decode node to the prefill node.
 pub(super) struct Fetching {
@@ -122,7 +122,7 @@ impl World {
     }
 
     /// What was written is what the block held, from the beginning to the end.
-    pub(super) fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, _: Option<BlockHash>, values: Vec<u64>) {
+    pub(super) fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, values: Vec<u64>) {
         let now: Vec<_> = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
         assert_eq!(now, values, "a block changed while it was written");
         let stored = !self.rng.chance(self.faults.fetch);

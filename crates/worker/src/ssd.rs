@@ -1,4 +1,4 @@
-//! The SSD below a prefill node's arena: what its core wants written, read or forgotten, carried out on threads that may wait for the disk.
+//! The SSD below a node's arena: what its core wants written, read or forgotten, carried out on threads that may wait for the disk.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,47 @@ use anyhow::Context;
 use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
-use baton_scheduler::{FetchedBytes, PrefillCore, RequestKey};
+use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
-use baton_worker::{Input, LayerGateKeeper, NodeParts, layer_gate};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::Fetching;
+use crate::config::Settings;
+use crate::input::Input;
+use crate::layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 use crate::metrics::SsdMetrics;
-use crate::role::PrefillInput;
+use crate::node::NodeParts;
+
+/// Blocks that are written to the SSD at once.
+const MAX_STORES: usize = 8;
 
 /// One layer takes no longer than this: the request waits for it. A disk that hangs keeps its thread; nobody waits for that.
 const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 /// Threads that read at once. Where they all wait for the disk, what it holds is computed.
 const MAX_LOADS: usize = 64;
+
+/// What the loop hears of its SSD.
+#[derive(Debug)]
+pub enum TierEvent {
+    /// A block was written; `None` where the thread that did it is gone.
+    Stored(BlockHash, Option<Written>),
+    /// A block could not be read.
+    LoadFailed(RecordRef, StoreError),
+    /// So many of the blocks asked for are here.
+    Begun(RequestKey, usize),
+    /// One layer of them is in the arena.
+    Layer(RequestKey, u32),
+    /// All are, or the rest will not come.
+    Done(RequestKey, Result<FetchedBytes, Refused>),
+}
+
+/// A prefix under way, as its request sees it.
+pub struct Fetching {
+    /// Where the engine waits for its layers.
+    pub gate: LayerGate,
+    /// Ends it early.
+    pub cancel: CancellationToken,
+}
 
 /// The books of the store, and the arena that it backs.
 pub struct Ssd {
@@ -34,12 +61,26 @@ pub struct Ssd {
 }
 
 impl Ssd {
-    /// Opens the store in `folder` and tells the core what is there from an earlier life.
-    pub fn open(
+    /// How many blocks a core may have written at once: none without a folder.
+    pub fn max_stores(settings: &Settings) -> usize {
+        if settings.ssd_folder.is_some() { MAX_STORES } else { 0 }
+    }
+
+    /// Opens the store that the settings name, if they do, and tells the core what is there from an earlier life.
+    pub fn open<E>(
+        settings: &Settings,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(folder) = settings.ssd_folder.as_deref() else { return Ok(None) };
+        Self::open_in(folder, settings.ssd_bytes, parts, core).map(Some)
+    }
+
+    fn open_in<E>(
         folder: &Path,
         capacity_bytes: u64,
-        parts: &NodeParts<PrefillInput>,
-        core: &mut PrefillCore,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
     ) -> anyhow::Result<Self> {
         let layout = parts.arena.layout();
         let options = StoreOptions {
@@ -56,11 +97,28 @@ impl Ssd {
         Ok(Self { store, arena, loads, metrics: SsdMetrics::default(), failing: false })
     }
 
-    /// Writes a block; the answer goes to the node's loop.
-    pub fn store(
+    /// Carries out what the core decided. Gives back a load that has begun.
+    pub fn carry_out<E: From<TierEvent> + Send + 'static>(
         &mut self,
-        parts: &NodeParts<PrefillInput>,
-        core: &mut PrefillCore,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+        effect: TierEffect,
+    ) -> Option<(RequestKey, Fetching)> {
+        match effect {
+            TierEffect::Store { hash, parent, block } => self.store(parts, core, hash, parent, block),
+            TierEffect::Load { key, hashes, destinations } => {
+                return Some((key, self.load(parts, core, key, &hashes, destinations)));
+            }
+            TierEffect::Clear => self.clear(),
+        }
+        None
+    }
+
+    /// Writes a block; the answer goes to the node's loop.
+    fn store<E: From<TierEvent> + Send + 'static>(
+        &mut self,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
         hash: BlockHash,
         parent: Option<BlockHash>,
         block: BlockId,
@@ -82,12 +140,21 @@ impl Ssd {
         parts.tasks.spawn_request("SSD write", async move {
             let written = tokio::task::spawn_blocking(move || write(&arena, block, reservation)).await;
             // A write that panicked gave its slot back.
-            let _ = inputs.send(Input::Role(PrefillInput::Stored(hash, written.ok()))).await;
+            let _ = inputs.send(Input::Role(TierEvent::Stored(hash, written.ok()).into())).await;
         });
     }
 
+    /// Takes in what is only about the store itself.
+    pub fn on_event(&mut self, core: &mut impl TieredCore, event: TierEvent) {
+        match event {
+            TierEvent::Stored(hash, written) => self.on_stored(core, hash, written),
+            TierEvent::LoadFailed(record, error) => self.on_read_failed(core, &record, &error),
+            TierEvent::Begun(..) | TierEvent::Layer(..) | TierEvent::Done(..) => {}
+        }
+    }
+
     /// A write is over.
-    pub fn on_stored(&mut self, core: &mut PrefillCore, hash: BlockHash, written: Option<Written>) {
+    fn on_stored(&mut self, core: &mut impl TieredCore, hash: BlockHash, written: Option<Written>) {
         let result = written.map(|written| self.store.commit(written));
         if let Some(result) = &result {
             self.on_write(result);
@@ -114,10 +181,10 @@ impl Ssd {
     }
 
     /// Reads blocks into the arena, layer by layer; the answers are those of a fetch from another node.
-    pub fn load(
+    fn load<E: From<TierEvent> + Send + 'static>(
         &mut self,
-        parts: &NodeParts<PrefillInput>,
-        core: &mut PrefillCore,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
         key: RequestKey,
         hashes: &[BlockHash],
         destinations: Vec<BlockId>,
@@ -147,14 +214,14 @@ impl Ssd {
                 (Err(_), _) => Err(refused(format!("{MAX_LOADS} reads wait for the SSD, as many as may"))),
             };
             // The core first: what the engine computes after a failure must not count.
-            load.tell(PrefillInput::FetchDone(key, result)).await;
+            load.tell(TierEvent::Done(key, result)).await;
             keeper.finish();
         });
         Fetching { gate, cancel }
     }
 
     /// A read failed: its record is none any more.
-    pub fn on_read_failed(&mut self, core: &mut PrefillCore, record: &RecordRef, error: &StoreError) {
+    fn on_read_failed(&mut self, core: &mut impl TieredCore, record: &RecordRef, error: &StoreError) {
         self.metrics.read_errors.increment(1);
         tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is no good; it is computed");
         if self.store.on_read_failed(record, error) {
@@ -165,12 +232,17 @@ impl Ssd {
     /// A prefix is here, wherever it came from.
     pub fn on_fetched(&self, fetched: &FetchedBytes) {
         if fetched.transport == FetchReport::SSD {
-            self.metrics.read.increment(fetched.bytes / self.arena.layout().block_bytes_all_layers() as u64);
+            self.metrics.read.increment(self.blocks(fetched.bytes) as u64);
         }
     }
 
+    /// Blocks of so many bytes.
+    pub fn blocks(&self, bytes: u64) -> usize {
+        (bytes / self.arena.layout().block_bytes_all_layers() as u64) as usize
+    }
+
     /// Forgets everything.
-    pub fn clear(&mut self) {
+    fn clear(&mut self) {
         if let Err(error) = self.store.clear() {
             tracing::warn!(%error, "the SSD tier could not be cleared whole; what is left may come back after a restart");
         }
@@ -260,17 +332,17 @@ impl LoadThread {
 }
 
 /// The same load, as the node sees it.
-struct Load {
+struct Load<E> {
     key: RequestKey,
     layout: KvLayout,
     blocks: usize,
-    inputs: mpsc::Sender<Input<PrefillInput>>,
+    inputs: mpsc::Sender<Input<E>>,
 }
 
-impl Load {
-    async fn tell(&self, input: PrefillInput) {
+impl<E: From<TierEvent>> Load<E> {
+    async fn tell(&self, event: TierEvent) {
         // The loop is gone only when the process ends.
-        let _ = self.inputs.send(Input::Role(input)).await;
+        let _ = self.inputs.send(Input::Role(event.into())).await;
     }
 
     /// Returns once nothing is written into the destinations any more, however long the disk takes.
@@ -280,7 +352,7 @@ impl Load {
         keeper: &LayerGateKeeper,
         cancel: &CancellationToken,
     ) -> Result<FetchedBytes, Refused> {
-        self.tell(PrefillInput::FetchBegun(self.key, self.blocks)).await;
+        self.tell(TierEvent::Begun(self.key, self.blocks)).await;
         let landing = thread.landing.clone();
         let (told, mut heard) = mpsc::channel(self.layout.num_layers as usize);
         let _reading = tokio::task::spawn_blocking(move || thread.run(&told));
@@ -308,10 +380,10 @@ impl Load {
                 }
             };
             match read {
-                Some(Read::Layer) => self.tell(PrefillInput::Fetched(self.key, layer)).await,
+                Some(Read::Layer) => self.tell(TierEvent::Layer(self.key, layer)).await,
                 Some(Read::Failed(record, error)) => {
                     let message = format!("reading block {}: {error}", record.hash());
-                    self.tell(PrefillInput::LoadFailed(record, error)).await;
+                    self.tell(TierEvent::LoadFailed(record, error)).await;
                     return Err(refused(message));
                 }
                 None => return Err(refused("the thread that reads the SSD panicked".to_owned())),
@@ -347,14 +419,14 @@ mod tests {
             num_blocks: 4,
         };
         let key = RequestKey { request: RequestId(1), attempt: Attempt(0) };
-        let (inputs, mut told) = mpsc::channel(10);
+        let (inputs, mut told) = mpsc::channel::<Input<TierEvent>>(10);
         let load = Load { key, layout, blocks: 2, inputs };
         let (keeper, _gate) = layer_gate();
         let (thread, mut heard) = mpsc::channel(3);
         thread.send(Read::Layer).await.unwrap();
         let failure = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
         assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
-        assert!(matches!(told.recv().await, Some(Input::Role(PrefillInput::Fetched(_, 0)))));
+        assert!(matches!(told.recv().await, Some(Input::Role(TierEvent::Layer(_, 0)))));
         let cancel = CancellationToken::new();
         cancel.cancel();
         assert_eq!(load.layers(&mut heard, &keeper, &cancel).await.unwrap_err().kind, ErrorKind::Cancelled);
