@@ -37,7 +37,7 @@ pub enum TierEffect {
     Clear,
 }
 
-/// What a core hears of its tier.
+/// What a core hears of its tier. Both cores hear the same.
 pub trait TieredCore {
     /// What the tier holds from an earlier life of the node.
     fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>);
@@ -47,9 +47,36 @@ pub trait TieredCore {
     fn on_store_lost(&mut self, hash: BlockHash);
 }
 
+/// A core's books of its blocks.
+pub trait Books {
+    /// The arena's, and those of writes to the tier.
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores);
+    /// A block that was written is let go: the next writes may begin, and somebody may have room.
+    fn after_store(&mut self, now: Instant);
+}
+
+impl<C: Books> TieredCore for C {
+    fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>) {
+        for (hash, parent) in blocks {
+            self.books().0.stored_below(hash, parent);
+        }
+    }
+
+    fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
+        let (pool, stores) = self.books();
+        if stores.done(pool, hash, stored) {
+            self.after_store(now);
+        }
+    }
+
+    fn on_store_lost(&mut self, hash: BlockHash) {
+        self.books().0.removed_below(hash);
+    }
+}
+
 /// Writes under way and to come.
 #[derive(Debug)]
-pub(crate) struct Stores {
+pub struct Stores {
     /// Most at once; 0 where there is no tier.
     max: usize,
     /// Nothing new is written: the node is on its way out.
@@ -60,6 +87,7 @@ pub(crate) struct Stores {
 }
 
 impl Stores {
+    /// At most `max` writes at once.
     pub fn new(max: usize) -> Self {
         Self { max, stopped: false, queued: VecDeque::new(), under_way: BTreeMap::new() }
     }
@@ -111,6 +139,7 @@ impl Stores {
         (self.max > 0).then_some(TierEffect::Clear)
     }
 
+    /// Whether nothing is written.
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }

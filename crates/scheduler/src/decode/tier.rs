@@ -8,30 +8,23 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{BlockHash, ErrorKind, Refused, RequestKey};
+use baton_kv_cache::BlockPool;
+use baton_types::{ErrorKind, Refused, RequestKey};
 
 use super::{DecodeCore, DecodeEffect, Phase};
-use crate::tier::{TierEffect, TieredCore, stored_after};
+use crate::tier::{Books, Stores, TierEffect, stored_after};
 
 /// Nothing is read for so long after a read that took too long.
 const AVOIDED_FOR: Duration = Duration::from_secs(5);
 
-impl TieredCore for DecodeCore {
-    fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>) {
-        for (hash, parent) in blocks {
-            self.pool.stored_below(hash, parent);
-        }
+impl Books for DecodeCore {
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+        (&mut self.pool, &mut self.stores)
     }
 
-    fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
-        if self.stores.done(&mut self.pool, hash, stored) {
-            self.start_stores();
-            self.plan_step(now);
-        }
-    }
-
-    fn on_store_lost(&mut self, hash: BlockHash) {
-        self.pool.removed_below(hash);
+    fn after_store(&mut self, now: Instant) {
+        self.start_stores();
+        self.plan_step(now);
     }
 }
 

@@ -2,27 +2,19 @@
 
 use std::time::Instant;
 
-use baton_types::BlockHash;
+use baton_kv_cache::BlockPool;
 
 use super::{PrefillCore, PrefillEffect};
-use crate::tier::TieredCore;
+use crate::tier::{Books, Stores};
 
-impl TieredCore for PrefillCore {
-    fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>) {
-        for (hash, parent) in blocks {
-            self.pool.stored_below(hash, parent);
-        }
+impl Books for PrefillCore {
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+        (&mut self.pool, &mut self.stores)
     }
 
-    fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
-        if self.stores.done(&mut self.pool, hash, stored) {
-            self.start_stores();
-            self.plan_step(now);
-        }
-    }
-
-    fn on_store_lost(&mut self, hash: BlockHash) {
-        self.pool.removed_below(hash);
+    fn after_store(&mut self, now: Instant) {
+        self.start_stores();
+        self.plan_step(now);
     }
 }
 
