@@ -143,13 +143,13 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     let tokens = |n: usize, from: usize| -> Vec<u32> { (from..from + n).map(|i| (i * 7 % 250) as u32).collect() };
     let whole = Ask::tokens(tokens(1056 + 512, 0)).max_tokens(1);
     let late = "baton_prefill_prefixes_late_total";
+    let granted = "baton_node_leases_total{outcome=\"granted\"}";
     cluster.ask(Ask::tokens(tokens(1056, 0)).max_tokens(2).ignore_eos()).await?;
     let expected = cluster.ask(whole.clone()).await?.token_ids;
     let mut was_late = false;
     for round in 0..6 {
         restart_prefill(&mut cluster, &builder, 2).await?;
         let holder = &cluster.decode[0];
-        let granted = "baton_node_leases_total{outcome=\"granted\"}";
         let before = holder.metric(granted).await?;
         let (answer, other) = tokio::try_join!(cluster.ask(whole.clone()), async {
             let began = Instant::now();
@@ -174,6 +174,20 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
         }
     }
     assert!(was_late, "no step ever waited for the holder");
+
+    // It stands still before it is asked: nobody waits for its answer for long, and the lease that it gives later comes back to it.
+    restart_prefill(&mut cluster, &builder, 2).await?;
+    let holder = &cluster.decode[0];
+    let before = holder.metric(granted).await?;
+    signal(holder.pid(), "STOP");
+    let computed = cluster.ask(whole).await;
+    signal(holder.pid(), "CONT");
+    let computed = computed?;
+    println!("stopped before it is asked: TTFT {:?}", computed.ttft);
+    assert_eq!((computed.token_ids.clone(), prefix_fetch(&computed)), (expected, None));
+    assert!(computed.ttft > 2 * SECOND, "it was not asked: {:?}", computed.ttft);
+    let answered = || async { Ok(holder.metric(granted).await? > before) };
+    cluster.wait_for("a lease that nobody waits for", 5 * SECOND, answered).await?;
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

@@ -1,4 +1,4 @@
-//! The SSD tier of a prefill node: more prompts than its memory holds, and what a crash or a full disk does to it.
+//! The SSD tier of nodes: more than their memory holds, and what a crash or a full disk does to it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
