@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// A model may have to be loaded, on a machine that does other things too.
@@ -78,6 +78,17 @@ impl Process {
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid()))?;
         own_resident_bytes(&smaps).context("smaps")
+    }
+
+    /// What its metrics page says of a name with its labels; 0 where it is not there.
+    pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let address = self.ready.http.as_deref().context("no HTTP port")?;
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page).await?;
+        let line = page.lines().find(|line| line.starts_with(name));
+        Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
     }
 
     /// Ends it at once, as a crash would.

@@ -32,16 +32,6 @@ fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
     answer.finished.timeline.as_ref().and_then(|timeline| timeline.prefix_fetch.clone())
 }
 
-async fn metric(address: &str, name: &str) -> anyhow::Result<f64> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut stream = tokio::net::TcpStream::connect(address).await?;
-    stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    let line = page.lines().find(|line| line.starts_with(name));
-    Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
-}
-
 fn signal(pid: u32, name: &str) {
     let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(status.unwrap().success(), "kill -{name} {pid}");
@@ -110,12 +100,11 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
     for round in 0..8 {
         restart_prefill(&mut cluster, &builder, 2).await?;
         let holder = cluster.decode.remove(0);
-        let http = holder.ready.http.clone().unwrap();
         let granted = "baton_node_leases_total{outcome=\"granted\"}";
-        let before = metric(&http, granted).await?;
+        let before = holder.metric(granted).await?;
         let (answer, ()) = tokio::try_join!(cluster.ask(alone.clone()), async {
             let began = Instant::now();
-            while metric(&http, granted).await? == before && began.elapsed() < Duration::from_secs(20) {}
+            while holder.metric(granted).await? == before && began.elapsed() < Duration::from_secs(20) {}
             // What is on its way stops in the middle, and then its source is gone.
             signal(holder.pid(), "STOP");
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -135,6 +124,70 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
         }
     }
     assert!(cut_off > 0, "the holder was never stopped in time");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+/// A holder that stands still holds up whoever computes beside its reader for half a second at most: the reader's part of the step is thrown away, and computed later.
+#[tokio::test]
+async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<()> {
+    let profile = tempfile::NamedTempFile::new()?;
+    // 500 tokens a second are computed, and 2000 come from another node: of the 4 layers one in 132 ms.
+    let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 0.002, "prefill_per_token_pair": 0.0, "decode_base": 0.002,
+        "decode_per_sequence": 0.0, "decode_per_kv_token": 0.0, "chunk_tokens": 1024, "layers": 80, "kv_bytes_per_token": 327680, "decode_kv_tokens": 4096,
+        "cache_tokens": 8192, "max_running": 8, "network_bytes_per_s": 655360000, "network_latency_s": 0.001, "ssd_bytes_per_s": 1.0, "step_noise": 0.0}"#;
+    std::fs::write(profile.path(), numbers)?;
+    let fitted = format!("fitted:{}", profile.path().display());
+    let builder = Cluster::mock().node_flags(&["--mock-profile", &fitted]);
+    let mut cluster = builder.clone().start().await?;
+    let tokens = |n: usize, from: usize| -> Vec<u32> { (from..from + n).map(|i| (i * 7 % 250) as u32).collect() };
+    let whole = Ask::tokens(tokens(1056 + 512, 0)).max_tokens(1);
+    let late = "baton_prefill_prefixes_late_total";
+    let granted = "baton_node_leases_total{outcome=\"granted\"}";
+    cluster.ask(Ask::tokens(tokens(1056, 0)).max_tokens(2).ignore_eos()).await?;
+    let expected = cluster.ask(whole.clone()).await?.token_ids;
+    let mut was_late = false;
+    for round in 0..6 {
+        restart_prefill(&mut cluster, &builder, 2).await?;
+        let holder = &cluster.decode[0];
+        let before = holder.metric(granted).await?;
+        let (answer, other) = tokio::try_join!(cluster.ask(whole.clone()), async {
+            let began = Instant::now();
+            while holder.metric(granted).await? == before && began.elapsed() < 10 * SECOND {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            // The first layer is there, and the step begins; the second one is not.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            signal(holder.pid(), "STOP");
+            let other = cluster.ask(Ask::tokens(tokens(256, 1 + round)).max_tokens(1)).await;
+            signal(holder.pid(), "CONT");
+            other
+        })?;
+        assert_eq!(answer.token_ids, expected, "round {round}");
+        was_late = cluster.prefill[0].metric(late).await? > 0.0;
+        println!("round {round}: late: {was_late}, TTFT {:?}, of the other prompt {:?}", answer.ttft, other.ttft);
+        // The step would have been over 1 s after the stop, and the other prompt takes half a second.
+        assert!(other.ttft < 5 * SECOND / 2, "round {round}: {:?}", other.ttft);
+        if was_late {
+            assert_eq!(prefix_fetch(&answer), None);
+            break;
+        }
+    }
+    assert!(was_late, "no step ever waited for the holder");
+
+    // It stands still before it is asked: nobody waits for its answer for long, and the lease that it gives later comes back to it.
+    restart_prefill(&mut cluster, &builder, 2).await?;
+    let holder = &cluster.decode[0];
+    let before = holder.metric(granted).await?;
+    signal(holder.pid(), "STOP");
+    let computed = cluster.ask(whole).await;
+    signal(holder.pid(), "CONT");
+    let computed = computed?;
+    println!("stopped before it is asked: TTFT {:?}", computed.ttft);
+    assert_eq!((computed.token_ids.clone(), prefix_fetch(&computed)), (expected, None));
+    assert!(computed.ttft > 2 * SECOND, "it was not asked: {:?}", computed.ttft);
+    let answered = || async { Ok(holder.metric(granted).await? > before) };
+    cluster.wait_for("a lease that nobody waits for", 5 * SECOND, answered).await?;
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

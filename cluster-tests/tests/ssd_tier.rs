@@ -1,4 +1,4 @@
-//! The SSD tier of a prefill node: more prompts than its memory holds, and what a crash or a full disk does to it.
+//! The SSD tier of nodes: more than their memory holds, and what a crash or a full disk does to it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -85,6 +85,36 @@ async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_
     let after_crash = round(&cluster, &mut seen).await?;
     println!("after a kill: {after_crash}");
     assert!(after_crash >= all - 2 * 16, "a write under way may be lost, nothing else: {after_crash} of {all}");
+    cluster.stop().await
+}
+
+/// Sequences that gave way at a decode node come back from its SSD.
+#[tokio::test]
+async fn what_a_decode_node_had_no_room_for_comes_back_from_its_ssd() -> anyhow::Result<()> {
+    let Some(model) = model("what_a_decode_node_had_no_room_for_comes_back_from_its_ssd") else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    // Memory for half of the sequences, of 8 blocks each.
+    let mut decode_flags = flags(folder.path(), 1 << 30);
+    decode_flags.extend(["--cache-blocks", "32", "--growth-blocks", "0"].map(str::to_owned));
+    let decode_flags: Vec<_> = decode_flags.iter().map(String::as_str).collect();
+    let cluster = Cluster::model(&model).decode_flags(&decode_flags).start().await?;
+    let ask = |n: u32| {
+        let prompt: Vec<u32> = (0..64).map(|i| 1000 + (n * 997 + i * 7919) % 40_000).collect();
+        Ask::tokens(prompt).max_tokens(64).ignore_eos()
+    };
+    let mut alone = Vec::new();
+    for n in 0..8 {
+        alone.push(cluster.ask(ask(n)).await?.token_ids);
+    }
+    let together = futures::future::try_join_all((0..8).map(|n| cluster.ask(ask(n)))).await?;
+    for (n, answer) in together.iter().enumerate() {
+        assert_eq!(answer.token_ids, alone[n], "request {n}");
+    }
+    let load = cluster.check_integrity().await?.into_iter().find(|(node, _)| node == "decode-0").unwrap().1;
+    let read = cluster.decode[0].metric("baton_node_ssd_blocks_total{outcome=\"read\"}").await?;
+    println!("{} preemptions, {} blocks on the SSD, {read} read back", load.preemptions, load.blocks_ssd);
+    assert!(load.preemptions > 0 && load.blocks_ssd > 32 && read > 0.0);
+    cluster.wait_idle(5 * SECOND).await?;
     cluster.stop().await
 }
 

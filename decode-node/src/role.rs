@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use baton_proto::v1;
 use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
 use baton_types::{DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, GrantAnswer, Input, LeaseDesk, NodeParts, Role, StepMetrics};
+use baton_worker::{EngineEvent, GrantAnswer, Input, LeaseDesk, NodeParts, Role, Ssd, StepMetrics, TierEvent};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
@@ -23,6 +24,14 @@ pub enum DecodeInput {
     Arrival(Arrival),
     /// Nothing can land under this grant any more.
     Fenced(GrantId),
+    /// The SSD has something to say.
+    Tier(TierEvent),
+}
+
+impl From<TierEvent> for DecodeInput {
+    fn from(event: TierEvent) -> Self {
+        Self::Tier(event)
+    }
 }
 
 /// See the module's text.
@@ -35,6 +44,8 @@ pub struct DecodeRole {
     handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
     /// Prefill nodes that read here.
     leases: LeaseDesk,
+    /// The tier below the arena, where there is one.
+    ssd: Option<Ssd>,
     /// The step in flight: rows, tokens attended to, and how many of the rows are of prompts.
     step: Option<(StepId, u32, u64, u32)>,
     metrics: Metrics,
@@ -44,7 +55,6 @@ pub struct DecodeRole {
 impl DecodeRole {
     /// A role from its parts.
     pub fn new(settings: &Settings, mut parts: NodeParts<DecodeInput>) -> anyhow::Result<Self> {
-        anyhow::ensure!(settings.ssd_folder.is_none(), "ssd_folder: set, but only prefill nodes keep blocks on an SSD");
         let mut config = DecodeConfig::new(parts.model.clone());
         config.max_running = settings.max_running as usize;
         config.max_waiting = settings.max_waiting as usize;
@@ -53,7 +63,9 @@ impl DecodeRole {
         config.prompt_budget = settings.decode_chunk_tokens as usize;
         config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s)
             .map_err(|_| anyhow::anyhow!("grant_ttl_s: {} is not a time in seconds", settings.grant_ttl_s))?;
-        let core = DecodeCore::new(config)?;
+        config.max_stores = Ssd::max_stores(settings);
+        let mut core = DecodeCore::new(config)?;
+        let ssd = Ssd::open(settings, &parts, &mut core)?;
         forward_arrivals(&mut parts);
         Ok(Self {
             core,
@@ -61,6 +73,7 @@ impl DecodeRole {
             grant_answers: HashMap::new(),
             handover_answers: HashMap::new(),
             leases: LeaseDesk::default(),
+            ssd,
             step: None,
             metrics: Metrics::default(),
             steps: StepMetrics::default(),
@@ -89,6 +102,21 @@ impl DecodeRole {
                 self.core.on_grant_fenced(now, grant);
             }
             DecodeInput::Fenced(grant) => self.core.on_grant_fenced(now, grant),
+            DecodeInput::Tier(event) => self.on_tier(now, event),
+        }
+    }
+
+    fn on_tier(&mut self, now: Instant, event: TierEvent) {
+        let Some(ssd) = &mut self.ssd else { return };
+        match event {
+            TierEvent::Done(key, result) => {
+                let blocks = result.map(|fetched| {
+                    ssd.on_fetched(&fetched);
+                    ssd.blocks(fetched.bytes)
+                });
+                self.core.on_load_done(now, key, blocks);
+            }
+            event => ssd.on_event(&mut self.core, event),
         }
     }
 
@@ -112,6 +140,11 @@ impl DecodeRole {
                 if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
                     self.core.on_release_lease(Instant::now(), failed);
                 }
+            }
+            DecodeEffect::Tier(effect) => {
+                let ssd = self.ssd.as_mut().context("the core wants an SSD, and this node has none")?;
+                // Nothing waits for its layers: the sequence joins the batch when all have come.
+                ssd.carry_out(&self.parts, &mut self.core, effect);
             }
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
             DecodeEffect::EmitPrefill { conductor, key, event } => {

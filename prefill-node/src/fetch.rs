@@ -1,6 +1,7 @@
 //! Brings a prefix from another node: a lease of its blocks, and one read per layer, a few at a time.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
@@ -8,9 +9,9 @@ use baton_scheduler::{FetchedBytes, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
 use baton_worker::{
-    Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
+    Fetching, Input, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
 };
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -19,23 +20,40 @@ use crate::role::PrefillInput;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
-/// One layer takes no longer than this once it is its turn: the engine may be waiting for it.
-const LAYER_DEADLINE: Duration = Duration::from_secs(5);
+/// A holder says at once whether it gives a lease, or it stands still.
+const LEASE_DEADLINE: Duration = Duration::from_secs(2);
+/// One layer takes no longer than this once it is its turn: the request waits for it, and the engine for a part of this time.
+const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 /// Reads under way at once: the next layers come while one is told.
 const READS_AHEAD: usize = 4;
 /// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 2;
 
-/// A fetch under way, as its request sees it.
-pub struct Fetching {
-    /// Where the engine waits for its layers.
-    pub gate: LayerGate,
-    /// Ends it early.
-    pub cancel: CancellationToken,
-}
-
 /// One layer on its way.
 type Read = BoxFuture<'static, Result<BatchReport, TransferError>>;
+/// The holder's answer, on its way.
+type LeaseCall = BoxFuture<'static, Result<v1::LeaseReply, Refused>>;
+
+/// What is still open when a fetch ends, however it does.
+#[derive(Default)]
+struct Open {
+    /// A question that nobody waits for any more; the holder may give a lease all the same.
+    asked: Option<LeaseCall>,
+    lease: Option<GrantId>,
+    /// They may still write into the destinations.
+    reads: VecDeque<(Read, PacedCancel)>,
+}
+
+impl Open {
+    /// Returns once nothing is written any more.
+    async fn end_reads(&mut self) {
+        self.reads.iter().for_each(|(_, stop)| stop.cancel());
+        for (read, _) in self.reads.drain(..) {
+            // It only has to be over.
+            let _ = read.await;
+        }
+    }
+}
 
 /// What a fetch needs, apart from the node.
 struct Fetch {
@@ -95,17 +113,31 @@ fn failed(kind: ErrorKind, message: String) -> Refused {
 
 impl Fetch {
     async fn run(self, keeper: LayerGateKeeper, cancel: CancellationToken) {
-        let deadline = Instant::now() + FETCH_DEADLINE;
-        let (lease, result) = match self.ask(&cancel).await {
-            Ok(leased) => (Some(leased.lease), self.read(&leased, &keeper, &cancel, deadline).await),
-            Err(refused) => (None, Err(refused)),
+        let mut open = Open::default();
+        // Whatever happens, the core hears the end, and the holder gets its lease back.
+        let (result, panic) = match AssertUnwindSafe(self.bring(&keeper, &cancel, &mut open)).catch_unwind().await {
+            Ok(result) => (result, None),
+            Err(panic) => (Err(failed(ErrorKind::Internal, "bringing the prefix panicked".into())), Some(panic)),
         };
+        open.end_reads().await;
         // The core first: what the engine computes after a failure must not count.
         self.tell(PrefillInput::FetchDone(self.key, result)).await;
         keeper.finish();
-        if let Some(lease) = lease {
-            self.give_back(lease).await;
+        self.give_back(open).await;
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
+    }
+
+    async fn bring(
+        &self,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+        open: &mut Open,
+    ) -> Result<FetchedBytes, Refused> {
+        let deadline = Instant::now() + FETCH_DEADLINE;
+        let leased = self.ask(cancel, open).await?;
+        self.read(&leased, keeper, cancel, deadline, &mut open.reads).await
     }
 
     async fn tell(&self, input: PrefillInput) {
@@ -114,7 +146,7 @@ impl Fetch {
     }
 
     /// Asks the holder which of the blocks it still has.
-    async fn ask(&self, cancel: &CancellationToken) -> Result<Leased, Refused> {
+    async fn ask(&self, cancel: &CancellationToken, open: &mut Open) -> Result<Leased, Refused> {
         let request = v1::LeaseRequest {
             protocol_version: PROTOCOL_VERSION,
             key: Some(self.key.into()),
@@ -125,10 +157,22 @@ impl Fetch {
             block_hashes: baton_proto::hashes_to_bytes(&self.lease.block_hashes),
         };
         let mut client = self.peers.client(&self.source.address)?;
-        let reply = tokio::select! {
-            reply = client.lease(request) => reply.map_err(|status| refused(&self.source.address, &status))?.into_inner(),
-            () = cancel.cancelled() => return Err(failed(ErrorKind::Cancelled, "the request ended".into())),
+        let address = self.source.address.clone();
+        let mut call: LeaseCall = async move {
+            let reply = client.lease(request).await;
+            reply.map(|reply| reply.into_inner()).map_err(|status| refused(&address, &status))
+        }
+        .boxed();
+        let answer = tokio::select! {
+            reply = &mut call => Ok(reply?),
+            () = cancel.cancelled() => Err(failed(ErrorKind::Cancelled, "it is not needed any more".into())),
+            () = tokio::time::sleep(LEASE_DEADLINE) => {
+                let message = format!("{} did not answer within {LEASE_DEADLINE:?}", self.source.node);
+                Err(failed(ErrorKind::DeadlineExceeded, message))
+            }
         };
+        let reply = answer.inspect_err(|_| open.asked = Some(call))?;
+        open.lease = Some(GrantId(reply.lease));
         let leased = self.check(reply)?;
         self.tell(PrefillInput::FetchBegun(self.key, leased.blocks.len())).await;
         Ok(leased)
@@ -145,43 +189,38 @@ impl Fetch {
         Ok(Leased { lease: GrantId(reply.lease), blocks, arena })
     }
 
-    /// One read per layer, told in order. Returns only once nothing is written into the destinations any more.
+    /// One read per layer, told in order. Those that are left in `reads` may still write into the destinations.
     async fn read(
         &self,
         leased: &Leased,
         keeper: &LayerGateKeeper,
         cancel: &CancellationToken,
         deadline: Instant,
+        reads: &mut VecDeque<(Read, PacedCancel)>,
     ) -> Result<FetchedBytes, Refused> {
-        let (layers, mut reads) = (self.layout.num_layers, VecDeque::new());
-        let (mut asked, mut bytes, mut transport, mut failure) = (0, 0, "", None);
+        let (layers, mut asked, mut bytes, mut transport) = (self.layout.num_layers, 0, 0, "");
         for layer in 0..layers {
-            while asked < layers && reads.len() < READS_AHEAD && failure.is_none() {
+            while asked < layers && reads.len() < READS_AHEAD {
                 reads.push_back(self.read_layer(leased, asked, deadline));
                 asked += 1;
             }
-            let Some((read, stop)) = reads.pop_front() else { break };
+            let Some((read, stop)) = reads.front_mut() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
             let until = due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE;
-            match (cancellable(read, &stop, cancel, until).await, &failure) {
-                (Ok(report), None) => {
-                    bytes += report.bytes;
-                    transport = report.transport.as_str();
-                    self.tell(PrefillInput::Fetched(self.key, layer)).await;
-                    // The last one is passed when the core knows that all is here.
-                    if layer + 1 < layers {
-                        keeper.open(layer + 1);
-                    }
-                }
-                (Err(error), None) => {
-                    reads.iter().for_each(|(_, stop)| stop.cancel());
-                    failure = Some(failed(error.kind(), format!("reading from {}: {error}", self.source.node)));
-                }
-                // The rest only has to be over.
-                (_, Some(_)) => {}
+            let read = cancellable(read, stop, cancel, until).await;
+            reads.pop_front();
+            let report = read.map_err(|error| {
+                failed(error.kind(), format!("reading layer {layer} from {}: {error}", self.source.node))
+            })?;
+            bytes += report.bytes;
+            transport = report.transport.as_str();
+            self.tell(PrefillInput::Fetched(self.key, layer)).await;
+            // The last one is passed when the core knows that all is here.
+            if layer + 1 < layers {
+                keeper.open(layer + 1);
             }
         }
-        failure.map_or(Ok(FetchedBytes { bytes, transport: transport.to_owned() }), Err)
+        Ok(FetchedBytes { bytes, transport: transport.to_owned() })
     }
 
     fn read_layer(&self, leased: &Leased, layer: u32, deadline: Instant) -> (Read, PacedCancel) {
@@ -198,26 +237,43 @@ impl Fetch {
         paced(due, move || transfer.read(segment, &remote, lease, pairs, BatchOptions::new(deadline)))
     }
 
-    async fn give_back(&self, lease: GrantId) {
+    async fn give_back(&self, open: Open) {
+        let lease = match (open.lease, open.asked) {
+            (Some(lease), _) => lease.0,
+            // The call has a time limit of its own.
+            (None, Some(asked)) => match asked.await {
+                Ok(reply) => reply.lease,
+                Err(_) => return,
+            },
+            (None, None) => return,
+        };
+        let request = v1::ReleaseLeaseRequest {
+            lease,
+            reader_node: self.lease.reader.to_string(),
+            reader_generation: self.lease.reader_generation.to_string(),
+            target_generation: self.source.generation.to_string(),
+        };
         for attempt in 1..=RELEASE_ATTEMPTS {
             let Ok(mut client) = self.peers.client(&self.source.address) else { return };
-            let Err(status) = client.release_lease(v1::ReleaseLeaseRequest { lease: lease.0 }).await else { return };
+            let Err(status) = client.release_lease(request.clone()).await else { return };
             tracing::debug!(node = %self.source.node, attempt, reason = status.message(), "cannot give a lease back; it will expire");
         }
     }
 }
 
+/// The read's own end, brought forward where it is cancelled or takes too long.
 async fn cancellable(
-    mut read: Read,
+    read: &mut Read,
     stop: &PacedCancel,
     cancel: &CancellationToken,
     until: Instant,
 ) -> Result<BatchReport, TransferError> {
-    tokio::select! {
-        report = &mut read => return report,
-        () = cancel.cancelled() => {}
-        () = tokio::time::sleep_until(until.into()) => {}
-    }
+    let error = tokio::select! {
+        report = &mut *read => return report,
+        () = cancel.cancelled() => TransferError::Cancelled,
+        () = tokio::time::sleep_until(until.into()) => TransferError::Deadline,
+    };
     stop.cancel();
-    read.await
+    // It may have been complete before.
+    read.await.map_err(|_| error)
 }

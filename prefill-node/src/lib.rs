@@ -7,7 +7,6 @@ mod fetch;
 mod metrics;
 mod remote;
 mod role;
-mod ssd;
 
 pub use metrics::METRICS;
 

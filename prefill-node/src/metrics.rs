@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
 use baton_types::{FetchReport, KvTransfer, PrefillEvent};
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{Counter, Histogram, counter, histogram};
 
 const QUEUE: &str = "baton_prefill_queue_seconds";
 const COMPUTE: &str = "baton_prefill_compute_seconds";
@@ -12,10 +12,9 @@ const PUSHED: &str = "baton_prefill_pushed_bytes_total";
 const EXPOSED: &str = "baton_prefill_push_exposed_seconds";
 const CACHED: &str = "baton_prefill_prefix_cache_hits_total";
 const FETCHES: &str = "baton_prefill_prefix_fetches_total";
+const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
 const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
-const SSD_BLOCKS: &str = "baton_prefill_ssd_blocks_total";
-const SSD_BYTES: &str = "baton_prefill_ssd_bytes";
 const ENDED: &str = "baton_prefill_requests_total";
 
 /// What the prefill node registers.
@@ -56,6 +55,12 @@ pub const METRICS: &[MetricDoc] = &[
         labels: &["outcome"],
         help: "Prefixes that another node held: brought, or computed after all because that failed.",
     },
+    MetricDoc {
+        name: LATE,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Prefixes, of other nodes or the SSD, that a step waited for and gave up: they were computed.",
+    },
     MetricDoc { name: FETCHED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV brought from other nodes." },
     MetricDoc {
         name: FETCH,
@@ -63,13 +68,6 @@ pub const METRICS: &[MetricDoc] = &[
         labels: &[],
         help: "From the question to the holder of a prefix to its last byte.",
     },
-    MetricDoc {
-        name: SSD_BLOCKS,
-        kind: MetricKind::Counter,
-        labels: &["outcome"],
-        help: "Blocks of the SSD tier: written, write_error, read, read_error, evicted for others.",
-    },
-    MetricDoc { name: SSD_BYTES, kind: MetricKind::Gauge, labels: &[], help: "Bytes of the SSD tier's blocks." },
     MetricDoc {
         name: ENDED,
         kind: MetricKind::Counter,
@@ -87,6 +85,8 @@ pub struct Metrics {
     cached: Counter,
     brought: Counter,
     computed: Counter,
+    /// Prefixes that a step gave up.
+    pub late: Counter,
     fetched: Counter,
     fetch: Histogram,
     handed_over: Counter,
@@ -104,6 +104,7 @@ impl Default for Metrics {
             cached: counter!(CACHED),
             brought: counter!(FETCHES, "outcome" => "brought"),
             computed: counter!(FETCHES, "outcome" => "computed"),
+            late: counter!(LATE),
             fetched: counter!(FETCHED),
             fetch: histogram!(FETCH),
             handed_over: counter!(ENDED, "outcome" => "handed_over"),
@@ -150,35 +151,6 @@ impl Metrics {
         self.pushed.increment(transfer.bytes);
         if transfer.exposed > Duration::ZERO {
             self.exposed.record(transfer.exposed);
-        }
-    }
-}
-
-/// Handles of the SSD tier, made once.
-pub struct SsdMetrics {
-    /// Blocks written.
-    pub written: Counter,
-    /// Blocks that could not be written.
-    pub write_errors: Counter,
-    /// Blocks read back.
-    pub read: Counter,
-    /// Blocks whose read failed, or that were damaged.
-    pub read_errors: Counter,
-    /// Blocks that made room for others.
-    pub evicted: Counter,
-    /// What the tier holds.
-    pub bytes: Gauge,
-}
-
-impl Default for SsdMetrics {
-    fn default() -> Self {
-        Self {
-            written: counter!(SSD_BLOCKS, "outcome" => "written"),
-            write_errors: counter!(SSD_BLOCKS, "outcome" => "write_error"),
-            read: counter!(SSD_BLOCKS, "outcome" => "read"),
-            read_errors: counter!(SSD_BLOCKS, "outcome" => "read_error"),
-            evicted: counter!(SSD_BLOCKS, "outcome" => "evicted"),
-            bytes: gauge!(SSD_BYTES),
         }
     }
 }

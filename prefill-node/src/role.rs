@@ -4,30 +4,25 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use baton_kv_store::{RecordRef, StoreError, Written};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, MIN_CHUNK_PART, PrefillConfig, PrefillCore, PrefillEffect, PushId,
     PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
-use baton_types::{
-    BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
-};
+use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
-    EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused,
+    EngineEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, Role, Ssd, StepMetrics, TierEvent, paced,
+    refused,
 };
 
-use crate::fetch::{self, Fetching};
+use crate::fetch;
 use crate::metrics::Metrics;
 use crate::remote::RemoteArena;
-use crate::ssd::Ssd;
 
 /// A push makes progress or is given up within this time.
 const PUSH_DEADLINE: Duration = Duration::from_secs(30);
-/// Blocks that are written to the SSD at once.
-const MAX_STORES: usize = 8;
 /// What the core never asks for without one.
 const NO_SSD: &str = "the core wants an SSD, and this node has none";
 /// How often a grant that is not needed is given back; one that is forgotten expires by itself.
@@ -46,12 +41,22 @@ pub enum PrefillInput {
     FetchBegun(RequestKey, usize),
     /// One layer of a prefix is here.
     Fetched(RequestKey, u32),
-    /// A block was written to the SSD; `None` where the thread that did it is gone.
-    Stored(BlockHash, Option<Written>),
-    /// A block could not be read from the SSD.
-    LoadFailed(RecordRef, StoreError),
     /// A prefix is here whole, or the rest will not come.
     FetchDone(RequestKey, Result<FetchedBytes, Refused>),
+    /// The SSD has something to say.
+    Tier(TierEvent),
+}
+
+impl From<TierEvent> for PrefillInput {
+    fn from(event: TierEvent) -> Self {
+        match event {
+            // What comes from the SSD is a fetch like any other.
+            TierEvent::Begun(key, blocks) => Self::FetchBegun(key, blocks),
+            TierEvent::Layer(key, layer) => Self::Fetched(key, layer),
+            TierEvent::Done(key, result) => Self::FetchDone(key, result),
+            event => Self::Tier(event),
+        }
+    }
 }
 
 /// See the module's text.
@@ -87,12 +92,9 @@ impl PrefillRole {
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;
-        config.max_stores = if settings.ssd_folder.is_some() { MAX_STORES } else { 0 };
+        config.max_stores = Ssd::max_stores(settings);
         let mut core = PrefillCore::new(config)?;
-        let ssd = match &settings.ssd_folder {
-            Some(folder) => Some(Ssd::open(folder, settings.ssd_bytes, &parts, &mut core)?),
-            None => None,
-        };
+        let ssd = Ssd::open(settings, &parts, &mut core)?;
         Ok(Self {
             ssd,
             core,
@@ -112,6 +114,10 @@ impl PrefillRole {
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
         match event {
             EngineEvent::KvReady { step, layer } => self.core.on_kv_ready(now, step, layer),
+            EngineEvent::PrefixLate { step, key } => {
+                self.metrics.late.increment(1);
+                self.core.on_prefix_late(now, step, key);
+            }
             EngineEvent::StepDone { step, result, elapsed, layers_ended } => {
                 self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
@@ -146,14 +152,9 @@ impl PrefillRole {
             PrefillInput::HandoverReply(key, result) => self.core.on_handover_reply(now, key, result),
             PrefillInput::FetchBegun(key, blocks) => self.core.on_fetch_begun(now, key, blocks),
             PrefillInput::Fetched(key, layer) => self.core.on_fetched(now, key, layer),
-            PrefillInput::Stored(hash, written) => {
+            PrefillInput::Tier(event) => {
                 if let Some(ssd) = &mut self.ssd {
-                    ssd.on_stored(&mut self.core, hash, written);
-                }
-            }
-            PrefillInput::LoadFailed(record, error) => {
-                if let Some(ssd) = &mut self.ssd {
-                    ssd.on_read_failed(&mut self.core, &record, &error);
+                    ssd.on_event(&mut self.core, event);
                 }
             }
             PrefillInput::FetchDone(key, result) => {
@@ -188,16 +189,10 @@ impl PrefillRole {
                     fetching.cancel.cancel();
                 }
             }
-            PrefillEffect::Store { hash, parent, block } => {
+            PrefillEffect::Tier(effect) => {
                 let ssd = self.ssd.as_mut().context(NO_SSD)?;
-                ssd.store(&self.parts, &mut self.core, hash, parent, block);
+                self.fetches.extend(ssd.carry_out(&self.parts, &mut self.core, effect));
             }
-            PrefillEffect::Load { key, hashes, destinations } => {
-                let ssd = self.ssd.as_mut().context(NO_SSD)?;
-                let fetching = ssd.load(&self.parts, &mut self.core, key, &hashes, destinations);
-                self.fetches.insert(key, fetching);
-            }
-            PrefillEffect::ClearStore => self.ssd.as_mut().context(NO_SSD)?.clear(),
             PrefillEffect::Lease(effect) => self.lease(effect),
             PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
             PrefillEffect::ReleaseGrant { key, target, grant } => self.release_grant(key, target, grant),
@@ -213,8 +208,8 @@ impl PrefillRole {
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
         self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
         let waiting = plan.sequences.iter().filter(|sequence| sequence.awaits_prefix);
-        let gates: Vec<LayerGate> =
-            waiting.filter_map(|sequence| Some(self.fetches.get(&sequence.key)?.gate.clone())).collect();
+        let gates = waiting.filter_map(|sequence| Some((sequence.key, self.fetches.get(&sequence.key)?.gate.clone())));
+        let gates = gates.collect();
         anyhow::ensure!(self.parts.engine.submit(plan, gates), "the engine's thread is gone");
         Ok(())
     }

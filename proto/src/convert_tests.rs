@@ -124,6 +124,7 @@ proptest! {
         if let Ok(h) = w::Handover::decode(&bytes[..]) { let _ = d::Handover::try_from(h); }
         if let Ok(g) = w::GrantRequest::decode(&bytes[..]) { let _ = d::GrantRequest::try_from(g); }
         if let Ok(l) = w::LeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRequest::try_from(l); }
+        if let Ok(l) = w::ReleaseLeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRelease::try_from(l); }
     }
 }
 
@@ -140,6 +141,18 @@ fn a_bad_field_is_named() {
     assert_eq!(hashes_from_bytes("block_hashes", &[0; 17]).unwrap_err().field, "block_hashes");
     let nan = w::KvTransfer { seconds: f64::NAN, ..Default::default() };
     assert_eq!(d::KvTransfer::try_from(nan).unwrap_err().field, "kv_transfer.seconds");
+}
+
+#[test]
+fn a_release_names_its_reader_or_is_of_a_node_that_does_not_yet() {
+    let old = w::ReleaseLeaseRequest { lease: 7, ..Default::default() };
+    assert_eq!(d::LeaseRelease::try_from(old.clone()), Ok(d::GrantId(7).into()));
+    let nobody = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..old.clone() };
+    assert_eq!(d::LeaseRelease::try_from(nobody).unwrap_err().field, "reader_generation");
+    let generation = d::Generation(5);
+    let new = w::ReleaseLeaseRequest { reader_node: "p0".into(), reader_generation: generation.to_string(), ..old };
+    let reader = Some((d::NodeId::new("p0").unwrap(), generation));
+    assert_eq!(d::LeaseRelease::try_from(new), Ok(d::LeaseRelease { lease: d::GrantId(7), reader }));
 }
 
 #[test]

@@ -55,11 +55,9 @@ pub trait StepObserver {
     /// overlaps with it.
     fn kv_ready(&mut self, layer: u32);
 
-    /// K and V of this layer are about to be read at positions before the step's: returns once they are in the arena. Where they come from elsewhere, layer by layer, this waits;
-    /// an error ends the step.
-    fn await_prefix(&mut self, _layer: u32) -> Result<(), EngineError> {
-        Ok(())
-    }
+    /// K and V of this layer are about to be read at positions before the step's: returns once they are in the arena, or once it is known that what the step gives for a sequence
+    /// where they are not will not count. Where they come from elsewhere, layer by layer, this waits.
+    fn await_prefix(&mut self, _layer: u32) {}
 
     /// Every layer is computed; the output head follows.
     fn layers_done(&mut self) {}

@@ -25,12 +25,6 @@ pub enum EngineError {
     /// The step's input is wrong: a bug of the caller.
     #[error("step: {0}")]
     Invalid(String),
-    /// Whoever was bringing the KV before the step's positions is gone.
-    #[error("the prefix stopped coming in at layer {layer}")]
-    PrefixLost {
-        /// The first layer that is not here.
-        layer: u32,
-    },
     /// The model computed something that is no number.
     #[error("the model computed {value} for token {token}")]
     NotFinite {
@@ -47,7 +41,7 @@ impl EngineError {
         match self {
             Self::Format(error) => error.kind(),
             Self::Model(_) | Self::Options { .. } => ErrorKind::Invalid,
-            Self::Memory(_) | Self::PrefixLost { .. } => ErrorKind::Unavailable,
+            Self::Memory(_) => ErrorKind::Unavailable,
             Self::Invalid(_) | Self::NotFinite { .. } => ErrorKind::Internal,
         }
     }

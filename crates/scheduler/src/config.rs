@@ -173,6 +173,8 @@ pub struct DecodeConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
+    /// Most blocks that are being written to the SSD at once; 0 where there is none.
+    pub max_stores: usize,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,
     /// Which cached blocks go first.
@@ -194,6 +196,7 @@ impl DecodeConfig {
             grant_ttl: Duration::from_secs(60),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
+            max_stores: 0,
             max_tombstones: 4096,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,

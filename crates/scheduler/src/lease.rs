@@ -5,13 +5,16 @@
 //! ```
 //!
 //! **Invariant**: leased blocks are held, so nobody evicts or writes them. A lease that ends needs no fence: its reader does not believe what it read while the
-//! lease ended.
+//! lease ended. Readers come and go, so blocks that many ask for might be leased without end: where one of the node's own requests waits for room that it would have without
+//! readers, no lease is given until it has it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_kv_cache::BlockPool;
-use baton_types::{BlockId, ErrorKind, Generation, GrantId, LeaseReply, LeaseRequest, NodeId, Refused, RequestKey};
+use baton_kv_cache::{BlockPool, BlockState};
+use baton_types::{
+    BlockId, ErrorKind, Generation, GrantId, LeaseRelease, LeaseReply, LeaseRequest, NodeId, Refused, RequestKey,
+};
 
 /// What the shell carries out about leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub enum LeaseEffect {
 
 #[derive(Debug)]
 struct Lease {
+    /// Who reads, and the start of it.
+    reader: (NodeId, Generation),
     blocks: Vec<BlockId>,
     expires: Instant,
 }
@@ -61,8 +66,16 @@ impl Leases {
         Self { open: BTreeMap::new(), max, ttl }
     }
 
-    /// Takes hold of what is still here of the blocks asked for: the first ones without a gap.
-    pub fn open(&mut self, now: Instant, pool: &mut BlockPool, id: GrantId, request: LeaseRequest) -> LeaseEffect {
+    /// Takes hold of what is still here of the blocks asked for: the first ones without a gap. `wanted`: blocks that have to be free or cached before the first of the node's
+    /// own requests that wait for room has it.
+    pub fn open(
+        &mut self,
+        now: Instant,
+        pool: &mut BlockPool,
+        id: GrantId,
+        request: LeaseRequest,
+        wanted: Option<usize>,
+    ) -> LeaseEffect {
         let LeaseRequest { key, reader, reader_generation, block_hashes } = request;
         let refuse = |kind, message| LeaseEffect::Refuse { key, refused: Refused { kind, message } };
         if self.open.len() >= self.max {
@@ -75,9 +88,13 @@ impl Leases {
         if let Err(error) = pool.check_fits(&blocks, 0) {
             return refuse(error.kind(), format!("no block can be kept for a reader: {error}"));
         }
+        if wanted.is_some_and(|wanted| self.would_hold_up(pool, &blocks, wanted)) {
+            return refuse(ErrorKind::Overloaded, "a request of this node waits for the room that readers hold".into());
+        }
         pool.acquire(&blocks);
         let reply = LeaseReply { lease: id, blocks: blocks.clone() };
-        self.open.insert(id, Lease { blocks, expires: now + self.ttl });
+        let lease = Lease { reader: (reader.clone(), reader_generation), blocks, expires: now + self.ttl };
+        self.open.insert(id, lease);
         LeaseEffect::Open { key, reader, reader_generation, reply }
     }
 
@@ -87,8 +104,24 @@ impl Leases {
         LeaseEffect::Refuse { key: request.key, refused }
     }
 
-    /// The reader is done. Leases that ended already are ignored.
-    pub fn release(&mut self, pool: &mut BlockPool, lease: GrantId) -> Option<LeaseEffect> {
+    /// Whether a request that wants so many blocks would have them if nobody read here, and would not with one more reader.
+    fn would_hold_up(&self, pool: &BlockPool, blocks: &[BlockId], wanted: usize) -> bool {
+        let mut readers: BTreeMap<BlockId, u32> = BTreeMap::new();
+        self.blocks().for_each(|block| *readers.entry(block).or_default() += 1);
+        let read_only =
+            |(block, readers): &(&BlockId, &u32)| pool.state(**block) == BlockState::Complete { refs: **readers };
+        let read = readers.iter().filter(read_only).count();
+        let (available, taken) = (pool.available(), pool.count_cached(blocks));
+        available.saturating_sub(taken) < wanted && wanted <= available + read
+    }
+
+    /// The reader is done. Leases that ended already, and those of others, are ignored.
+    pub fn release(&mut self, pool: &mut BlockPool, release: &LeaseRelease) -> Option<LeaseEffect> {
+        let lease = release.lease;
+        let reader = &self.open.get(&lease)?.reader;
+        if release.reader.as_ref().is_some_and(|gives_back| gives_back != reader) {
+            return None;
+        }
         let ended = self.open.remove(&lease)?;
         pool.release(&ended.blocks);
         Some(LeaseEffect::End { lease })
@@ -97,7 +130,7 @@ impl Leases {
     /// Ends a lease whose time is up; to be called until `None`.
     pub fn expire(&mut self, now: Instant, pool: &mut BlockPool) -> Option<LeaseEffect> {
         let (&lease, _) = self.open.iter().find(|(_, lease)| lease.expires <= now)?;
-        self.release(pool, lease)
+        self.release(pool, &lease.into())
     }
 
     /// When the first one's time is up.
@@ -161,12 +194,12 @@ mod tests {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
         let beyond = [hashes[1], hashes[2], BlockHash([9; 16]), hashes[0]];
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), request(&beyond))), 2, "up to the first gap");
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), request(&beyond), None)), 2, "up to the first gap");
         assert_eq!(pool.available(), 2);
         assert!(pool.allocate(3).is_err(), "leased blocks are not evicted");
         pool.check_integrity_with(leases.blocks(), 0).unwrap();
-        assert_eq!(leases.release(&mut pool, GrantId(1)), Some(LeaseEffect::End { lease: GrantId(1) }));
-        assert_eq!(leases.release(&mut pool, GrantId(1)), None);
+        assert_eq!(leases.release(&mut pool, &GrantId(1).into()), Some(LeaseEffect::End { lease: GrantId(1) }));
+        assert_eq!(leases.release(&mut pool, &GrantId(1).into()), None);
         assert_eq!(pool.available(), 4);
     }
 
@@ -175,19 +208,53 @@ mod tests {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
         let gone = request(&[BlockHash([9; 16])]);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone)), ErrorKind::NotFound);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone, None)), ErrorKind::NotFound);
         let promised = pool.reserve(3).unwrap();
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes))), ErrorKind::Overloaded);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes), None)), ErrorKind::Overloaded);
         pool.cancel_reservation(promised);
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes))), 3);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes))), ErrorKind::Overloaded);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes), None)), 3);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes), None)), ErrorKind::Overloaded);
+    }
+
+    #[test]
+    fn only_its_reader_gives_a_lease_back() {
+        let ((mut pool, hashes), now) = (pool(), Instant::now());
+        let mut leases = Leases::new(2, Duration::from_secs(5));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None));
+        let mut by = |name: &str, generation| {
+            let reader = Some((NodeId::new(name).unwrap(), Generation(generation)));
+            leases.release(&mut pool, &LeaseRelease { lease: GrantId(1), reader }).is_some()
+        };
+        assert_eq!([by("p1", 1), by("p0", 2), by("p0", 1), by("p0", 1)], [false, false, true, false]);
+        assert_eq!(pool.available(), 4);
+    }
+
+    #[test]
+    fn readers_do_not_keep_a_request_of_the_node_waiting_for_ever() {
+        let ((mut pool, hashes), now) = (pool(), Instant::now());
+        let mut leases = Leases::new(9, Duration::from_secs(5));
+        let own = pool.allocate(1).unwrap();
+        let two = request(&hashes[..2]);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), Some(1))), 2, "one is left");
+        // Somebody needs what readers hold: no more of them, whether they want the same blocks or others.
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), Some(3))), ErrorKind::Overloaded);
+        let third = request(&hashes[2..]);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, Some(1))), ErrorKind::Overloaded);
+        // Where the node's own blocks are what it waits for, readers do no harm.
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), Some(4))), 2);
+        pool.release(&own);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, Some(4))), ErrorKind::Overloaded);
+        for lease in [1, 4] {
+            leases.release(&mut pool, &GrantId(lease).into());
+        }
+        assert_eq!(pool.available(), 4);
     }
 
     #[test]
     fn a_forgotten_lease_ends_by_itself() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
-        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes)));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None));
         let due = leases.next_expiry().unwrap();
         assert_eq!(due, now + Duration::from_secs(5));
         assert_eq!(leases.expire(now, &mut pool), None);

@@ -23,6 +23,7 @@ mod queue;
 mod step;
 #[cfg(test)]
 mod tests;
+mod tier;
 
 pub use admission::{
     AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Relief, Selective,
@@ -44,6 +45,7 @@ pub use placement::{
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+pub use tier::{TierEffect, TieredCore};
 
 pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
 pub use baton_types::RequestKey;

@@ -20,8 +20,8 @@ pub use id::{
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch};
 pub use message::{
-    DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseReply,
-    LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress,
+    DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseRelease,
+    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress,
 };
 pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};

@@ -86,6 +86,21 @@ pub struct LeaseReply {
     pub blocks: Vec<BlockId>,
 }
 
+/// To the holder: a lease is not needed any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseRelease {
+    /// The lease.
+    pub lease: GrantId,
+    /// Whose it must be, and the start of that reader; `None` where that is not said: anybody's.
+    pub reader: Option<(NodeId, Generation)>,
+}
+
+impl From<GrantId> for LeaseRelease {
+    fn from(lease: GrantId) -> Self {
+        Self { lease, reader: None }
+    }
+}
+
 /// Prefill node to decode node: reserve room for this sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantRequest {

@@ -55,9 +55,9 @@ pub struct Settings {
     pub cache_blocks: u32,
     /// Bytes of the KV arena, where `cache_blocks` is 0.
     pub cache_bytes: u64,
-    /// Prefill: folder on a local SSD where blocks are kept that the arena has no room for; none without.
+    /// Folder on a local SSD where blocks are kept that the arena has no room for; none without.
     pub ssd_folder: Option<PathBuf>,
-    /// Prefill: most bytes of it.
+    /// Most bytes of it.
     pub ssd_bytes: u64,
     /// Which cached blocks go first where room is needed.
     #[serde(with = "eviction")]
@@ -216,10 +216,10 @@ pub struct Flags {
     /// Bytes of the KV arena, where --cache-blocks is not given
     #[arg(long, value_name = "BYTES")]
     pub cache_bytes: Option<u64>,
-    /// Prefill: folder on a local SSD where blocks are kept that the arena has no room for
+    /// Folder on a local SSD where blocks are kept that the arena has no room for
     #[arg(long, value_name = "DIR")]
     pub ssd_folder: Option<PathBuf>,
-    /// Prefill: most bytes of it [default: 10 GiB]
+    /// Most bytes of it [default: 10 GiB]
     #[arg(long, value_name = "BYTES")]
     pub ssd_bytes: Option<u64>,
     /// Which cached blocks go first: lru, lfu, length-aware or hit-density [default: hit-density]

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, EngineError, KvArena, LogitsWanted, SequenceStep, StepObserver, logprobs, sample};
 use baton_scheduler::{StepId, StepOutput, StepPlan, StepSequence};
-use baton_types::Refused;
+use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
-use crate::layer_gate::LayerGate;
+use crate::layer_gate::{LayerGate, MAX_WAIT_PER_STEP};
 
 /// Steps that may wait for the thread: the loops have one in flight.
 const QUEUED_STEPS: usize = 2;
@@ -24,6 +24,13 @@ pub enum EngineEvent {
         /// The layer.
         layer: u32,
     },
+    /// A prefix has not come in time, and the engine goes on without: what the step gives for the sequence from here on means nothing.
+    PrefixLate {
+        /// The step.
+        step: StepId,
+        /// Whose prefix it is.
+        key: RequestKey,
+    },
     /// The step is over.
     StepDone {
         /// The step.
@@ -37,10 +44,13 @@ pub enum EngineEvent {
     },
 }
 
+/// A prefix that is still coming in, and whose it is.
+pub type AwaitedPrefix = (RequestKey, LayerGate);
+
 /// A step, and the prefixes that it waits for.
 struct Task {
     plan: StepPlan,
-    gates: Vec<LayerGate>,
+    gates: Vec<AwaitedPrefix>,
 }
 
 /// Handle of the thread. Dropping it ends the thread after the step in hand.
@@ -64,7 +74,7 @@ impl EngineThread {
     }
 
     /// Hands a step over, with a gate for each prefix that is still coming in. `false`: the thread is gone, which is the end of the node.
-    pub fn submit(&self, plan: StepPlan, gates: Vec<LayerGate>) -> bool {
+    pub fn submit(&self, plan: StepPlan, gates: Vec<AwaitedPrefix>) -> bool {
         self.steps.try_send(Task { plan, gates }).is_ok()
     }
 
@@ -81,12 +91,12 @@ fn run<T: From<EngineEvent>>(
     events: &mpsc::Sender<T>,
 ) {
     while let Ok(task) = queue.recv() {
-        let began = Instant::now();
+        let (began, step_id) = (Instant::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO };
-        let result = step(&mut *engine, &task, watch_layers, events, &mut times);
+        let result = step(&mut *engine, task, watch_layers, events, &mut times);
         let StepTimes { layers_ended, waited } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
-        let done = EngineEvent::StepDone { step: task.plan.id, result, elapsed, layers_ended };
+        let done = EngineEvent::StepDone { step: step_id, result, elapsed, layers_ended };
         if events.blocking_send(done.into()).is_err() {
             return;
         }
@@ -95,15 +105,16 @@ fn run<T: From<EngineEvent>>(
 
 fn step<T: From<EngineEvent>>(
     engine: &mut dyn Engine,
-    Task { plan, gates }: &Task,
+    Task { plan, gates }: Task,
     watch_layers: bool,
     events: &mpsc::Sender<T>,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
     let batch: Vec<_> = plan.sequences.iter().map(sequence_step).collect();
     let arena = engine.arena().clone();
-    let outputs = empty_outputs(plan);
-    let mut observer = Observer { plan, gates, arena, watch_layers, events, times, outputs, error: None };
+    let outputs = empty_outputs(&plan);
+    let mut observer =
+        Observer { plan: &plan, gates, late: Vec::new(), arena, watch_layers, events, times, outputs, error: None };
     let stepped = engine.step(&batch, &mut observer).and_then(|()| observer.error.take().map_or(Ok(()), Err));
     stepped.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })?;
     Ok(observer.outputs)
@@ -137,7 +148,10 @@ struct StepTimes {
 /// Samples rows, reports layers and waits for prefixes while the step runs.
 struct Observer<'a, T> {
     plan: &'a StepPlan,
-    gates: &'a [LayerGate],
+    /// Those that the step still waits for.
+    gates: Vec<AwaitedPrefix>,
+    /// Those that it has given up.
+    late: Vec<RequestKey>,
     arena: KvArena,
     watch_layers: bool,
     events: &'a mpsc::Sender<T>,
@@ -174,14 +188,19 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
         }
     }
 
-    fn await_prefix(&mut self, layer: u32) -> Result<(), EngineError> {
-        if self.gates.is_empty() {
-            return Ok(());
+    fn await_prefix(&mut self, layer: u32) {
+        for (key, gate) in std::mem::take(&mut self.gates) {
+            let began = Instant::now();
+            let here = gate.wait(layer, MAX_WAIT_PER_STEP.saturating_sub(self.times.waited));
+            self.times.waited += began.elapsed();
+            if here {
+                self.gates.push((key, gate));
+                continue;
+            }
+            // The loop hears it before it hears of anything that is computed from here on; it is gone only when the process ends.
+            let _ = self.events.blocking_send(EngineEvent::PrefixLate { step: self.plan.id, key }.into());
+            self.late.push(key);
         }
-        let began = Instant::now();
-        let here = self.gates.iter().all(|gate| gate.wait(layer));
-        self.times.waited += began.elapsed();
-        if here { Ok(()) } else { Err(EngineError::PrefixLost { layer }) }
     }
 
     fn layers_done(&mut self) {
@@ -189,8 +208,91 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
-        if self.error.is_none() {
+        // What is no KV may lead to what is no number; nobody wants it.
+        let is_late = self.late.contains(&self.plan.sequences[sequence].key);
+        if self.error.is_none() && !is_late {
             self.error = self.row(sequence, position as usize, logits).err();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use baton_engine::{MockEngine, MockOptions};
+    use baton_types::{Attempt, BlockId, RequestId, SamplingParams};
+
+    use super::*;
+    use crate::layer_gate::layer_gate;
+
+    fn key(n: u128) -> RequestKey {
+        RequestKey { request: RequestId(n), attempt: Attempt(0) }
+    }
+
+    /// The second block of a prompt of two.
+    fn sequence(n: u32, awaits_prefix: bool) -> StepSequence {
+        StepSequence {
+            key: key(n.into()),
+            tokens: (0..32).map(|token| token + n).collect(),
+            prompt_tokens: 32,
+            range: 16..32,
+            block_table: [BlockId(2 * n), BlockId(2 * n + 1)].into(),
+            logits: baton_scheduler::LogitsWanted::Last,
+            zero_tail: None,
+            sampling: Arc::new(SamplingParams::default()),
+            is_last_chunk: true,
+            awaits_prefix,
+        }
+    }
+
+    #[test]
+    fn prefixes_that_stall_hold_the_step_up_for_a_bounded_time_and_spoil_themselves_alone() {
+        let engine = MockEngine::new(MockOptions::default()).unwrap();
+        let (events, mut heard) = mpsc::channel::<EngineEvent>(100);
+        let thread = EngineThread::start(Box::new(engine), true, events).unwrap();
+        let mut gates = Vec::new();
+        // Eight stall after their first layer, one is lost, one comes.
+        let keepers: Vec<_> = (0..8)
+            .map(|n| {
+                let (keeper, gate) = layer_gate();
+                keeper.open(1);
+                gates.push((key(n), gate));
+                keeper
+            })
+            .collect();
+        let (lost, gate) = layer_gate();
+        gates.push((key(8), gate));
+        drop(lost);
+        let (good, gate) = layer_gate();
+        gates.push((key(9), gate));
+        good.finish();
+        let sequences = (0..11).map(|n| sequence(n, n < 10)).collect();
+        let began = Instant::now();
+        assert!(thread.submit(StepPlan { id: StepId(7), sequences }, gates));
+
+        let (mut late, mut before_layer_1) = (Vec::new(), None);
+        let (outputs, elapsed) = loop {
+            match heard.blocking_recv().unwrap() {
+                EngineEvent::PrefixLate { step, key } => {
+                    assert_eq!(step, StepId(7));
+                    late.push(key);
+                }
+                EngineEvent::KvReady { layer: 1, .. } => before_layer_1 = Some(late.len()),
+                EngineEvent::KvReady { .. } => {}
+                EngineEvent::StepDone { result, elapsed, .. } => break (result.unwrap(), elapsed),
+            }
+        };
+        let took = began.elapsed();
+        assert!(
+            took < MAX_WAIT_PER_STEP * 3 / 2 && elapsed < MAX_WAIT_PER_STEP / 2,
+            "{took:?}, of it computed: {elapsed:?}"
+        );
+        late.sort();
+        assert_eq!((late, before_layer_1), ((0..9).map(key).collect(), Some(9)), "told before it goes on");
+        let sampled: Vec<_> =
+            outputs.iter().filter(|output| output.sampled.is_some()).map(|output| output.key).collect();
+        assert_eq!(sampled, [key(9), key(10)]);
+        drop(keepers);
     }
 }

@@ -1,7 +1,9 @@
 //! What a node's loop takes in, from wherever it comes.
 
 use baton_proto::v1;
-use baton_types::{ConductorId, GrantId, GrantRequest, Handover, LeaseRequest, Load, PrefillJob, Refused, RequestKey};
+use baton_types::{
+    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, Refused, RequestKey,
+};
 use tokio::sync::oneshot;
 
 use crate::engine_thread::EngineEvent;
@@ -32,7 +34,7 @@ pub enum Input<E> {
     /// Another node wants to read here.
     Lease(LeaseRequest, oneshot::Sender<LeaseAnswer>),
     /// It does not any more.
-    ReleaseLease(GrantId),
+    ReleaseLease(LeaseRelease),
     /// Another node hands a sequence over.
     HandOver(Handover, oneshot::Sender<Result<(), Refused>>),
     /// Prove that each block is accounted for.

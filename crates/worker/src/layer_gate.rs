@@ -1,12 +1,23 @@
 //! Where the engine waits for a prefix that is still coming in, layer by layer.
+//!
+//! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
+//! some layers' time, and [`MAX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a step waits for all of its prefixes together.
+pub(crate) const MAX_WAIT_PER_STEP: Duration = Duration::from_millis(500);
+/// How long a step waits for one layer at least: threads that bring it may be late on a busy machine.
+const MIN_PATIENCE: Duration = Duration::from_millis(100);
+/// How many times as long as its layers took so far the next one may take.
+const PATIENCE: u32 = 8;
 
 /// How far a prefix has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The first so many layers are here.
-    Coming(u32),
+    /// The first so many layers are here, the last of them since then.
+    Coming(u32, Instant),
     /// Nothing waits any more: all is here, or it failed and the node's core knows, which throws away what the step gives.
     Over,
     /// Whoever brought it is gone and nobody was told.
@@ -15,6 +26,7 @@ enum State {
 
 #[derive(Debug)]
 struct Gate {
+    made: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -35,29 +47,41 @@ impl Gate {
 #[derive(Debug, Clone)]
 pub struct LayerGate(Arc<Gate>);
 
-/// The side of whoever brings the layers. Where it is dropped before [`Self::finish`], steps that wait fail: their bytes would mean nothing.
+/// The side of whoever brings the layers. Where it is dropped before [`Self::finish`], the steps that wait go on without: their bytes would mean nothing.
 #[derive(Debug)]
 pub struct LayerGateKeeper(Arc<Gate>);
 
 /// Both sides, with no layer here.
 pub fn layer_gate() -> (LayerGateKeeper, LayerGate) {
-    let gate = Arc::new(Gate { state: Mutex::new(State::Coming(0)), changed: Condvar::new() });
+    let now = Instant::now();
+    let gate = Arc::new(Gate { made: now, state: Mutex::new(State::Coming(0, now)), changed: Condvar::new() });
     (LayerGateKeeper(Arc::clone(&gate)), LayerGate(gate))
 }
 
 impl LayerGate {
-    /// Waits for a layer, no longer than its keeper lives. `false`: it will never come, and nobody knows.
-    pub fn wait(&self, layer: u32) -> bool {
-        let closed = |state: &mut State| matches!(state, State::Coming(here) if *here <= layer);
-        let state = self.0.changed.wait_while(self.0.lock(), closed).unwrap_or_else(PoisonError::into_inner);
-        *state != State::Lost
+    /// Waits for a layer, for `at_most` and no longer than its pace so far allows. `false`: it has not come, and the caller has to tell the node's core before it goes on.
+    pub(crate) fn wait(&self, layer: u32, at_most: Duration) -> bool {
+        let closed = |state: &mut State| matches!(state, State::Coming(here, _) if *here <= layer);
+        let mut state = self.0.lock();
+        if closed(&mut state) {
+            let patience = self.patience(*state).min(at_most);
+            let waited = self.0.changed.wait_timeout_while(state, patience, closed);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        !closed(&mut state) && *state != State::Lost
+    }
+
+    fn patience(&self, state: State) -> Duration {
+        let State::Coming(layers, since) = state else { return MIN_PATIENCE };
+        let per_layer = since.saturating_duration_since(self.0.made) / layers.max(1);
+        (per_layer * PATIENCE).max(MIN_PATIENCE)
     }
 }
 
 impl LayerGateKeeper {
     /// The first `layers` layers are here.
     pub fn open(&self, layers: u32) {
-        self.0.set(State::Coming(layers));
+        self.0.set(State::Coming(layers, Instant::now()));
     }
 
     /// The core knows how it ended.
@@ -80,13 +104,19 @@ impl Drop for LayerGateKeeper {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn the_engine_waits_for_each_layer() {
-        let (keeper, gate) = layer_gate();
+        // One that takes its time, so that patience does not end the test: 10 s a layer, as far as can be told.
+        let now = Instant::now();
+        let (made, state) = (now - Duration::from_secs(10), Mutex::new(State::Coming(0, now)));
+        let gate = LayerGate(Arc::new(Gate { made, state, changed: Condvar::new() }));
+        let keeper = LayerGateKeeper(Arc::clone(&gate.0));
         let (told, heard) = std::sync::mpsc::channel();
         let engine = std::thread::spawn(move || {
             for layer in 0..4 {
-                let here = gate.wait(layer);
+                let here = gate.wait(layer, LONG);
                 told.send((layer, here)).unwrap();
             }
         });
@@ -101,10 +131,30 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_that_does_not_come_is_not_waited_for_for_long() {
+        let (keeper, gate) = layer_gate();
+        keeper.open(1);
+        let began = Instant::now();
+        assert!(gate.wait(0, LONG) && !gate.wait(1, LONG));
+        assert!((MIN_PATIENCE..10 * MIN_PATIENCE).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(!gate.wait(1, Duration::ZERO), "no patience is left");
+        keeper.open(2);
+        assert!(gate.wait(1, Duration::ZERO), "what is here need not be waited for");
+    }
+
+    #[test]
+    fn patience_grows_with_the_time_of_a_layer() {
+        let (keeper, gate) = layer_gate();
+        let after = |millis| keeper.0.made + Duration::from_millis(millis);
+        assert_eq!(gate.patience(State::Coming(1, after(2))), MIN_PATIENCE);
+        assert_eq!(gate.patience(State::Coming(3, after(150))), Duration::from_millis(400));
+    }
+
+    #[test]
     fn a_keeper_that_is_lost_is_noticed() {
         let (keeper, gate) = layer_gate();
         keeper.open(1);
         drop(keeper);
-        assert!(!gate.wait(0) && !gate.wait(1));
+        assert!(!gate.wait(0, LONG) && !gate.wait(1, LONG));
     }
 }

@@ -22,9 +22,10 @@ mod profile;
 mod register;
 mod service;
 mod sessions;
+mod ssd;
 mod transfer;
 
-pub use engine_thread::{EngineEvent, EngineThread};
+pub use engine_thread::{AwaitedPrefix, EngineEvent, EngineThread};
 pub use input::{GrantAnswer, Input, IntegrityReport};
 pub use layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 pub use lease_desk::{LeaseAnswer, LeaseDesk};
@@ -35,3 +36,4 @@ pub use node_loop::{NodeLoop, Role};
 pub use pacer::{LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};
 pub use sessions::Sessions;
+pub use ssd::{Fetching, Ssd, TierEvent};

@@ -6,7 +6,8 @@ use std::time::Duration;
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
 use baton_runtime::TaskSet;
 use baton_types::{
-    ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRequest, NodeInfo, NodeRole, Refused,
+    ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
+    Refused,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -182,7 +183,12 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         &self,
         request: Request<v1::ReleaseLeaseRequest>,
     ) -> Result<Response<v1::ReleaseLeaseReply>, Status> {
-        self.input(Input::ReleaseLease(GrantId(request.into_inner().lease))).await?;
+        let request = request.into_inner();
+        // A late word to an earlier start of this node must not end a lease of the same number.
+        if !request.target_generation.is_empty() {
+            self.check_generation(generation("target_generation", &request.target_generation)?)?;
+        }
+        self.input(Input::ReleaseLease(LeaseRelease::try_from(request)?)).await?;
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }
 

@@ -123,6 +123,8 @@ pub struct BlockPool {
     index: HashMap<BlockHash, BlockId>,
     /// What a tier below this pool holds, with each block's parent: who hears the events does not care in which tier a block is.
     below: HashMap<BlockHash, Option<BlockHash>>,
+    /// Who hears the events hears of the tier below, too.
+    tells_below: bool,
     reserved: usize,
     events: EventLog,
 }
@@ -142,6 +144,7 @@ impl BlockPool {
             eviction: eviction.policy(num_blocks),
             index: HashMap::new(),
             below: HashMap::new(),
+            tells_below: true,
             reserved: 0,
             events: EventLog::new(event_capacity),
         }
@@ -160,12 +163,17 @@ impl BlockPool {
 
     /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those of them that are cached cannot be evicted then.
     pub fn check_fits(&self, matched: &[BlockId], wanted: usize) -> Result<(), OutOfBlocks> {
-        let cached = matched.iter().filter(|block| self.state(**block) == BlockState::Cached).count();
+        let cached = self.count_cached(matched);
         let (available, total) = (self.available(), self.blocks.len());
         if cached + wanted <= available {
             return Ok(());
         }
         Err(OutOfBlocks { wanted, available: available.saturating_sub(cached), total })
+    }
+
+    /// How many of these blocks nobody holds: taking them leaves fewer for others.
+    pub fn count_cached(&self, blocks: &[BlockId]) -> usize {
+        blocks.iter().filter(|block| self.state(**block) == BlockState::Cached).count()
     }
 
     /// What a block is doing.
@@ -248,22 +256,31 @@ impl BlockPool {
         let identity = Some(Identity { hash, parent });
         self.blocks[block.index()] = Block { state: BlockState::Complete { refs: 1 }, identity };
         self.eviction.on_store(block, hash);
-        if !self.below.contains_key(&hash) {
+        if !self.is_told_below(&hash) {
             self.events.push(KvEvent::Stored { hash, parent });
         }
         true
     }
 
+    /// What only the tier below holds is not told from here on. To be called while nothing is there.
+    pub fn keep_below_to_itself(&mut self) {
+        self.tells_below = false;
+    }
+
+    fn is_told_below(&self, hash: &BlockHash) -> bool {
+        self.tells_below && self.below.contains_key(hash)
+    }
+
     /// A tier below holds this block now, whether or not it is here too.
     pub fn stored_below(&mut self, hash: BlockHash, parent: Option<BlockHash>) {
-        if self.below.insert(hash, parent).is_none() && !self.index.contains_key(&hash) {
+        if self.below.insert(hash, parent).is_none() && self.tells_below && !self.index.contains_key(&hash) {
             self.events.push(KvEvent::Stored { hash, parent });
         }
     }
 
     /// The tier below does not hold it any more.
     pub fn removed_below(&mut self, hash: BlockHash) {
-        if self.below.remove(&hash).is_some() && !self.index.contains_key(&hash) {
+        if self.below.remove(&hash).is_some() && self.tells_below && !self.index.contains_key(&hash) {
             self.events.push(KvEvent::Removed { hash });
         }
     }
@@ -332,7 +349,8 @@ impl BlockPool {
 
     /// Frees every cached block, and forgets the tier below, which is the caller's to clear.
     pub fn clear_cached(&mut self) {
-        for hash in std::mem::take(&mut self.below).into_keys().filter(|hash| !self.index.contains_key(hash)) {
+        let only_below = |hash: &BlockHash| self.tells_below && !self.index.contains_key(hash);
+        for hash in std::mem::take(&mut self.below).into_keys().filter(only_below) {
             self.events.push(KvEvent::Removed { hash });
         }
         let all = self.index.len() == self.eviction.len();
@@ -360,7 +378,7 @@ impl BlockPool {
     pub fn snapshot(&self) -> KvEventBatch {
         let here = self.blocks.iter().filter_map(|block| block.identity);
         let here = here.map(|Identity { hash, parent }| KvEvent::Stored { hash, parent });
-        let below = self.below.iter().filter(|(hash, _)| !self.index.contains_key(hash));
+        let below = self.below.iter().filter(|(hash, _)| self.tells_below && !self.index.contains_key(hash));
         let events = here.chain(below.map(|(&hash, &parent)| KvEvent::Stored { hash, parent })).collect();
         KvEventBatch { sequence: self.events.next_sequence(), snapshot: true, events }
     }
@@ -375,7 +393,7 @@ impl BlockPool {
     fn evict(&mut self) -> BlockId {
         let block = self.eviction.evict().expect("room was checked before");
         let hash = self.forget(block);
-        if !self.below.contains_key(&hash) {
+        if !self.is_told_below(&hash) {
             self.events.push(KvEvent::Removed { hash });
         }
         block

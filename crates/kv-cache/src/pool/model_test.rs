@@ -35,6 +35,35 @@ fn free_blocks_go_first_then_children_before_parents() {
 }
 
 #[test]
+fn what_only_the_tier_below_holds_is_told_unless_it_is_kept() {
+    for told in [true, false] {
+        let mut pool = BlockPool::new(1, 64);
+        if !told {
+            pool.keep_below_to_itself();
+        }
+        let drain = |pool: &mut BlockPool| pool.drain_events(9).map_or_else(Vec::new, |batch| batch.events);
+        let (stored, removed) = (KvEvent::Stored { hash: hash(1), parent: None }, KvEvent::Removed { hash: hash(1) });
+        let lost = vec![removed];
+        let blocks = pool.allocate(1).unwrap();
+        assert!(pool.complete(blocks[0], hash(1), None));
+        pool.stored_below(hash(1), None);
+        pool.release(&blocks);
+        assert_eq!(drain(&mut pool), [stored]);
+        // The arena loses it, and then the tier does.
+        let other = pool.allocate(1).unwrap();
+        assert_eq!(drain(&mut pool), if told { Vec::new() } else { lost.clone() });
+        assert_eq!((pool.snapshot().events.len(), pool.is_below(hash(1))), (usize::from(told), true));
+        pool.removed_below(hash(1));
+        assert_eq!(drain(&mut pool), if told { lost } else { Vec::new() });
+        // What the arena gets back while the tier has it is told where it was not known.
+        pool.stored_below(hash(1), None);
+        assert!(pool.complete(other[0], hash(1), None));
+        assert_eq!(drain(&mut pool), [stored]);
+        pool.release(&other);
+    }
+}
+
+#[test]
 fn the_first_holder_of_a_hash_wins_and_the_duplicate_is_freed() {
     let mut pool = BlockPool::new(2, 64);
     let blocks = pool.allocate(2).unwrap();

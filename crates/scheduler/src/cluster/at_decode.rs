@@ -138,3 +138,61 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{ErrorKind, NodeRole};
+
+    use super::super::ClusterConfig;
+    use super::super::tests::{id, info, key, place, request};
+    use super::*;
+    use crate::placement::PlacementRequest;
+
+    /// Asks for one token, of which no decoding comes.
+    fn one_token(n: u128, prompt_tokens: u32) -> PlacementRequest<'static> {
+        PlacementRequest { wants_decode: false, max_tokens: 1, prompt_tokens, ..request(n, &[]) }
+    }
+
+    /// One decode node of 100 blocks and 12 seats, and a context of 512 tokens.
+    fn alone(now: Instant) -> Cluster {
+        let prompts_at_decode = PromptsAtDecode::Fallback;
+        let mut cluster = Cluster::new(ClusterConfig { prompts_at_decode, ..ClusterConfig::default() });
+        let mut node = info("d0", NodeRole::Decode, 1);
+        node.context_length = 512;
+        cluster.on_node_joined(now, node);
+        cluster
+    }
+
+    #[test]
+    fn a_prompt_of_which_one_token_is_wanted_needs_room_for_one_token() {
+        let now = Instant::now();
+        let mut cluster = alone(now);
+        let placed = place(&mut cluster, now, &one_token(0, 511)).unwrap();
+        assert_eq!((placed.prefill, placed.decode), (id("d0"), None));
+        assert!(place(&mut cluster, now, &one_token(1, 512)).is_err());
+        let two = PlacementRequest { wants_decode: true, max_tokens: 2, ..one_token(1, 511) };
+        assert!(place(&mut cluster, now, &two).is_err());
+        let two = PlacementRequest { prompt_tokens: 510, ..two };
+        assert!(place(&mut cluster, now, &two).is_ok());
+    }
+
+    #[test]
+    fn full_decode_nodes_are_why_prompts_wait() {
+        let now = Instant::now();
+        for (prompt_tokens, fit) in [(320, 5), (16, 12)] {
+            let mut cluster = alone(now);
+            let placed: Vec<_> = (0..20).map(|n| place(&mut cluster, now, &one_token(n, prompt_tokens))).collect();
+            assert!(placed[..fit].iter().all(Result::is_ok), "{placed:?}");
+            for refusal in placed[fit..].iter().map(|placed| placed.as_ref().unwrap_err()) {
+                assert_eq!(refusal.kind, ErrorKind::Overloaded, "{refusal}");
+                assert!(refusal.message.starts_with("no decode node has room for"), "{refusal}");
+                assert!(refusal.retry_after.is_some());
+            }
+            cluster.on_ended(now, key(0));
+            assert!(place(&mut cluster, now, &one_token(30, prompt_tokens)).is_ok(), "what is charged is given back");
+            cluster.on_node_left(now, &id("d0"), baton_types::Generation(1));
+            let nobody = place(&mut cluster, now, &one_token(31, prompt_tokens)).unwrap_err();
+            assert_eq!((nobody.kind, nobody.message.as_str()), (ErrorKind::Unavailable, "no prefill node is ready"));
+        }
+    }
+}

@@ -334,7 +334,9 @@ fn has_place(node: &ClusterNode) -> bool {
 
 fn fits_decode(asked: Asked<'_>, node: &ClusterNode) -> bool {
     let info = node.info();
-    asked.request.prompt_tokens.saturating_add(2) <= info.context_length
+    // A decode node draws a second token; one that only computes the prompt draws the first.
+    let least_output = if asked.request.wants_decode { 2 } else { 1 };
+    asked.request.prompt_tokens.saturating_add(least_output) <= info.context_length
         && asked.needs(node).blocks <= info.layout.num_blocks as usize
 }
 

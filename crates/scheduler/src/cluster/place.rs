@@ -158,6 +158,10 @@ impl Cluster {
             (Err(refusal), Ok(decode)) if alone => {
                 self.only_at_decode(now, asked, matches, decode).ok_or_else(|| refusal.clone())
             }
+            // Decode nodes are there, and cannot take it now: that is what the client waits for.
+            (Err(_), Err(refusal)) if alone && refusal.kind == ErrorKind::Overloaded => {
+                Err(self.held(refusal.clone(), request.slo))
+            }
             (Err(refusal), _) => Err(refusal.clone()),
             (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
         };
@@ -335,6 +339,12 @@ impl Cluster {
         Some(PrefixFetch { from: from.clone(), tokens, bytes: blocks * layout.block_bytes_all_layers() as u64 })
     }
 
+    /// The decode node that the request takes blocks and a seat of: the one that decodes, or that computes a prompt of which one token is wanted.
+    fn takes_room(&self, chosen: &Chosen) -> Option<&ClusterNode> {
+        let node = chosen.decode.as_ref().map_or(&chosen.prefill, |decode| &decode.node);
+        self.nodes.get(node).filter(|node| node.info().role == NodeRole::Decode)
+    }
+
     fn charge(&mut self, now: Instant, asked: Asked<'_>, chosen: &Chosen, fetch: Option<&PrefixFetch>) {
         let request = asked.request;
         let ttft = chosen.ttft;
@@ -348,7 +358,7 @@ impl Cluster {
             ttft,
             prefilled: false,
         };
-        if let Some(node) = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node)) {
+        if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
             charge.decode = Some((start, decode_charge(now + ttft, asked, node)));
         }

@@ -8,15 +8,15 @@ use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn id(name: &str) -> NodeId {
+pub(super) fn id(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-fn key(n: u128) -> RequestKey {
+pub(super) fn key(n: u128) -> RequestKey {
     RequestKey { request: RequestId(n), attempt: Attempt(0) }
 }
 
-fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
+pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
     let layout = KvLayout {
         model: 7,
         num_layers: 4,
@@ -61,7 +61,7 @@ fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
 }
 
 /// A request of 160 tokens of prompt and 16 of output: 11 blocks.
-fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
+pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     PlacementRequest {
         key: key(n),
         prompt_tokens: 160,
@@ -75,7 +75,7 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     }
 }
 
-fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
+pub(super) fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
     cluster.place(now, request, &mut || 0)
 }
 
@@ -676,9 +676,16 @@ fn without_a_prefill_node_a_decode_node_computes_prompts_where_that_is_wanted() 
     assert_eq!(first.nodes().len(), 1, "{first:?}");
     let second = place(&mut cluster, now, &request(1, &[])).unwrap();
     assert_ne!(first.prefill, second.prefill, "the first one's prompt goes before");
-    // One token needs no decoding, but somebody has to compute the prompt.
+    // One token needs no decoding, but somebody has to compute the prompt, and has its blocks meanwhile.
     let one = PlacementRequest { wants_decode: false, max_tokens: 1, ..request(2, &[]) };
-    assert_eq!(place(&mut cluster, now, &one).unwrap().decode, None);
+    let charged = |cluster: &Cluster| -> (usize, usize) {
+        let nodes = cluster.nodes().map(|node| (node.charges.blocks, node.charges.sequences()));
+        nodes.fold((0, 0), |sum, node| (sum.0 + node.0, sum.1 + node.1))
+    };
+    let before = charged(&cluster);
+    let placed = place(&mut cluster, now, &one).unwrap();
+    assert_eq!((placed.decode, placed.estimated_tbt), (None, None));
+    assert_eq!(charged(&cluster), (before.0 + blocks_of(one.prompt_tokens), before.1 + 1));
     cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
     assert_eq!(place(&mut cluster, now, &request(3, &[])).unwrap().prefill, id("p0"));
     (0..4).for_each(|n| cluster.on_ended(now, key(n)));
@@ -708,4 +715,8 @@ fn a_short_prompt_is_computed_at_a_decode_node_that_it_does_not_disturb() {
     cluster.on_ended(now, key(3));
     let freed = place(&mut cluster, now, &short(6)).unwrap();
     assert!(freed.is_at_decode(), "one decode node has no such stream any more: {freed:?}");
+}
+
+fn blocks_of(tokens: u32) -> usize {
+    info("d0", NodeRole::Decode, 1).layout.blocks_for(tokens as usize)
 }

@@ -131,8 +131,10 @@ impl DecodeCore {
                 sequence.hashes.push(handed_over.hasher.next(parent, tokens));
             }
             self.pool.complete(sequence.blocks[index], sequence.hashes[index], parent);
+            self.stores.queue(&self.pool, sequence.hashes[index], parent);
         }
         sequence.num_complete_blocks = sequence.num_complete_blocks.max(full);
+        self.start_stores();
     }
 
     /// Gives the engine its next step, if it is idle and there is something to do. Grants that wait for room come after everybody who is here.
@@ -152,15 +154,23 @@ impl DecodeCore {
             if self.running.len() >= self.config.max_running {
                 return;
             }
+            if self.is_loading(key) {
+                continue;
+            }
             let has_blocks = self.sequences.get(&key).is_some_and(|sequence| sequence.phase == Phase::Waiting);
             // Where one finds none, those behind it do not take what it waits for.
             let has_room = has_blocks || !self.lacks_room && self.find_room(now, key);
             self.lacks_room |= !has_room;
-            if has_room {
+            // What comes from the tier first lets it join later.
+            if has_room && !self.is_loading(key) {
                 self.waiting.remove(&turn);
                 self.join(now, key);
             }
         }
+    }
+
+    fn is_loading(&self, key: RequestKey) -> bool {
+        self.sequences.get(&key).is_some_and(|sequence| sequence.loading.is_some())
     }
 
     fn join(&mut self, now: Instant, key: RequestKey) {

@@ -4,7 +4,7 @@ use baton_types::{
     ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, PrefillEvent, Refused, RequestKey,
 };
 
-use crate::{LeaseEffect, StepPlan};
+use crate::{LeaseEffect, StepPlan, TierEffect};
 
 /// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +44,8 @@ pub enum DecodeEffect {
     RunStep(StepPlan),
     /// About other nodes that read here.
     Lease(LeaseEffect),
+    /// About the tier below the arena.
+    Tier(TierEffect),
     /// Tell a conductor everything that one step gave for its requests. No answer.
     Emit {
         /// The conductor.

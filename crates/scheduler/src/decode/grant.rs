@@ -97,6 +97,14 @@ impl DecodeCore {
         }
     }
 
+    /// Blocks that must be free or cached before the first of those who asked has its grant.
+    pub(super) fn asked_blocks(&self) -> Option<usize> {
+        let (_, request) = self.asked.front()?;
+        let needed = self.needed_blocks(request).ok()?;
+        let matched = self.pool.match_prefix(&request.block_hashes);
+        Some(self.pool.count_cached(&matched) + needed.prompt + needed.growth - matched.len())
+    }
+
     fn no_room(&self, request: &GrantRequest) -> Refused {
         let (prompt, output) = (request.prompt_tokens, request.max_tokens);
         let missing = match self.needed_blocks(request) {
@@ -199,6 +207,7 @@ impl DecodeCore {
             num_computed_tokens: 0,
             num_complete_blocks: held_blocks,
             local: None,
+            loading: None,
             in_step: false,
             ended: false,
         };

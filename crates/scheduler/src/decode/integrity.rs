@@ -12,7 +12,8 @@ impl DecodeCore {
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.sequences.values().flat_map(|sequence| sequence.blocks.iter().copied());
         let reserved = self.sequences.values().map(|sequence| sequence.reservation.blocks()).sum();
-        self.pool.check_integrity_with(held.chain(self.closing_blocks()).chain(self.leases.blocks()), reserved)?;
+        let elsewhere = self.closing_blocks().chain(self.leases.blocks()).chain(self.stores.blocks());
+        self.pool.check_integrity_with(held.chain(elsewhere), reserved)?;
         self.check_grants()?;
         self.check_sequences()?;
         for key in self.deadlines.keys() {
@@ -43,7 +44,7 @@ impl DecodeCore {
         for (key, sequence) in &self.sequences {
             ensure(in_step(key) == sequence.in_step, || format!("{key:?} is in the step: {}", in_step(key)))?;
             let expected = match (sequence.ended, sequence.phase) {
-                (true, _) => sequence.in_step,
+                (true, _) => sequence.in_step || sequence.loading.is_some(),
                 (false, Phase::Granted) => sequence.grant.is_some_and(|grant| self.grants.contains_key(&grant)),
                 (false, Phase::Waiting | Phase::Preempted) => self.waiting.get(&sequence.turn) == Some(key),
                 (false, Phase::Running) => self.running.contains(key),

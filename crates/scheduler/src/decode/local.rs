@@ -71,6 +71,7 @@ impl DecodeCore {
             num_computed_tokens: 0,
             num_complete_blocks: 0,
             local: Some(LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() }),
+            loading: None,
             in_step: false,
             ended: false,
         })

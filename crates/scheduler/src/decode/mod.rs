@@ -17,6 +17,7 @@ mod integrity;
 mod local;
 mod room;
 mod sequence;
+mod tier;
 mod tombstones;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -24,13 +25,14 @@ use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
 use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRequest, Load, Refused, RequestKey,
+    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRelease, LeaseRequest, Load, Refused, RequestKey,
 };
 
 use crate::config::{DecodeConfig, InvalidConfig};
 use crate::deadlines::Deadlines;
 use crate::lease::Leases;
 use crate::load::pool_load;
+use crate::tier::Stores;
 
 pub use effect::DecodeEffect;
 
@@ -54,6 +56,9 @@ pub struct DecodeCore {
     step: Option<RunningStep>,
     tombstones: Tombstones,
     leases: Leases,
+    stores: Stores,
+    /// The tier has let somebody wait for too long: it is asked again then.
+    tier_avoided_until: Option<Instant>,
     deadlines: Deadlines,
     effects: VecDeque<DecodeEffect>,
     next_step: u64,
@@ -75,7 +80,9 @@ impl DecodeCore {
     /// A core with an empty arena.
     pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
+        let mut pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
+        pool.keep_below_to_itself();
+        let stores = Stores::new(config.max_stores);
         let leases = Leases::new(config.max_leases, config.lease_ttl);
         let tombstones = Tombstones::new(config.max_tombstones);
         Ok(Self {
@@ -89,6 +96,8 @@ impl DecodeCore {
             step: None,
             tombstones,
             leases,
+            stores,
+            tier_avoided_until: None,
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
@@ -125,6 +134,7 @@ impl DecodeCore {
             queued_tokens: prompts.map(|sequence| sequence.remaining_tokens() as u64).sum(),
             kv_tokens: kv_tokens as u64,
             preemptions: self.preemptions,
+            blocks_ssd: self.pool.len_below() as u32,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             draining: self.draining,
@@ -134,7 +144,7 @@ impl DecodeCore {
 
     /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_asked = self.asked.is_empty() && self.leases.is_empty();
+        let nothing_asked = self.asked.is_empty() && self.leases.is_empty() && self.stores.is_idle();
         self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_asked
     }
 
@@ -148,9 +158,10 @@ impl DecodeCore {
         self.pool.snapshot()
     }
 
-    /// Frees the prefix cache.
+    /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
         self.pool.clear_cached();
+        self.effects.extend(self.stores.clear().map(DecodeEffect::Tier));
     }
 
     /// The request's owner gave up. What comes for it later is refused.
@@ -174,6 +185,7 @@ impl DecodeCore {
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
+        self.stores.stop();
         self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_, _| true);
     }
 
@@ -198,14 +210,17 @@ impl DecodeCore {
         self.next_grant += 1;
         let effect = match self.draining {
             true => self.leases.refuse_draining(&request),
-            false => self.leases.open(now, &mut self.pool, id, request),
+            false => {
+                let wanted = self.wanted_blocks();
+                self.leases.open(now, &mut self.pool, id, request, wanted)
+            }
         };
         self.effects.push_back(DecodeEffect::Lease(effect));
     }
 
     /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
-    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
-        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+    pub fn on_release_lease(&mut self, now: Instant, release: impl Into<LeaseRelease>) {
+        if let Some(effect) = self.leases.release(&mut self.pool, &release.into()) {
             self.effects.push_back(DecodeEffect::Lease(effect));
             self.plan_step(now);
         }
@@ -226,9 +241,10 @@ impl DecodeCore {
         self.release_if_unused(key);
     }
 
-    /// Lets go of the blocks of a sequence that ended, once the engine does not touch them.
+    /// Lets go of the blocks of a sequence that ended, once neither the engine nor the tier touches them.
     fn release_if_unused(&mut self, key: RequestKey) {
-        if self.sequences.get(&key).is_some_and(|sequence| sequence.ended && !sequence.in_step)
+        let unused = |sequence: &Sequence| sequence.ended && !sequence.in_step && sequence.loading.is_none();
+        if self.sequences.get(&key).is_some_and(unused)
             && let Some(sequence) = self.sequences.remove(&key)
         {
             self.release_under_grant(sequence);

@@ -67,7 +67,8 @@ impl DecodeCore {
     /// Whether a sequence's blocks could be used at once: nobody writes them any more.
     fn can_give_way(&self, sequence: &Sequence) -> bool {
         let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
-        matches!(sequence.phase, Phase::Waiting | Phase::Running) && !sequence.in_step && fenced
+        let untouched = !sequence.in_step && sequence.loading.is_none();
+        matches!(sequence.phase, Phase::Waiting | Phase::Running) && untouched && fenced
     }
 
     fn preempt(&mut self, key: RequestKey) {
@@ -91,13 +92,7 @@ impl DecodeCore {
     /// Gives a sequence without blocks those of all its tokens, as far as there is room for them and for everybody's next ones.
     pub(super) fn find_room(&mut self, now: Instant, key: RequestKey) -> bool {
         let Some(sequence) = self.sequences.get(&key) else { return false };
-        let reusable = sequence.reusable_blocks(self.config.model.block_tokens());
-        let matched = self.pool.match_prefix(&sequence.hashes[..reusable]);
-        let missing = self.config.model.layout.blocks_for(sequence.num_tokens()) - matched.len();
-        let rest =
-            self.config.model.layout.blocks_for(sequence.max_total_tokens - 1).saturating_sub(missing + matched.len());
-        // Alone it may take all there is.
-        let spare = if self.running.is_empty() { 0 } else { self.running.len() + self.config.growth_blocks.min(rest) };
+        let (matched, missing, spare) = self.room_for(sequence);
         if self.pool.check_fits(&matched, missing.saturating_add(spare)).is_err() {
             return false;
         }
@@ -110,6 +105,29 @@ impl DecodeCore {
         true
     }
 
+    /// Blocks of a sequence that are here, how many are not, and how many more it leaves for the next tokens of all.
+    fn room_for(&self, sequence: &Sequence) -> (Vec<BlockId>, usize, usize) {
+        let reusable = sequence.reusable_blocks(self.config.model.block_tokens());
+        let matched = self.pool.match_prefix(&sequence.hashes[..reusable]);
+        let missing = self.config.model.layout.blocks_for(sequence.num_tokens()) - matched.len();
+        let rest =
+            self.config.model.layout.blocks_for(sequence.max_total_tokens - 1).saturating_sub(missing + matched.len());
+        // Alone it may take all there is.
+        let spare = if self.running.is_empty() { 0 } else { self.running.len() + self.config.growth_blocks.min(rest) };
+        (matched, missing, spare)
+    }
+
+    /// Blocks that must be free or cached before whoever is first in line for room has it; `None` where nobody waits for room.
+    pub(super) fn wanted_blocks(&self) -> Option<usize> {
+        let waiting = self.waiting.values().filter_map(|key| self.sequences.get(key));
+        if let Some(first) = waiting.into_iter().find(|sequence| sequence.phase == Phase::Preempted) {
+            let (matched, missing, spare) = self.room_for(first);
+            return Some(self.pool.count_cached(&matched) + missing + spare);
+        }
+        let stands = self.running.iter().any(|key| self.lacks_block(*key));
+        if stands { Some(1) } else { self.asked_blocks() }
+    }
+
     fn take_room(&mut self, now: Instant, key: RequestKey, matched: Vec<BlockId>, new: Vec<BlockId>) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
@@ -119,6 +137,8 @@ impl DecodeCore {
         let (tokens, held) = (sequence.num_tokens(), sequence.num_computed_tokens);
         self.prefix_queries += tokens as u64;
         self.prefix_hits += held as u64;
-        self.on_local_started(now, key);
+        if !self.start_load(now, key, held / block_tokens) {
+            self.on_local_started(now, key);
+        }
     }
 }

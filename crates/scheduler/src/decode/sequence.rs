@@ -1,6 +1,7 @@
 //! What a decode node knows about one request.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,6 +43,8 @@ pub(super) struct Sequence {
     pub num_complete_blocks: usize,
     /// Where the prompt is computed here.
     pub local: Option<LocalPrompt>,
+    /// Blocks that come from the tier; it joins the batch when they are here.
+    pub loading: Option<Range<usize>>,
     /// The engine works on it.
     pub in_step: bool,
     /// Its outcome is told; it stays only until the step is over.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress, TokenId, TokenLogprobs,
+    BlockId, ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress, TokenId,
+    TokenLogprobs,
 };
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
@@ -87,7 +88,7 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    fn assert_running(&self, step: StepId) {
+    pub(super) fn assert_running(&self, step: StepId) {
         let running = self.step.as_ref().map(|running| running.id);
         assert_eq!(running, Some(step), "the step reported is not the step in flight");
     }
@@ -155,7 +156,7 @@ impl PrefillCore {
         }
         request.num_complete_blocks = first.max(full);
         for index in first..full {
-            self.queue_store(hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
+            self.stores.queue(&self.pool, hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
         }
         self.start_stores();
     }
@@ -261,9 +262,7 @@ impl PrefillCore {
         }
         let queued = self.queued.get(&key)?;
         let tokens = queued.job.tokens.len();
-        let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
-        let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
-        let missing = self.config.model.layout.blocks_for(tokens) - matched.len();
+        let (matched, missing) = self.room_for(queued);
         self.pool.check_fits(&matched, missing).ok()?;
         self.pool.acquire(&matched);
         let new = self.pool.allocate(missing).ok()?;
@@ -273,7 +272,23 @@ impl PrefillCore {
         Some(())
     }
 
-    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
+    /// Blocks of a prompt that are here, and how many are not.
+    fn room_for(&self, queued: &Queued) -> (Vec<BlockId>, usize) {
+        let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
+        let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
+        let missing = self.config.model.layout.blocks_for(queued.job.tokens.len()) - matched.len();
+        (matched, missing)
+    }
+
+    /// Blocks that must be free or cached before the first prompt that waits can start; `None` where no prompt waits for room.
+    pub(super) fn wanted_blocks(&self, now: Instant) -> Option<usize> {
+        let may_start = self.active.len() < self.config.max_active;
+        let first = self.queue(now).into_iter().find_map(|key| self.queued.get(&key)).filter(|_| may_start)?;
+        let (matched, missing) = self.room_for(first);
+        Some(self.pool.count_cached(&matched) + missing)
+    }
+
+    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[BlockId]>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
         let (key, block_tokens) = (job.key, self.config.model.block_tokens());
         let held_tokens = num_cached * block_tokens;

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest,
-    PrefillEvent, RequestKey,
+    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest, PrefillEvent,
+    RequestKey,
 };
 
-use crate::{LeaseEffect, StepPlan};
+use crate::{LeaseEffect, StepPlan, TierEffect};
 
 /// One batch of writes of one request. Ascending within a node's generation; travels as the batch's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,7 +58,7 @@ pub enum PrefillEffect {
         /// How long to wait before: a node that had no room is not asked again at once.
         delay: Duration,
     },
-    /// Run a step. Answers: `on_kv_ready` per layer, then `on_step_done`.
+    /// Run a step. Answers: `on_kv_ready` per layer, `on_prefix_late` where a prefix does not come in time, then `on_step_done`.
     RunStep(StepPlan),
     /// Lease blocks of another node and read them into this node's arena, one layer after the other. Answers: `on_fetch_begun` once the holder agreed, `on_fetched` per layer,
     /// then `on_fetch_done`; or `on_fetch_done` with an error at any point. Until the last one the destinations are left alone.
@@ -70,26 +70,8 @@ pub enum PrefillEffect {
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
     },
-    /// Read blocks from the SSD into this node's arena, one layer after the other. Answers as of `Fetch`.
-    Load {
-        /// The request.
-        key: RequestKey,
-        /// The blocks.
-        hashes: Vec<BlockHash>,
-        /// Where they go, in the same order.
-        destinations: Vec<BlockId>,
-    },
-    /// Write a block to the SSD. Answer: `on_stored`, and until then the block is left alone.
-    Store {
-        /// Its hash.
-        hash: BlockHash,
-        /// The block before it; `None` for a first block.
-        parent: Option<BlockHash>,
-        /// Where it is.
-        block: BlockId,
-    },
-    /// Forget everything on the SSD. No answer.
-    ClearStore,
+    /// About the tier below the arena. What it reads answers as `Fetch` does.
+    Tier(TierEffect),
     /// Stop the request's fetch. It still answers `on_fetch_done`.
     CancelFetch {
         /// The request.

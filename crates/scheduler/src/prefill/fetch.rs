@@ -7,16 +7,26 @@
 //! ```
 //!
 //! A step may begin before every layer is here: the engine then waits for each layer of the prefix before the layer's attention. Where the fetch fails under such a step, what
-//! the step gives for the request is thrown away and the prefix is computed: the layers that were final before the failure are right, and are not pushed again.
+//! the step gives for the request is thrown away and the prefix is computed: the layers that were final before the failure are right, and are not pushed again. The same where the
+//! engine has waited for a layer as long as it may: the others in the step must not wait for a holder that stands still, and whoever was so late is not asked again for a while.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, ErrorKind, FetchReport, GrantId, LeaseRequest, PrefillEvent, PrefillJob, Refused, RequestKey,
+    BlockHash, ErrorKind, FetchReport, FetchSource, Generation, GrantId, LeaseRelease, LeaseRequest, NodeId,
+    PrefillEvent, PrefillJob, Refused, RequestKey,
 };
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
+use crate::step::StepId;
+use crate::tier::{TierEffect, stored_after};
+
+/// Nothing is brought for so long from where a prefix was late.
+const AVOIDED_FOR: Duration = Duration::from_secs(5);
+/// Most that are avoided at once; of more, the first is asked again early.
+const MAX_AVOIDED: usize = 64;
 
 /// A prefix on its way.
 #[derive(Debug)]
@@ -30,12 +40,43 @@ pub(super) struct Fetch {
     is_stored: bool,
     /// When the holder agreed.
     begun: Option<Instant>,
+    /// The engine has waited for it in vain: its end is waited for, and what it brings is not.
+    is_late: bool,
+}
+
+/// Where prefixes come from: a start of another node, or this node's SSD.
+type Source = Option<(NodeId, Generation)>;
+
+/// Who was late.
+#[derive(Debug, Default)]
+pub(super) struct Avoided(VecDeque<(Source, Instant)>);
+
+impl Avoided {
+    fn add(&mut self, now: Instant, source: Source) {
+        self.0.retain(|(other, until)| *other != source && *until > now);
+        if self.0.len() == MAX_AVOIDED {
+            self.0.pop_front();
+        }
+        self.0.push_back((source, now + AVOIDED_FOR));
+    }
+
+    fn contains(&self, now: Instant, source: &Source) -> bool {
+        self.0.iter().any(|(other, until)| other == source && now < *until)
+    }
+}
+
+fn start_of(source: &FetchSource) -> Source {
+    Some((source.node.clone(), source.generation))
+}
+
+fn source_of(job: &PrefillJob, fetch: &Fetch) -> Source {
+    job.fetch.as_ref().filter(|_| !fetch.is_stored).and_then(start_of)
 }
 
 impl Fetch {
     /// Whether a step of `compute` that begins now finds each layer here when it needs it, at the pace so far.
     fn keeps_ahead(&self, now: Instant, num_layers: u32, compute: Duration) -> bool {
-        let Some(begun) = self.begun.filter(|_| self.layers > 0) else { return false };
+        let Some(begun) = self.begun.filter(|_| self.layers > 0 && !self.is_late) else { return false };
         let per_layer = now.saturating_duration_since(begun) / self.layers;
         // The last layer's attention begins when the others are computed.
         let until_last = compute.mul_f64(f64::from(num_layers - 1) / f64::from(num_layers));
@@ -56,11 +97,20 @@ impl PrefillCore {
     /// What is to be brought of a prompt whose reusable blocks have these hashes, and of which the arena holds `held` blocks: from the other node that the conductor named, where
     /// that has more than the SSD.
     pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, hashes: &[BlockHash], held: usize) -> Option<Fetch> {
-        let stored = held + self.stored_after(hashes, held);
+        let is_avoided = |source: &Source| self.avoided.contains(now, source);
+        let stored = held + if is_avoided(&None) { 0 } else { stored_after(&self.pool, hashes, held) };
         let source = job.fetch.as_ref().filter(|source| source.node != self.config.node);
+        let source = source.filter(|source| !is_avoided(&start_of(source)));
         let there = source.map_or(0, |source| source.tokens as usize / self.config.model.block_tokens());
         let (end, is_stored) = (there.min(hashes.len()).max(stored), stored >= there.min(hashes.len()));
-        (end > held).then_some(Fetch { blocks: held..end, layers: 0, asked: now, is_stored, begun: None })
+        (end > held).then_some(Fetch {
+            blocks: held..end,
+            layers: 0,
+            asked: now,
+            is_stored,
+            begun: None,
+            is_late: false,
+        })
     }
 
     /// Asks the shell to bring what the request's fetch is about.
@@ -68,7 +118,8 @@ impl PrefillCore {
         let destinations = request.blocks[fetch.blocks.clone()].to_vec();
         if fetch.is_stored {
             let hashes = request.hashes[fetch.blocks.clone()].to_vec();
-            return self.effects.push_back(PrefillEffect::Load { key: request.job.key, hashes, destinations });
+            let load = TierEffect::Load { key: request.job.key, hashes, destinations };
+            return self.effects.push_back(PrefillEffect::Tier(load));
         }
         let Some(source) = request.job.fetch.clone() else { return };
         let lease = LeaseRequest {
@@ -102,6 +153,21 @@ impl PrefillCore {
         }
         self.advance_transfer(now, key);
         self.plan_step(now);
+    }
+
+    /// The engine has waited for the request's prefix as long as it may, and goes on without: what the step gives for the request from here on means nothing. Told before
+    /// the engine goes on.
+    pub fn on_prefix_late(&mut self, now: Instant, step: StepId, key: RequestKey) {
+        self.assert_running(step);
+        let Some(request) = self.active.get_mut(&key).filter(|request| request.in_step && !request.ended) else {
+            return;
+        };
+        // Even if all has come meanwhile: by then the engine had given up.
+        request.spoiled = true;
+        let Some(fetch) = request.fetch.as_mut().filter(|fetch| !fetch.is_late) else { return };
+        fetch.is_late = true;
+        self.avoided.add(now, source_of(&request.job, fetch));
+        self.effects.push_back(PrefillEffect::CancelFetch { key });
     }
 
     /// Everything is here, or the rest will not come: nothing is written into the blocks any more. Told before the engine is let past the layer concerned.
@@ -141,7 +207,17 @@ impl PrefillCore {
                 FetchReport { tokens, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => {
+                let refused = match fetch.is_late {
+                    true => Refused {
+                        kind: ErrorKind::DeadlineExceeded,
+                        message: format!("layer {} of the prefix did not come in time", fetch.layers),
+                    },
+                    false => refused,
+                };
                 if let Some(request) = self.active.get_mut(&key) {
+                    if refused.kind == ErrorKind::DeadlineExceeded {
+                        self.avoided.add(now, source_of(&request.job, fetch));
+                    }
                     request.spoiled = request.in_step;
                     request.reset_to(fetch.blocks.start * block_tokens);
                 }
@@ -156,14 +232,17 @@ impl PrefillCore {
         self.next_lease += 1;
         let effect = match self.draining {
             true => self.leases.refuse_draining(&request),
-            false => self.leases.open(now, &mut self.pool, id, request),
+            false => {
+                let wanted = self.wanted_blocks(now);
+                self.leases.open(now, &mut self.pool, id, request, wanted)
+            }
         };
         self.effects.push_back(PrefillEffect::Lease(effect));
     }
 
     /// The reader, or the shell, gives a lease back. Unknown ones are ignored.
-    pub fn on_release_lease(&mut self, now: Instant, lease: GrantId) {
-        if let Some(effect) = self.leases.release(&mut self.pool, lease) {
+    pub fn on_release_lease(&mut self, now: Instant, release: impl Into<LeaseRelease>) {
+        if let Some(effect) = self.leases.release(&mut self.pool, &release.into()) {
             self.effects.push_back(PrefillEffect::Lease(effect));
             self.plan_step(now);
         }

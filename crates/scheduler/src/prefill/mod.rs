@@ -15,7 +15,7 @@ mod effect;
 mod fetch;
 mod integrity;
 mod request;
-mod ssd;
+mod tier;
 mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,12 +29,13 @@ use crate::config::{InvalidConfig, PrefillConfig};
 use crate::deadlines::Deadlines;
 use crate::lease::Leases;
 use crate::load::pool_load;
+use crate::tier::Stores;
 
 pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
+use fetch::Avoided;
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
-use ssd::Stores;
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
 #[derive(Debug)]
@@ -52,6 +53,7 @@ pub struct PrefillCore {
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
     stores: Stores,
+    avoided: Avoided,
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
@@ -77,6 +79,7 @@ impl PrefillCore {
         config.validate()?;
         let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
         let leases = Leases::new(config.max_leases, config.lease_ttl);
+        let stores = Stores::new(config.max_stores);
         Ok(Self {
             config,
             pool,
@@ -87,7 +90,8 @@ impl PrefillCore {
             layers_ended: None,
             late_grants: BTreeMap::new(),
             leases,
-            stores: Stores::default(),
+            stores,
+            avoided: Avoided::default(),
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
@@ -156,10 +160,7 @@ impl PrefillCore {
     /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
         self.pool.clear_cached();
-        self.stores.forget_queued();
-        if self.config.max_stores > 0 {
-            self.effects.push_back(PrefillEffect::ClearStore);
-        }
+        self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
 
     /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
@@ -203,7 +204,7 @@ impl PrefillCore {
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
-        self.stores.forget_queued();
+        self.stores.stop();
     }
 
     /// Deadlines that have come: requests that waited too long fail.

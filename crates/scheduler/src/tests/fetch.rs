@@ -145,6 +145,78 @@ fn a_fetch_that_fails_under_a_step_spoils_it() {
 }
 
 #[test]
+fn a_prefix_that_is_late_spoils_its_part_of_the_step_and_its_source_is_left_alone_for_a_while() {
+    let mut node = Node::new(config());
+    let second = Duration::from_secs(1);
+    node.submit(fetching(0, 0..12, 1, 8, second));
+    node.submit(job(1, 40..44, 1));
+    let first = node.take_step();
+    node.begin(0, 2);
+    node.fetched(0, 0);
+    node.submit(job(2, 30..34, 1));
+    node.finish_step(MS, &first, 1);
+    let step = node.take_step();
+    let mut members = shares(&step);
+    members.sort_by_key(|(key, _)| *key);
+    assert_eq!(members, [(key(0), 8..12), (key(2), 0..4)]);
+    node.after(MS, |core, now| core.on_kv_ready(now, step.id, 0));
+    node.effects.clear();
+    node.after(MS, |core, now| core.on_prefix_late(now, step.id, key(0)));
+    assert_eq!(node.effects, [PrefillEffect::CancelFetch { key: key(0) }]);
+    // The step goes on for the other; the prompt waits for the end of its fetch: its blocks may still be written.
+    node.finish_step(MS, &step, 1);
+    node.effects.clear();
+    node.fetched(0, 1);
+    node.submit(job(3, 44..48, 1));
+    let other = node.take_step();
+    assert_eq!(shares(&other), [(key(3), 0..4)]);
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Err(refused(ErrorKind::Cancelled))));
+    let failure = node.report(0).failure.unwrap();
+    assert_eq!(
+        (failure.kind, failure.message.as_str()),
+        (ErrorKind::DeadlineExceeded, "layer 2 of the prefix did not come in time")
+    );
+    node.finish_step(MS, &other, 1);
+    let again = node.take_step();
+    assert_eq!(shares(&again), [(key(0), 0..12)]);
+    node.finish_step(MS, &again, 1);
+
+    // Whoever is late once is late again: others compute what it holds, for a while.
+    let fetches = |node: &Node| node.effects.iter().any(|effect| matches!(effect, PrefillEffect::Fetch { .. }));
+    node.submit(fetching(4, 20..32, 1, 8, second));
+    assert!(!fetches(&node));
+    let step = node.take_step();
+    assert_eq!(shares(&step), [(key(4), 0..12)]);
+    node.finish_step(MS, &step, 1);
+    let mut restarted = fetching(5, 24..36, 1, 8, second);
+    restarted.fetch.as_mut().unwrap().generation = Generation(2);
+    node.submit(restarted);
+    assert!(fetches(&node), "another start of it is another matter");
+    node.take_fetch();
+    node.after(6 * second, |core, now| core.on_wakeup(now));
+    node.submit(fetching(6, 28..40, 1, 8, second));
+    assert!(fetches(&node));
+}
+
+#[test]
+fn a_prefix_that_comes_after_it_was_given_up_is_used_by_the_next_step() {
+    let mut node = Node::new(config());
+    node.submit(fetching(0, 0..12, 1, 8, Duration::from_secs(1)));
+    node.begin(0, 2);
+    node.fetched(0, 0);
+    let step = node.take_step();
+    node.fetched(0, 1);
+    node.fetched(0, 2);
+    // Told before the engine's word is taken in.
+    node.after(MS, |core, now| core.on_fetch_done(now, key(0), Ok(done())));
+    node.after(MS, |core, now| core.on_prefix_late(now, step.id, key(0)));
+    node.finish_step(MS, &step, 1);
+    assert_eq!(node.report(0).failure, None);
+    let again = node.take_step();
+    assert_eq!((shares(&again), again.sequences[0].awaits_prefix), (vec![(key(0), 8..12)], false));
+}
+
+#[test]
 fn blocks_of_a_request_that_ended_wait_for_its_fetch() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..20, 1, 16, MS));

@@ -1,8 +1,10 @@
 //! Each core by itself, and both wired together by a fake shell, on virtual time, with seeds and faults.
 
 mod decode;
+mod decode_tier;
 mod engine;
 mod fetch;
+mod leases;
 mod prefill;
 mod random;
 pub(crate) mod world;

@@ -30,8 +30,10 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.failed_fetches += counts.failed_fetches;
         sum.overlapped_fetches += counts.overlapped_fetches;
         sum.spoiled_steps += counts.spoiled_steps;
+        sum.late_prefixes += counts.late_prefixes;
         sum.stored += counts.stored;
         sum.loaded_tokens += counts.loaded_tokens;
+        sum.loaded_at_decode += counts.loaded_at_decode;
         sum.local_prompts += counts.local_prompts;
         sum.preemptions += counts.preemptions;
     }
@@ -48,7 +50,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
-    assert!(counts.stored > 0 && counts.loaded_tokens > 0, "{counts:?}");
+    assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
 }
 
 #[test]
@@ -58,6 +60,7 @@ fn every_request_ends_once_under_aborts_and_faults() {
     assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
     assert!(counts.fetched_tokens > 0 && counts.failed_fetches > 0 && counts.spoiled_steps > 0, "{counts:?}");
+    assert!(counts.late_prefixes > 0, "{counts:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The fake shell: carries effects out after random delays, with faults, and keeps account of what conductors are told.
 
+mod decode_tier;
 mod fetches;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +20,7 @@ use fetches::Fetching;
 use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
 use crate::{
     DecodeConfig, DecodeCore, DecodeEffect, ModelConfig, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport,
-    PushSpan, StepPlan,
+    PushSpan, StepPlan, TierEffect,
 };
 
 pub const CONTEXT: u32 = 60;
@@ -73,8 +74,9 @@ enum Event {
     LeaseReply(RequestKey, Result<LeaseReply, Refused>),
     FetchLayer(RequestKey, u32),
     ReleaseLease(GrantId),
-    Stored(BlockHash, BlockId, Option<BlockHash>, Vec<u64>),
+    Stored(BlockHash, BlockId, Vec<u64>),
     LoadLayer(RequestKey, u32),
+    DecodeTier(decode_tier::Event),
     Land(Write),
     Arrival(GrantId, PushId, u64),
     PushDone(RequestKey, PushId, Result<PushReport, Refused>),
@@ -131,10 +133,14 @@ pub struct Counts {
     pub failed_fetches: u32,
     pub stored: u32,
     pub loaded_tokens: u64,
+    /// By the decode node, from its own tier.
+    pub loaded_at_decode: u64,
     /// Steps that began before the prefix was here whole.
     pub overlapped_fetches: u32,
     /// Fetches that failed under a step.
     pub spoiled_steps: u32,
+    /// Prefixes that the engine did not wait for any longer.
+    pub late_prefixes: u32,
     /// Prompts that the decode node computed.
     pub local_prompts: u32,
     pub preemptions: u64,
@@ -162,6 +168,8 @@ pub struct World {
     /// The prefill node's SSD, oldest first.
     ssd: Vec<(BlockHash, Vec<u64>)>,
     loads: BTreeMap<RequestKey, Vec<Vec<u64>>>,
+    /// The decode node's.
+    decode_ssd: Vec<(BlockHash, Vec<u64>)>,
     cancelled: BTreeSet<RequestKey>,
     lost: BTreeSet<ConductorId>,
     /// As a conductor keeps it, from the events of both nodes.
@@ -214,6 +222,7 @@ impl World {
         prefill.max_kv_events = 50;
         prefill.max_stores = [0, 1, 5][rng.below(3) as usize];
         let mut decode = DecodeConfig::new(model(30 + rng.below(20) as u32));
+        decode.max_stores = [0, 1, 5][rng.below(3) as usize];
         decode.max_running = 1 + rng.below(6) as usize;
         decode.max_waiting = 8;
         decode.growth_blocks = [0, 1, 4, usize::MAX][rng.below(4) as usize];
@@ -241,6 +250,7 @@ impl World {
             fetches: BTreeMap::new(),
             ssd: Vec::new(),
             loads: BTreeMap::new(),
+            decode_ssd: Vec::new(),
             cancelled: BTreeSet::new(),
             lost: BTreeSet::new(),
             index: index_of_both(),
@@ -371,7 +381,8 @@ impl World {
             Event::LeaseRequest(request) => self.decode.on_lease_request(now, request),
             Event::LeaseReply(key, reply) => self.on_lease_reply(key, reply),
             Event::FetchLayer(key, layer) => self.on_fetch_layer(key, layer),
-            Event::Stored(hash, block, parent, values) => self.on_ssd_written(hash, block, parent, values),
+            Event::Stored(hash, block, values) => self.on_ssd_written(hash, block, values),
+            Event::DecodeTier(event) => self.on_decode_tier(event),
             Event::LoadLayer(key, layer) => self.on_load_layer(key, layer),
             Event::ReleaseLease(lease) => self.decode.on_release_lease(now, lease),
             Event::Land(write) => self.on_land(write),
@@ -490,12 +501,14 @@ impl World {
                     fetch.cancelled = true;
                 }
             }
-            PrefillEffect::Store { hash, parent, block } => {
+            PrefillEffect::Tier(TierEffect::Store { hash, block, .. }) => {
                 let values = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
-                self.send(Event::Stored(hash, block, parent, values));
+                self.send(Event::Stored(hash, block, values));
             }
-            PrefillEffect::Load { key, hashes, destinations } => self.on_load(key, &hashes, destinations),
-            PrefillEffect::ClearStore => self.ssd.clear(),
+            PrefillEffect::Tier(TierEffect::Load { key, hashes, destinations }) => {
+                self.on_load(key, &hashes, destinations);
+            }
+            PrefillEffect::Tier(TierEffect::Clear) => self.ssd.clear(),
             PrefillEffect::Lease(effect) => panic!("nobody reads from the prefill node, but {effect:?}"),
             PrefillEffect::Handover { handover, .. } => {
                 if self.rng.chance(self.faults.handover) {
@@ -545,6 +558,7 @@ impl World {
                 self.send(Event::Fenced(grant));
             }
             DecodeEffect::Lease(effect) => self.on_lease_effect(effect),
+            DecodeEffect::Tier(effect) => self.on_decode_tier_effect(effect),
             DecodeEffect::HandoverReply { key, result } => {
                 self.stories.get_mut(&key).unwrap().accepted |= result.is_ok();
                 let lost = self.rng.chance(self.faults.handover);

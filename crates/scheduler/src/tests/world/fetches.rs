@@ -7,7 +7,7 @@ use baton_types::{BlockHash, BlockId, GrantId, LeaseReply, LeaseRequest, Refused
 
 use super::super::engine::{BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs};
 use super::{Event, World, unavailable};
-use crate::{FetchedBytes, LeaseEffect, StepPlan, StepSequence};
+use crate::{FetchedBytes, LeaseEffect, StepPlan, StepSequence, TieredCore};
 
 /// A prefix on its way from the decode node to the prefill node.
 pub(super) struct Fetching {
@@ -18,17 +18,19 @@ pub(super) struct Fetching {
     pub layers: u32,
     pub cancelled: bool,
     pub failed: bool,
+    /// The engine has given it up.
+    pub late: bool,
 }
 
 impl World {
     /// As an engine does: K and V of a layer, then its attention, which waits for the layer of the prefix.
     pub(super) fn on_prefill_layer(&mut self, plan: Arc<StepPlan>, layer: u32) {
-        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, layer)) {
+        if plan.sequences.iter().any(|sequence| self.waits_for(&plan, sequence, layer)) {
             return self.send_after(Duration::from_micros(50), Event::PrefillLayer(plan, layer));
         }
         for sequence in &plan.sequences {
             let past = match self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix) {
-                Some(fetch) if fetch.failed && fetch.layers < layer => Past::Wrong,
+                Some(fetch) if fetch.late || fetch.failed && fetch.layers < layer => Past::Wrong,
                 Some(fetch) if fetch.layers <= layer => Past::Coming,
                 _ => Past::Here,
             };
@@ -48,19 +50,28 @@ impl World {
         }
     }
 
-    /// Whether the first `layers` layers of a sequence's prefix are still coming.
-    pub(super) fn waits_for(&self, sequence: &StepSequence, layers: u32) -> bool {
-        let fetch = self.fetches.get(&sequence.key).filter(|_| sequence.awaits_prefix);
-        fetch.is_some_and(|fetch| !fetch.failed && fetch.layers < layers)
+    /// Whether the first `layers` layers of a sequence's prefix are still coming. Sometimes the engine has no patience left.
+    pub(super) fn waits_for(&mut self, plan: &StepPlan, sequence: &StepSequence, layers: u32) -> bool {
+        let gives_up = self.rng.chance(self.faults.fetch / 4);
+        let Some(fetch) = self.fetches.get_mut(&sequence.key).filter(|_| sequence.awaits_prefix) else { return false };
+        if fetch.failed || fetch.late || fetch.layers >= layers {
+            return false;
+        }
+        if gives_up {
+            fetch.late = true;
+            self.counts.late_prefixes += 1;
+            self.prefill.on_prefix_late(self.now, plan.id, sequence.key);
+        }
+        !gives_up
     }
 
     pub(super) fn on_prefill_step(&mut self, plan: Arc<StepPlan>, ok: bool) {
-        if plan.sequences.iter().any(|sequence| self.waits_for(sequence, NUM_LAYERS)) {
+        if plan.sequences.iter().any(|sequence| self.waits_for(&plan, sequence, NUM_LAYERS)) {
             return self.send_after(Duration::from_micros(50), Event::PrefillStep(plan, ok));
         }
         let mut outputs = outputs(&plan);
         for (sequence, output) in plan.sequences.iter().zip(&mut outputs).filter(|(s, _)| s.awaits_prefix) {
-            if self.fetches[&sequence.key].failed {
+            if self.fetches[&sequence.key].failed || self.fetches[&sequence.key].late {
                 self.counts.spoiled_steps += 1;
                 output.sampled = output.sampled.take().map(|(token, logprobs)| ((token + 1) % VOCAB, logprobs));
             }
@@ -111,7 +122,7 @@ impl World {
     }
 
     /// What was written is what the block held, from the beginning to the end.
-    pub(super) fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, _: Option<BlockHash>, values: Vec<u64>) {
+    pub(super) fn on_ssd_written(&mut self, hash: BlockHash, block: BlockId, values: Vec<u64>) {
         let now: Vec<_> = (0..NUM_LAYERS).map(|layer| self.prefill_arena.read(layer, block)).collect();
         assert_eq!(now, values, "a block changed while it was written");
         let stored = !self.rng.chance(self.faults.fetch);
@@ -127,8 +138,15 @@ impl World {
     }
 
     pub(super) fn on_load(&mut self, key: RequestKey, hashes: &[BlockHash], destinations: Vec<BlockId>) {
-        let fetch =
-            Fetching { lease: None, sources: Vec::new(), destinations, layers: 0, cancelled: false, failed: false };
+        let fetch = Fetching {
+            lease: None,
+            sources: Vec::new(),
+            destinations,
+            layers: 0,
+            cancelled: false,
+            failed: false,
+            late: false,
+        };
         assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
         // The records are held from here on, as handles hold them.
         let records: Option<Vec<_>> = hashes
@@ -199,7 +217,8 @@ impl World {
     pub(super) fn on_fetch_effect(&mut self, lease: LeaseRequest, destinations: Vec<BlockId>) {
         assert_eq!(lease.block_hashes.len(), destinations.len());
         let (key, sources) = (lease.key, Vec::new());
-        let fetch = Fetching { lease: None, sources, destinations, layers: 0, cancelled: false, failed: false };
+        let fetch =
+            Fetching { lease: None, sources, destinations, layers: 0, cancelled: false, failed: false, late: false };
         assert!(self.fetches.insert(key, fetch).is_none(), "fetched twice: {key:?}");
         match self.rng.chance(self.faults.fetch) {
             true => self.send(Event::LeaseReply(key, Err(unavailable("holder fault")))),

@@ -1,0 +1,80 @@
+//! What a decode core has to do with the tier below its arena.
+//!
+//! Every block that is full is written through. It comes back where a sequence gets its blocks: one that gave way, or whose prompt is computed here. Such a sequence joins the batch
+//! once everything has come, or failed: then it is computed.
+//!
+//! What only the tier holds is not told to conductors and not leased: a reader would wait for this node's disk, and a grant takes no blocks from it, since a push that overlaps with
+//! compute is there sooner.
+
+use std::time::{Duration, Instant};
+
+use baton_kv_cache::BlockPool;
+use baton_types::{ErrorKind, Refused, RequestKey};
+
+use super::{DecodeCore, DecodeEffect, Phase};
+use crate::tier::{Books, Stores, TierEffect, stored_after};
+
+/// Nothing is read for so long after a read that took too long.
+const AVOIDED_FOR: Duration = Duration::from_secs(5);
+
+impl Books for DecodeCore {
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+        (&mut self.pool, &mut self.stores)
+    }
+
+    fn after_store(&mut self, now: Instant) {
+        self.start_stores();
+        self.plan_step(now);
+    }
+}
+
+impl DecodeCore {
+    pub(super) fn start_stores(&mut self) {
+        while let Some(effect) = self.stores.start(&mut self.pool) {
+            self.effects.push_back(DecodeEffect::Tier(effect));
+        }
+    }
+
+    /// A sequence just got its blocks, of which the first `held` were here: whether more of them come from the tier first.
+    pub(super) fn start_load(&mut self, now: Instant, key: RequestKey, held: usize) -> bool {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
+        let reusable = &sequence.hashes[..sequence.reusable_blocks(block_tokens)];
+        let stored = stored_after(&self.pool, reusable, held);
+        if stored == 0 || self.tier_avoided_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        let blocks = held..held + stored;
+        let (hashes, destinations) =
+            (sequence.hashes[blocks.clone()].to_vec(), sequence.blocks[blocks.clone()].to_vec());
+        sequence.loading = Some(blocks);
+        sequence.phase = Phase::Waiting;
+        self.effects.push_back(DecodeEffect::Tier(TierEffect::Load { key, hashes, destinations }));
+        true
+    }
+
+    /// So many leading blocks of those asked for are here, or none is: nothing is written into the others any more.
+    pub fn on_load_done(&mut self, now: Instant, key: RequestKey, result: Result<usize, Refused>) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(loading) = sequence.loading.take() else { return };
+        if sequence.ended {
+            self.release_if_unused(key);
+            return self.plan_step(now);
+        }
+        match result {
+            Ok(blocks) => {
+                let blocks = blocks.min(loading.len());
+                sequence.num_computed_tokens = (loading.start + blocks) * block_tokens;
+                self.prefix_hits += (blocks * block_tokens) as u64;
+                self.complete_blocks(key);
+            }
+            Err(refused) if refused.kind == ErrorKind::DeadlineExceeded => {
+                self.tier_avoided_until = Some(now + AVOIDED_FOR);
+            }
+            Err(_) => {}
+        }
+        self.on_local_started(now, key);
+        self.plan_step(now);
+    }
+}

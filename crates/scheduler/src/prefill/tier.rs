@@ -1,0 +1,27 @@
+//! What a prefill core has to do with the tier below its arena. What reads back is a fetch like one from another node: `fetch.rs`.
+
+use std::time::Instant;
+
+use baton_kv_cache::BlockPool;
+
+use super::{PrefillCore, PrefillEffect};
+use crate::tier::{Books, Stores};
+
+impl Books for PrefillCore {
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+        (&mut self.pool, &mut self.stores)
+    }
+
+    fn after_store(&mut self, now: Instant) {
+        self.start_stores();
+        self.plan_step(now);
+    }
+}
+
+impl PrefillCore {
+    pub(super) fn start_stores(&mut self) {
+        while let Some(effect) = self.stores.start(&mut self.pool) {
+            self.effects.push_back(PrefillEffect::Tier(effect));
+        }
+    }
+}

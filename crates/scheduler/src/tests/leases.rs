@@ -1,0 +1,97 @@
+//! Readers of a node's cache beside its own requests, on both cores. Blocks have 4 tokens.
+
+use std::time::Instant;
+
+use baton_kv_cache::BlockHasher;
+use baton_types::{ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
+
+use super::engine::BLOCK_TOKENS;
+use super::prefill::{MS, Node, config, job};
+use super::world::{key, model, target};
+use crate::{DecodeConfig, DecodeCore, DecodeEffect, LeaseEffect, PrefillConfig, PrefillEffect, StepOutput, StepPlan};
+
+const BLOCKS: u32 = 12;
+
+fn lease(n: u64, prompt: impl IntoIterator<Item = TokenId>) -> LeaseRequest {
+    let hasher = BlockHasher::new(model(BLOCKS).layout.fingerprint(), b"");
+    let prompt: Vec<_> = prompt.into_iter().collect();
+    let block_hashes = hasher.chain(&prompt, BLOCK_TOKENS as u32).into();
+    LeaseRequest { key: key(n), reader: target().node, reader_generation: Generation(1), block_hashes }
+}
+
+fn given(effect: &LeaseEffect) -> Option<Result<GrantId, ErrorKind>> {
+    match effect {
+        LeaseEffect::Open { reply, .. } => Some(Ok(reply.lease)),
+        LeaseEffect::Refuse { refused, .. } => Some(Err(refused.kind)),
+        LeaseEffect::End { .. } => None,
+    }
+}
+
+impl Node {
+    fn lease(&mut self, request: LeaseRequest) -> Result<GrantId, ErrorKind> {
+        self.after(MS, |core, now| core.on_lease_request(now, request));
+        self.take(|effect| match effect {
+            PrefillEffect::Lease(effect) => given(effect),
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
+    let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
+    node.run_alone(job(0, 0..16, 1));
+    let first = node.lease(lease(7, 0..16)).unwrap();
+    assert!(node.lease(lease(8, 0..16)).is_ok(), "nobody waits");
+    // 10 of 12 blocks, and four are read.
+    node.submit(job(1, 5..45, 1));
+    assert_eq!(node.lease(lease(9, 0..16)), Err(ErrorKind::Overloaded));
+    let of_another = LeaseRelease { lease: first, reader: Some((target().node, Generation(2))) };
+    node.after(MS, |core, now| core.on_release_lease(now, of_another));
+    node.after(MS, |core, now| core.on_release_lease(now, first));
+    assert_eq!(node.core.load().waiting, 1, "one reader is left");
+    node.after(MS, |core, now| core.on_wakeup(now + 45_000 * MS));
+    assert_eq!(node.core.load().running, 1);
+}
+
+/// A decode core alone, without leave to pass time.
+struct Decode(DecodeCore, Instant);
+
+impl Decode {
+    fn effects(&mut self) -> Vec<DecodeEffect> {
+        self.0.check_integrity().unwrap();
+        std::iter::from_fn(|| self.0.poll_effect()).collect()
+    }
+
+    fn step(&mut self) -> Option<StepPlan> {
+        self.effects().into_iter().find_map(|effect| match effect {
+            DecodeEffect::RunStep(plan) => Some(plan),
+            _ => None,
+        })
+    }
+
+    fn lease(&mut self, request: LeaseRequest) -> Result<GrantId, ErrorKind> {
+        self.0.on_lease_request(self.1, request);
+        let given = self.effects().into_iter().find_map(|effect| match effect {
+            DecodeEffect::Lease(effect) => given(&effect),
+            _ => None,
+        });
+        given.unwrap()
+    }
+}
+
+#[test]
+fn the_same_at_a_decode_node() {
+    let config = DecodeConfig { prompt_budget: 64, ..DecodeConfig::new(model(BLOCKS)) };
+    let mut node = Decode(DecodeCore::new(config).unwrap(), Instant::now());
+    node.0.on_submit(node.1, job(0, 0..16, 1));
+    let plan = node.step().unwrap();
+    let output = StepOutput { key: key(0), sampled: Some((41, None)), prompt_logprobs: Vec::new() };
+    node.0.on_step_done(node.1, plan.id, Ok(vec![output]));
+    let first = node.lease(lease(7, 0..16)).unwrap();
+    node.0.on_submit(node.1, job(1, 5..45, 1));
+    assert_eq!(node.step(), None, "10 of 12 blocks, and four are read");
+    assert_eq!(node.lease(lease(8, 0..16)), Err(ErrorKind::Overloaded));
+    node.0.on_release_lease(node.1, first);
+    assert_eq!(node.step().unwrap().sequences[0].key, key(1));
+}

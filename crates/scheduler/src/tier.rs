@@ -1,0 +1,156 @@
+//! The tier below a node's arena, on either kind of node: blocks are written through to it when they are full, and read back where the arena has lost them.
+//!
+//! Blocks are held while they are written; how many at once is bounded, and so is how many wait for it: under a load that the disk cannot follow some are not written, which costs
+//! a miss later.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use baton_kv_cache::BlockPool;
+use baton_types::{BlockHash, BlockId, RequestKey};
+
+/// Most blocks that wait to be written.
+const MAX_QUEUED: usize = 4096;
+
+/// What the shell carries out on the tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TierEffect {
+    /// Write a block. Answer: `on_stored`, and until then the block is left alone.
+    Store {
+        /// Its hash.
+        hash: BlockHash,
+        /// The block before it; `None` for a first block.
+        parent: Option<BlockHash>,
+        /// Where it is.
+        block: BlockId,
+    },
+    /// Read blocks into the arena. Answers: on a prefill node as of `PrefillEffect::Fetch`, on a decode node `on_load_done`. Until the last one the destinations are left alone.
+    Load {
+        /// The request.
+        key: RequestKey,
+        /// The blocks.
+        hashes: Vec<BlockHash>,
+        /// Where they go, in the same order.
+        destinations: Vec<BlockId>,
+    },
+    /// Forget everything. No answer.
+    Clear,
+}
+
+/// What a core hears of its tier. Both cores hear the same.
+pub trait TieredCore {
+    /// What the tier holds from an earlier life of the node.
+    fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>);
+    /// A write is over.
+    fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool);
+    /// The tier has lost a block: it made room for another, or what was read was no good.
+    fn on_store_lost(&mut self, hash: BlockHash);
+}
+
+/// A core's books of its blocks.
+pub trait Books {
+    /// The arena's, and those of writes to the tier.
+    fn books(&mut self) -> (&mut BlockPool, &mut Stores);
+    /// A block that was written is let go: the next writes may begin, and somebody may have room.
+    fn after_store(&mut self, now: Instant);
+}
+
+impl<C: Books> TieredCore for C {
+    fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>) {
+        for (hash, parent) in blocks {
+            self.books().0.stored_below(hash, parent);
+        }
+    }
+
+    fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
+        let (pool, stores) = self.books();
+        if stores.done(pool, hash, stored) {
+            self.after_store(now);
+        }
+    }
+
+    fn on_store_lost(&mut self, hash: BlockHash) {
+        self.books().0.removed_below(hash);
+    }
+}
+
+/// Writes under way and to come.
+#[derive(Debug)]
+pub struct Stores {
+    /// Most at once; 0 where there is no tier.
+    max: usize,
+    /// Nothing new is written: the node is on its way out.
+    stopped: bool,
+    /// Oldest first; a block that is not in the arena any more when its turn comes is passed over.
+    queued: VecDeque<(BlockHash, Option<BlockHash>)>,
+    under_way: BTreeMap<BlockHash, (BlockId, Option<BlockHash>)>,
+}
+
+impl Stores {
+    /// At most `max` writes at once.
+    pub fn new(max: usize) -> Self {
+        Self { max, stopped: false, queued: VecDeque::new(), under_way: BTreeMap::new() }
+    }
+
+    /// A block is full: it goes to the tier when its turn comes.
+    pub fn queue(&mut self, pool: &BlockPool, hash: BlockHash, parent: Option<BlockHash>) {
+        if self.max == 0 || self.stopped || pool.is_below(hash) {
+            return;
+        }
+        if self.queued.len() == MAX_QUEUED {
+            self.queued.pop_front();
+        }
+        self.queued.push_back((hash, parent));
+    }
+
+    /// The next write, if one more may begin; to be called until `None`.
+    pub fn start(&mut self, pool: &mut BlockPool) -> Option<TierEffect> {
+        while self.under_way.len() < self.max {
+            let (hash, parent) = self.queued.pop_front()?;
+            let known = pool.is_below(hash) || self.under_way.contains_key(&hash);
+            let found = pool.match_prefix(&[hash]);
+            let Some(&block) = found.first().filter(|_| !known && pool.check_fits(&found, 0).is_ok()) else { continue };
+            pool.acquire(&found);
+            self.under_way.insert(hash, (block, parent));
+            return Some(TierEffect::Store { hash, parent, block });
+        }
+        None
+    }
+
+    /// A write is over. `false`: it is not known.
+    pub fn done(&mut self, pool: &mut BlockPool, hash: BlockHash, stored: bool) -> bool {
+        let Some((block, parent)) = self.under_way.remove(&hash) else { return false };
+        if stored {
+            pool.stored_below(hash, parent);
+        }
+        pool.release(&[block]);
+        true
+    }
+
+    /// The node takes nothing new: what has not begun is not written.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+        self.queued.clear();
+    }
+
+    /// Everything is to be forgotten.
+    pub fn clear(&mut self) -> Option<TierEffect> {
+        self.queued.clear();
+        (self.max > 0).then_some(TierEffect::Clear)
+    }
+
+    /// Whether nothing is written.
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Blocks that are being written.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.under_way.values().map(|(block, _)| *block)
+    }
+}
+
+/// Blocks after the first `held` of these that the tier holds.
+pub(crate) fn stored_after(pool: &BlockPool, hashes: &[BlockHash], held: usize) -> usize {
+    hashes[held..].iter().take_while(|hash| pool.is_below(**hash)).count()
+}

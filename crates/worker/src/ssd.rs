@@ -1,0 +1,447 @@
+//! The SSD below a node's arena: what its core wants written, read or forgotten, carried out on threads that may wait for the disk.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use baton_engine::KvArena;
+use baton_kv_cache::BlockHasher;
+use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
+use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
+use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::input::Input;
+use crate::layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
+use crate::metrics::SsdMetrics;
+use crate::node::NodeParts;
+
+/// Blocks that are written to the SSD at once.
+const MAX_STORES: usize = 8;
+
+/// One layer takes no longer than this: the request waits for it. A disk that hangs keeps its thread; nobody waits for that.
+const LAYER_DEADLINE: Duration = Duration::from_secs(2);
+/// Threads that read at once. Where they all wait for the disk, what it holds is computed.
+const MAX_LOADS: usize = 64;
+
+/// What the loop hears of its SSD.
+#[derive(Debug)]
+pub enum TierEvent {
+    /// A block was written; `None` where the thread that did it is gone.
+    Stored(BlockHash, Option<Written>),
+    /// A block could not be read.
+    LoadFailed(RecordRef, StoreError),
+    /// So many of the blocks asked for are here.
+    Begun(RequestKey, usize),
+    /// One layer of them is in the arena.
+    Layer(RequestKey, u32),
+    /// All are, or the rest will not come.
+    Done(RequestKey, Result<FetchedBytes, Refused>),
+}
+
+/// A prefix under way, as its request sees it.
+pub struct Fetching {
+    /// Where the engine waits for its layers.
+    pub gate: LayerGate,
+    /// Ends it early.
+    pub cancel: CancellationToken,
+}
+
+/// The books of the store, and the arena that it backs.
+pub struct Ssd {
+    store: KvStore,
+    arena: KvArena,
+    loads: Arc<Semaphore>,
+    metrics: SsdMetrics,
+    /// Whether the last write failed: a disk that is full is told once.
+    failing: bool,
+}
+
+impl Ssd {
+    /// How many blocks a core may have written at once: none without a folder.
+    pub fn max_stores(settings: &Settings) -> usize {
+        if settings.ssd_folder.is_some() { MAX_STORES } else { 0 }
+    }
+
+    /// Opens the store that the settings name, if they do, and tells the core what is there from an earlier life.
+    pub fn open<E>(
+        settings: &Settings,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(folder) = settings.ssd_folder.as_deref() else { return Ok(None) };
+        Self::open_in(folder, settings.ssd_bytes, parts, core).map(Some)
+    }
+
+    fn open_in<E>(
+        folder: &Path,
+        capacity_bytes: u64,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+    ) -> anyhow::Result<Self> {
+        let layout = parts.arena.layout();
+        let options = StoreOptions {
+            fingerprint: fingerprint(&parts.info),
+            parts: layout.num_layers,
+            part_bytes: layout.block_bytes() as u32,
+            capacity_bytes,
+        };
+        let store = KvStore::open(folder, &options).with_context(|| format!("ssd_folder: {}", folder.display()))?;
+        let recovery = store.recovery();
+        tracing::info!(folder = %folder.display(), ?recovery, capacity = store.capacity(), "SSD tier open");
+        core.on_store_recovered(store.iter());
+        let (arena, loads) = (parts.arena.clone(), Arc::new(Semaphore::new(MAX_LOADS)));
+        Ok(Self { store, arena, loads, metrics: SsdMetrics::default(), failing: false })
+    }
+
+    /// Carries out what the core decided. Gives back a load that has begun.
+    pub fn carry_out<E: From<TierEvent> + Send + 'static>(
+        &mut self,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+        effect: TierEffect,
+    ) -> Option<(RequestKey, Fetching)> {
+        match effect {
+            TierEffect::Store { hash, parent, block } => self.store(parts, core, hash, parent, block),
+            TierEffect::Load { key, hashes, destinations } => {
+                return Some((key, self.load(parts, core, key, &hashes, destinations)));
+            }
+            TierEffect::Clear => self.clear(),
+        }
+        None
+    }
+
+    /// Writes a block; the answer goes to the node's loop.
+    fn store<E: From<TierEvent> + Send + 'static>(
+        &mut self,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+        hash: BlockHash,
+        parent: Option<BlockHash>,
+        block: BlockId,
+    ) {
+        let reserved = self.store.reserve(hash, parent);
+        let reservation = match reserved {
+            Ok(Some(reservation)) => reservation,
+            Ok(None) => return core.on_stored(Instant::now(), hash, self.store.contains(hash)),
+            Err(error) => {
+                self.on_write(&Err(error));
+                return core.on_stored(Instant::now(), hash, false);
+            }
+        };
+        if let Some(evicted) = reservation.evicted() {
+            self.metrics.evicted.increment(1);
+            core.on_store_lost(evicted);
+        }
+        let (arena, inputs) = (self.arena.clone(), parts.inputs.clone());
+        parts.tasks.spawn_request("SSD write", async move {
+            let written = tokio::task::spawn_blocking(move || write(&arena, block, reservation)).await;
+            // A write that panicked gave its slot back.
+            let _ = inputs.send(Input::Role(TierEvent::Stored(hash, written.ok()).into())).await;
+        });
+    }
+
+    /// Takes in what is only about the store itself.
+    pub fn on_event(&mut self, core: &mut impl TieredCore, event: TierEvent) {
+        match event {
+            TierEvent::Stored(hash, written) => self.on_stored(core, hash, written),
+            TierEvent::LoadFailed(record, error) => self.on_read_failed(core, &record, &error),
+            TierEvent::Begun(..) | TierEvent::Layer(..) | TierEvent::Done(..) => {}
+        }
+    }
+
+    /// A write is over.
+    fn on_stored(&mut self, core: &mut impl TieredCore, hash: BlockHash, written: Option<Written>) {
+        let result = written.map(|written| self.store.commit(written));
+        if let Some(result) = &result {
+            self.on_write(result);
+        }
+        core.on_stored(Instant::now(), hash, matches!(result, Some(Ok(()))));
+        self.metrics.bytes.set(self.store.bytes() as f64);
+    }
+
+    fn on_write(&mut self, result: &Result<(), StoreError>) {
+        match result {
+            Ok(()) => {
+                self.metrics.written.increment(1);
+                if std::mem::take(&mut self.failing) {
+                    tracing::info!("the SSD tier takes blocks again");
+                }
+            }
+            Err(error) => {
+                self.metrics.write_errors.increment(1);
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!(%error, "the SSD tier cannot take a block; prompts are served without");
+                }
+            }
+        }
+    }
+
+    /// Reads blocks into the arena, layer by layer; the answers are those of a fetch from another node.
+    fn load<E: From<TierEvent> + Send + 'static>(
+        &mut self,
+        parts: &NodeParts<E>,
+        core: &mut impl TieredCore,
+        key: RequestKey,
+        hashes: &[BlockHash],
+        destinations: Vec<BlockId>,
+    ) -> Fetching {
+        let (keeper, gate) = layer_gate();
+        let cancel = CancellationToken::new();
+        // As many as are still here, without a gap: each is held from here on.
+        let records: Vec<_> = hashes.iter().map_while(|hash| self.store.locate(*hash)).collect();
+        let missing = hashes.get(records.len()).copied();
+        if let Some(lost) = missing {
+            core.on_store_lost(lost);
+        }
+        let load =
+            Load { key, layout: self.arena.layout().clone(), blocks: records.len(), inputs: parts.inputs.clone() };
+        let thread = self.loads.clone().try_acquire_owned().map(|place| LoadThread {
+            records,
+            destinations,
+            arena: self.arena.clone(),
+            landing: Landing::default(),
+            _place: place,
+        });
+        let cancelled = cancel.clone();
+        parts.tasks.spawn_request("SSD read", async move {
+            let result = match (thread, missing) {
+                (_, Some(lost)) if load.blocks == 0 => Err(refused(format!("block {lost} is not on the SSD any more"))),
+                (Ok(thread), _) => load.run(thread, &keeper, &cancelled).await,
+                (Err(_), _) => Err(refused(format!("{MAX_LOADS} reads wait for the SSD, as many as may"))),
+            };
+            // The core first: what the engine computes after a failure must not count.
+            load.tell(TierEvent::Done(key, result)).await;
+            keeper.finish();
+        });
+        Fetching { gate, cancel }
+    }
+
+    /// A read failed: its record is none any more.
+    fn on_read_failed(&mut self, core: &mut impl TieredCore, record: &RecordRef, error: &StoreError) {
+        self.metrics.read_errors.increment(1);
+        tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is no good; it is computed");
+        if self.store.on_read_failed(record, error) {
+            core.on_store_lost(record.hash());
+        }
+    }
+
+    /// A prefix is here, wherever it came from.
+    pub fn on_fetched(&self, fetched: &FetchedBytes) {
+        if fetched.transport == FetchReport::SSD {
+            self.metrics.read.increment(self.blocks(fetched.bytes) as u64);
+        }
+    }
+
+    /// Blocks of so many bytes.
+    pub fn blocks(&self, bytes: u64) -> usize {
+        (bytes / self.arena.layout().block_bytes_all_layers() as u64) as usize
+    }
+
+    /// Forgets everything.
+    fn clear(&mut self) {
+        if let Err(error) = self.store.clear() {
+            tracing::warn!(%error, "the SSD tier could not be cleared whole; what is left may come back after a restart");
+        }
+    }
+}
+
+/// Blocks of another model, layout or arithmetic are not these.
+fn fingerprint(info: &NodeInfo) -> [u8; 16] {
+    let layout = &info.layout;
+    let shape =
+        [layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_tokens, layout.dtype.bytes() as u32];
+    let what = format!("{}/{}", layout.dtype.as_str(), info.numerics);
+    BlockHasher::new(layout.fingerprint(), what.as_bytes()).next(None, &shape).0
+}
+
+fn write(arena: &KvArena, block: BlockId, reservation: Reservation) -> Written {
+    let bytes = arena.layout().block_bytes();
+    let mut copy = vec![0; arena.layout().block_bytes_all_layers()];
+    for (layer, part) in (0..).zip(copy.chunks_exact_mut(bytes)) {
+        arena.copy_out(layer, block, part);
+    }
+    let parts: Vec<_> = copy.chunks_exact(bytes).collect();
+    reservation.write(&parts)
+}
+
+/// Whether what comes from the disk may still be written into the arena.
+#[derive(Clone, Default)]
+struct Landing(Arc<Mutex<bool>>);
+
+impl Landing {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing is written from here on, whatever the disk still gives.
+    fn close(&self) {
+        *self.lock() = true;
+    }
+
+    /// `false`: it was closed before.
+    fn write(&self, write: impl FnOnce()) -> bool {
+        let is_closed = self.lock();
+        if !*is_closed {
+            write();
+        }
+        !*is_closed
+    }
+}
+
+/// What the thread that waits for the disk has to say.
+enum Read {
+    /// One more layer of all blocks is in the arena.
+    Layer,
+    /// A record could not be read; nothing follows.
+    Failed(RecordRef, StoreError),
+}
+
+/// Blocks on their way from the disk to the arena: the thread that waits for the disk.
+struct LoadThread {
+    records: Vec<RecordRef>,
+    destinations: Vec<BlockId>,
+    arena: KvArena,
+    landing: Landing,
+    _place: OwnedSemaphorePermit,
+}
+
+impl LoadThread {
+    fn run(mut self, told: &mpsc::Sender<Read>) {
+        let mut part = vec![0; self.arena.layout().block_bytes()];
+        for layer in 0..self.arena.layout().num_layers {
+            for index in 0..self.records.len() {
+                if let Err(error) = self.records[index].read_part(layer, &mut part) {
+                    // Where nobody listens any more, the next one who reads it finds out.
+                    let _ = told.blocking_send(Read::Failed(self.records.swap_remove(index), error));
+                    return;
+                }
+                let block = self.destinations[index];
+                if !self.landing.write(|| self.arena.copy_in(layer, block, &part)) {
+                    return;
+                }
+            }
+            if told.blocking_send(Read::Layer).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The same load, as the node sees it.
+struct Load<E> {
+    key: RequestKey,
+    layout: KvLayout,
+    blocks: usize,
+    inputs: mpsc::Sender<Input<E>>,
+}
+
+impl<E: From<TierEvent>> Load<E> {
+    async fn tell(&self, event: TierEvent) {
+        // The loop is gone only when the process ends.
+        let _ = self.inputs.send(Input::Role(event.into())).await;
+    }
+
+    /// Returns once nothing is written into the destinations any more, however long the disk takes.
+    async fn run(
+        &self,
+        thread: LoadThread,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+    ) -> Result<FetchedBytes, Refused> {
+        self.tell(TierEvent::Begun(self.key, self.blocks)).await;
+        let landing = thread.landing.clone();
+        let (told, mut heard) = mpsc::channel(self.layout.num_layers as usize);
+        let _reading = tokio::task::spawn_blocking(move || thread.run(&told));
+        let result = self.layers(&mut heard, keeper, cancel).await;
+        landing.close();
+        let bytes = (self.blocks * self.layout.block_bytes_all_layers()) as u64;
+        result.map(|()| FetchedBytes { bytes, transport: FetchReport::SSD.to_owned() })
+    }
+
+    async fn layers(
+        &self,
+        heard: &mut mpsc::Receiver<Read>,
+        keeper: &LayerGateKeeper,
+        cancel: &CancellationToken,
+    ) -> Result<(), Refused> {
+        for layer in 0..self.layout.num_layers {
+            let read = tokio::select! {
+                read = heard.recv() => read,
+                () = cancel.cancelled() => {
+                    return Err(Refused { kind: ErrorKind::Cancelled, message: "it is not needed any more".to_owned() });
+                }
+                () = tokio::time::sleep(LAYER_DEADLINE) => {
+                    let message = format!("the SSD did not give layer {layer} within {LAYER_DEADLINE:?}");
+                    return Err(Refused { kind: ErrorKind::DeadlineExceeded, message });
+                }
+            };
+            match read {
+                Some(Read::Layer) => self.tell(TierEvent::Layer(self.key, layer)).await,
+                Some(Read::Failed(record, error)) => {
+                    let message = format!("reading block {}: {error}", record.hash());
+                    self.tell(TierEvent::LoadFailed(record, error)).await;
+                    return Err(refused(message));
+                }
+                None => return Err(refused("the thread that reads the SSD panicked".to_owned())),
+            }
+            // The last one is passed when the core knows that all is here.
+            if layer + 1 < self.layout.num_layers {
+                keeper.open(layer + 1);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refused(message: String) -> Refused {
+    Refused { kind: ErrorKind::Unavailable, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{Attempt, KvDtype, RequestId};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
+        let layout = KvLayout {
+            model: 7,
+            num_layers: 3,
+            num_kv_heads: 1,
+            head_dim: 8,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+            num_blocks: 4,
+        };
+        let key = RequestKey { request: RequestId(1), attempt: Attempt(0) };
+        let (inputs, mut told) = mpsc::channel::<Input<TierEvent>>(10);
+        let load = Load { key, layout, blocks: 2, inputs };
+        let (keeper, _gate) = layer_gate();
+        let (thread, mut heard) = mpsc::channel(3);
+        thread.send(Read::Layer).await.unwrap();
+        let failure = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
+        assert!(matches!(told.recv().await, Some(Input::Role(TierEvent::Layer(_, 0)))));
+        let cancel = CancellationToken::new();
+        cancel.cancel();
+        assert_eq!(load.layers(&mut heard, &keeper, &cancel).await.unwrap_err().kind, ErrorKind::Cancelled);
+        drop(thread);
+        let panicked = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
+        assert_eq!(panicked.kind, ErrorKind::Unavailable);
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn nothing_lands_once_nobody_waits_for_it() {
+        let (landing, mut written) = (Landing::default(), 0);
+        assert!(landing.clone().write(|| written += 1));
+        landing.close();
+        assert!(!landing.write(|| written += 1));
+        assert_eq!(written, 1);
+    }
+}
