@@ -9,6 +9,7 @@ pub mod config;
 pub mod metrics;
 
 mod accuracy;
+mod coalesce;
 mod error;
 mod front_door;
 mod grpc;

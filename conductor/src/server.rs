@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
+use crate::coalesce::coalesced;
 use crate::config::Settings;
 use crate::front_door::{FrontDoor, FrontDoorLimits};
 use crate::grpc::{ClusterService, InferenceService};
@@ -158,7 +159,7 @@ async fn start_grpc(
     let end = tasks.clone();
     tasks.spawn("grpc server", async move {
         let stop = async move { end.cancelled().await };
-        server.serve_with_incoming_shutdown(incoming, stop).await
+        server.serve_with_incoming_shutdown(coalesced(incoming), stop).await
     });
     let draining = shutdown.clone();
     tasks.spawn_request("health", async move {
