@@ -160,5 +160,6 @@ async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
         quantile(&ratios, 0.9)
     );
     assert_eq!(errors.len(), REQUESTS - WARM_UP);
+    assert!(quantile(&errors, 0.5) < 0.15 && quantile(&errors, 0.9) < 0.35);
     cluster.stop().await
 }
