@@ -97,7 +97,7 @@ impl PrefixIndex {
     pub fn new(max_entries_per_node: usize) -> Self {
         let inner = Inner {
             table: BlockTable::new(),
-            sets: HolderSets::default(),
+            sets: HolderSets::new(),
             slots: Vec::new(),
             by_name: HashMap::new(),
             stays: 0,
@@ -205,6 +205,9 @@ impl PrefixIndex {
                 self.clear(stay, next);
             }
             applied = Applied::Applied;
+            if changes.len() + usize::from(cleared) == new.len() {
+                return applied;
+            }
         }
     }
 
@@ -409,10 +412,12 @@ impl Inner {
     fn store(&mut self, slot: NodeSlot, key: Key) -> bool {
         let (sets, mut is_new) = (&mut self.sets, false);
         self.table.update(key, |before| {
-            let Some(after) = sets.with(before, slot.0) else { return before };
-            is_new = true;
-            sets.changed(before, Some(after));
-            Some(after)
+            let after = Some(sets.with(before, slot.0));
+            is_new = after != before;
+            if is_new {
+                sets.changed(before, after);
+            }
+            after
         });
         is_new
     }
@@ -421,10 +426,11 @@ impl Inner {
     fn take_out(&mut self, slot: NodeSlot, key: Key) -> bool {
         let (sets, mut had) = (&mut self.sets, false);
         self.table.update(key, |before| {
-            let Some(holders) = before.filter(|holders| sets.contains(*holders, slot.0)) else { return before };
-            had = true;
-            let after = sets.without(holders, slot.0);
-            sets.changed(before, after);
+            let after = before.and_then(|holders| sets.without(holders, slot.0));
+            had = after != before;
+            if had {
+                sets.changed(before, after);
+            }
             after
         });
         had

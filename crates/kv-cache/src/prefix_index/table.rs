@@ -26,6 +26,11 @@ pub(super) struct Key {
 }
 
 impl Key {
+    /// Of bits that look like chance.
+    pub(super) const fn new(mixed: u64, tag: u32) -> Self {
+        Self { mixed, tag }
+    }
+
     fn part(self) -> usize {
         (self.mixed >> (u64::BITS - PART_BITS)) as usize
     }
@@ -196,8 +201,16 @@ impl Part {
 
     fn resize(&mut self, lines: usize) {
         let mut other = Self { lines: vec![Line::default(); lines].into(), used: self.used };
+        let bits = other.bits();
         for entry in self.entries() {
-            let (Ok((line, n)) | Err((line, n))) = other.find(entry.key());
+            // None of them is there yet: the first free one is its place.
+            let mut line = entry.key().home(bits);
+            let n = loop {
+                match other.lines[line].0.iter().position(Entry::is_free) {
+                    Some(n) => break n,
+                    None => line = other.next(line),
+                }
+            };
             other.lines[line].0[n] = *entry;
         }
         *self = other;
@@ -240,8 +253,7 @@ impl BlockTable {
         Key { mixed: product as u64 ^ (product >> 64) as u64, tag: (folded ^ (folded >> 32)) as u32 }
     }
 
-    pub(super) fn get(&self, hash: &BlockHash) -> Option<Holders> {
-        let key = self.key(hash);
+    pub(super) fn get(&self, key: Key) -> Option<Holders> {
         self.parts[key.part()].get(key)
     }
 
