@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use baton_bench::index::{Batch, Block, Change, Contender, Index, Workload};
 use dynamo_kv_router::indexer::WorkerTask;
 use dynamo_kv_router::nested_map::{LevelIndex, SearchMode};
 use dynamo_kv_router::protocols::{
@@ -18,8 +19,14 @@ use dynamo_kv_router::protocols::{
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LowerTierIndexer, PositionalIndexer, RadixTree, SyncIndexer};
 use tokio::sync::oneshot;
 
-use crate::index::Index;
-use crate::workload::{Batch, Block, Change, Workload};
+/// All of them.
+pub const CONTENDERS: [Contender; 5] = [
+    Contender::of::<Tree>(),
+    Contender::of::<Lane<ConcurrentRadixTreeCompressed>>(),
+    Contender::of::<Positional<false>>(),
+    Contender::of::<Positional<true>>(),
+    Contender::of::<Lane<LowerTierIndexer>>(),
+];
 
 /// Hashes of each block: of itself, and of the chain up to it.
 pub struct Names {

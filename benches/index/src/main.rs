@@ -1,41 +1,33 @@
-//! Prefix indexes side by side: the same trace, in the same run, on one core.
+//! Prefix indexes side by side: `baton bench index`, with NVIDIA Dynamo's beside Baton's, in the same run.
 
-mod baton;
 mod dynamo;
-mod index;
-mod large;
-mod measure;
-mod memory;
-mod options;
-mod report;
-mod trace;
-mod workload;
 
-use anyhow::{Context, Result};
+use std::process::ExitCode;
+
+use baton_bench::index::{self, CountingAllocator, IndexArgs};
 use clap::Parser;
 
-use crate::options::Options;
-use crate::report::Report;
-use crate::workload::Workload;
-
 #[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-fn main() -> Result<()> {
+/// Prefix indexes side by side: the same trace, in the same run, on one core.
+#[derive(Debug, Parser)]
+#[command(name = "bench-index")]
+struct Options {
+    #[command(flatten)]
+    index: IndexArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
     let options = Options::parse();
-    if options.large {
-        let figures = large::run(&options)?;
-        return report::print_large(&figures, options.json);
+    match index::run(&options.index, &dynamo::CONTENDERS, options.json) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-index: {error}");
+            ExitCode::FAILURE
+        }
     }
-    let path = options.trace.as_ref().context("--trace: expected a file, as in --trace trace.jsonl")?;
-    let prompts = trace::read(path)?;
-    let [core] = measure::cores()?;
-    measure::pin(core)?;
-    let mut report = Report::new(path, options.rounds, measure::clock_ns());
-    for nodes in &options.nodes {
-        eprintln!("bench-index: {nodes} nodes: playing the trace");
-        let workload = Workload::new(&prompts, *nodes, options.capacity, options.seed)?;
-        report.tables.push(measure::table(&workload, options.rounds)?);
-    }
-    report.print(options.json)
 }

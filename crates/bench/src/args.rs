@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use baton_transfer_engine::TransferConfig;
 use clap::{Args, Subcommand};
 
+use crate::index::IndexArgs;
 use crate::plan::{Carrier, Op, Plan};
 use crate::relay::RelayArgs;
 use crate::replay::ReplayArgs;
@@ -19,6 +20,8 @@ pub enum BenchCommand {
     Relay(RelayArgs),
     /// Play a trace of requests against a running cluster, each at its time, and print the figures that baton simulate prints
     Replay(Box<ReplayArgs>),
+    /// Put the conductor's prefix index under a trace, on one core: lookups, events and memory. Needs no cluster
+    Index(IndexArgs),
 }
 
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.

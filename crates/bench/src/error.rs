@@ -39,6 +39,14 @@ pub enum BenchError {
         /// Its first byte in the destination.
         offset: u64,
     },
+    /// A prefix index answered wrongly, or cannot be measured.
+    #[error("{index}: {problem}")]
+    Index {
+        /// Its name.
+        index: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
     /// The target failed, and has said why to the initiator and on stdout.
     #[error("failed")]
     Reported,
@@ -69,7 +77,9 @@ impl BenchError {
             Self::Transfer(error) => error.kind(),
             Self::Control { .. } => ErrorKind::Unavailable,
             Self::Interrupted(_) => ErrorKind::Cancelled,
-            Self::Wrong { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => ErrorKind::Internal,
+            Self::Wrong { .. } | Self::Index { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => {
+                ErrorKind::Internal
+            }
         }
     }
 }

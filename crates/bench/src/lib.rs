@@ -17,7 +17,7 @@
 //! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
 //! and `memcpy`, one thread within one process.
 //!
-//! `baton bench replay` plays a trace against a running cluster, and `baton bench relay` opens many streams at once.
+//! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
@@ -28,6 +28,7 @@ mod control;
 mod copy_loop;
 mod engine;
 mod error;
+pub mod index;
 mod initiator;
 mod layout;
 mod memcpy;
@@ -50,8 +51,12 @@ pub use report::Report;
 
 use baton_runtime::Signals;
 
-/// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do.
+/// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do, where it needs one.
 pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
+    if let BenchCommand::Index(args) = command {
+        // Threads that are bound to cores, and nothing to wait for.
+        return index::run(args, &[], json);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
@@ -70,6 +75,7 @@ async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<
         BenchCommand::Transfer(args) => transfer(args, json).await,
         BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
         BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
+        BenchCommand::Index(_) => Ok(()), // has run above
     }
 }
 

@@ -1,9 +1,9 @@
 //! Which nodes hold a block. Blocks of one conversation have the same holders, so that a set is kept once for all of them, and to see that nothing changes from one block of a chain to the next takes
 //! one comparison.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU32;
+
+use super::table::{BlockTable, Key};
 
 /// Nodes by slot: one, two, or a set that [`HolderSets`] keeps. Two that are equal are the same nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,14 +52,15 @@ impl Holders {
 }
 
 /// The sets that some block has and that are more than their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct HolderSets {
     sets: Vec<HolderSet>,
     free: Vec<usize>,
     /// By the sum of their members' marks.
-    by_mark: HashMap<u128, usize, BuildHasherDefault<MarkHasher>>,
-    /// The last change: the blocks of a chain are stored one after the other.
+    by_mark: BlockTable,
+    /// The last change of each kind: the blocks of a chain are stored one after the other, and removed.
     last_with: Option<(Holders, u16, Holders)>,
+    last_without: Option<(Holders, u16, Option<Holders>)>,
 }
 
 #[derive(Debug, Default)]
@@ -119,24 +120,9 @@ fn mark(slot: u16) -> u128 {
     u128::from(mix(n)) << 64 | u128::from(mix(!n))
 }
 
-/// Marks are random as they are.
-#[derive(Debug, Default)]
-struct MarkHasher(u64);
-
-impl Hasher for MarkHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u128(&mut self, mark: u128) {
-        self.0 = mark as u64;
-    }
+/// What a set is found by. Marks are random as they are.
+fn key(mark: u128) -> Key {
+    Key::new(mark as u64, (mark >> 64) as u32)
 }
 
 /// Members of some holders.
@@ -159,6 +145,10 @@ impl Members<'_> {
 }
 
 impl HolderSets {
+    pub(super) fn new() -> Self {
+        Self { sets: Vec::new(), free: Vec::new(), by_mark: BlockTable::new(), last_with: None, last_without: None }
+    }
+
     pub(super) fn members(&self, holders: Holders) -> Members<'_> {
         match holders.kind() {
             Kind::One(slot) => Members::One([slot]),
@@ -167,58 +157,66 @@ impl HolderSets {
         }
     }
 
-    pub(super) fn contains(&self, holders: Holders, slot: u16) -> bool {
+    #[cfg(test)]
+    fn contains(&self, holders: Holders, slot: u16) -> bool {
         self.members(holders).as_slice().binary_search(&slot).is_ok()
     }
 
-    /// The holders with one more; `None` where it is among them. Whoever sets a block's holders says so with [`Self::changed`].
-    pub(super) fn with(&mut self, holders: Option<Holders>, slot: u16) -> Option<Holders> {
-        let Some(before) = holders else { return Some(Holders::one(slot)) };
+    /// The holders with one more: the same where it is among them. Whoever sets a block's holders says so with [`Self::changed`].
+    pub(super) fn with(&mut self, holders: Option<Holders>, slot: u16) -> Holders {
+        let Some(before) = holders else { return Holders::one(slot) };
         if let Some((from, joined, to)) = self.last_with
             && (from, joined) == (before, slot)
         {
-            return Some(to);
+            return to;
         }
         let members = self.members(before);
         let members = members.as_slice();
-        let at = members.binary_search(&slot).err()?;
+        let Err(at) = members.binary_search(&slot) else { return before };
         if let [other] = members
             && let Some(two) = Holders::two(*other, slot)
         {
-            return Some(two);
+            return two;
         }
         let mark = self.mark_of(before) ^ mark(slot);
-        let after = match self.by_mark.get(&mark) {
-            Some(index) => Holders::set(*index),
+        let after = match self.by_mark.get(key(mark)) {
+            Some(known) => known,
             None => {
                 let members = SetMembers::new(&[&members[..at], &[slot], &members[at..]]);
                 self.add(members, mark)
             }
         };
         self.last_with = Some((before, slot, after));
-        Some(after)
+        after
     }
 
-    /// The holders with one less, which is among them; `None` where nobody is left.
-    pub(super) fn without(&mut self, holders: Holders, slot: u16) -> Option<Holders> {
-        let members = self.members(holders);
+    /// The holders with one less: the same where it is not among them, and `None` where nobody is left.
+    pub(super) fn without(&mut self, before: Holders, slot: u16) -> Option<Holders> {
+        if let Some((from, left, to)) = self.last_without
+            && (from, left) == (before, slot)
+        {
+            return to;
+        }
+        let members = self.members(before);
         let members = members.as_slice();
-        let at = members.binary_search(&slot).ok()?;
-        let left = [&members[..at], &members[at + 1..]];
-        match left {
-            [[], []] => return None,
-            [[one], []] | [[], [one]] => return Some(Holders::one(*one)),
-            [[a, b], []] | [[a], [b]] | [[], [a, b]] if let Some(two) = Holders::two(*a, *b) => return Some(two),
-            _ => {}
-        }
-        let mark = self.mark_of(holders) ^ mark(slot);
-        match self.by_mark.get(&mark) {
-            Some(index) => Some(Holders::set(*index)),
-            None => {
-                let members = SetMembers::new(&left);
-                Some(self.add(members, mark))
+        let Ok(at) = members.binary_search(&slot) else { return Some(before) };
+        let after = match [&members[..at], &members[at + 1..]] {
+            [[], []] => None,
+            [[one], []] | [[], [one]] => Some(Holders::one(*one)),
+            [[a, b], []] | [[a], [b]] | [[], [a, b]] if let Some(two) = Holders::two(*a, *b) => Some(two),
+            left => {
+                let mark = self.mark_of(before) ^ mark(slot);
+                Some(match self.by_mark.get(key(mark)) {
+                    Some(known) => known,
+                    None => {
+                        let members = SetMembers::new(&left);
+                        self.add(members, mark)
+                    }
+                })
             }
-        }
+        };
+        self.last_without = Some((before, slot, after));
+        after
     }
 
     fn mark_of(&self, holders: Holders) -> u128 {
@@ -241,8 +239,9 @@ impl HolderSets {
                 self.sets.len() - 1
             }
         };
-        self.by_mark.insert(mark, index);
-        Holders::set(index)
+        let holders = Holders::set(index);
+        self.by_mark.update(key(mark), |_| Some(holders));
+        holders
     }
 
     /// A block has these holders now instead of those. Sets that no block has are forgotten.
@@ -254,9 +253,9 @@ impl HolderSets {
         self.sets[index].blocks -= 1;
         if self.sets[index].blocks == 0 {
             let unused = std::mem::take(&mut self.sets[index]);
-            self.by_mark.remove(&unused.mark);
+            self.by_mark.update(key(unused.mark), |_| None);
             self.free.push(index);
-            self.last_with = None;
+            (self.last_with, self.last_without) = (None, None);
         }
     }
 
@@ -277,12 +276,13 @@ mod tests {
 
     #[test]
     fn equal_sets_are_one_and_unused_ones_go() {
-        let mut sets = HolderSets::default();
-        let one = sets.with(None, 3).unwrap();
-        assert_eq!((one, sets.with(Some(one), 3)), (Holders::one(3), None));
+        let mut sets = HolderSets::new();
+        let one = sets.with(None, 3);
+        assert_eq!((one, sets.with(Some(one), 3)), (Holders::one(3), one), "it is among them");
+        assert_eq!(sets.without(one, 4), Some(one), "it is not among them");
         let [a, b] = [[3, 1, 2], [2, 3, 1]].map(|slots| {
             slots.into_iter().fold(None, |holders, slot| {
-                let next = sets.with(holders, slot).unwrap();
+                let next = sets.with(holders, slot);
                 sets.changed(holders, Some(next));
                 Some(next)
             })
@@ -290,11 +290,12 @@ mod tests {
         assert_eq!(a, b);
         assert_eq!((sets.members(a.unwrap()).as_slice(), sets.len()), (&[1, 2, 3][..], 1));
         let less = sets.without(a.unwrap(), 1);
+        assert_eq!(less, sets.without(a.unwrap(), 1));
         sets.changed(a, less);
         assert_eq!(sets.members(less.unwrap()).as_slice(), [2, 3]);
         let last = sets.without(less.unwrap(), 3);
         sets.changed(less, last);
-        assert_eq!((last, sets.without(last.unwrap(), 2)), (Some(Holders::one(2)), None));
+        assert_eq!((last, sets.without(last.unwrap(), 2)), (Some(Holders::one(2)), None), "nobody is left");
         sets.changed(b, None);
         assert_eq!((sets.len(), sets.by_mark.len()), (0, 0));
     }
@@ -317,15 +318,20 @@ mod tests {
         /// With slots that two fit into a number of, and with slots that do not.
         #[test]
         fn equals_sets(operations in prop::collection::vec((any::<bool>(), 0usize..3, 0u16..30), 0..200)) {
-            let mut sets = HolderSets::default();
+            let mut sets = HolderSets::new();
             let mut blocks: [(Option<Holders>, BTreeSet<u16>); 3] = Default::default();
             for (join, block, slot) in operations {
                 let slot = if slot % 3 == 0 { u16::MAX - slot } else { slot };
                 let (holders, naive) = &mut blocks[block];
                 let had = holders.is_some_and(|holders| sets.contains(holders, slot));
                 prop_assert_eq!(had, naive.contains(&slot));
+                let after = match (join, *holders) {
+                    (true, holders) => Some(sets.with(holders, slot)),
+                    (false, None) => None,
+                    (false, Some(holders)) => sets.without(holders, slot),
+                };
+                prop_assert_eq!(after != *holders, join != had);
                 if join != had {
-                    let after = if join { sets.with(*holders, slot) } else { sets.without(holders.unwrap(), slot) };
                     sets.changed(*holders, after);
                     *holders = after;
                     if join { naive.insert(slot) } else { naive.remove(&slot) };

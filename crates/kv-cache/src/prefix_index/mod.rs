@@ -61,7 +61,7 @@ enum Next {
 }
 
 /// Events that are applied before lookups get their turn: a few microseconds.
-const EVENTS_AT_ONCE: usize = 32;
+const EVENTS_AT_ONCE: usize = table::MANY;
 /// Looks at the lock before a thread sleeps: about as long as it is held.
 const SPINS: u32 = 1000;
 /// Parts of the table that are gone through before lookups get their turn.
@@ -97,7 +97,7 @@ impl PrefixIndex {
     pub fn new(max_entries_per_node: usize) -> Self {
         let inner = Inner {
             table: BlockTable::new(),
-            sets: HolderSets::default(),
+            sets: HolderSets::new(),
             slots: Vec::new(),
             by_name: HashMap::new(),
             stays: 0,
@@ -205,6 +205,9 @@ impl PrefixIndex {
                 self.clear(stay, next);
             }
             applied = Applied::Applied;
+            if changes.len() + usize::from(cleared) == new.len() {
+                return applied;
+            }
         }
     }
 
@@ -384,13 +387,18 @@ impl Inner {
     /// Makes changes, of which none is [`KvEvent::Cleared`].
     fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
         let Some(mut entries) = self.slot_mut(stay).map(|slot| slot.entries) else { return };
-        for event in events {
+        let hashes = events.iter().filter_map(|event| match event {
+            KvEvent::Stored { hash, .. } | KvEvent::Removed { hash } => Some(hash),
+            KvEvent::Cleared => None,
+        });
+        let keys = self.table.keys(hashes);
+        for (event, key) in events.iter().zip(keys) {
             match event {
-                KvEvent::Stored { hash, .. } if entries < max_entries => {
-                    entries += usize::from(self.store(stay.slot, hash));
+                KvEvent::Stored { .. } if entries < max_entries => {
+                    entries += usize::from(self.store(stay.slot, key));
                 }
-                KvEvent::Removed { hash } => {
-                    entries -= usize::from(self.take_out(stay.slot, self.table.key(hash)));
+                KvEvent::Removed { .. } => {
+                    entries -= usize::from(self.take_out(stay.slot, key));
                 }
                 KvEvent::Stored { .. } | KvEvent::Cleared => {}
             }
@@ -401,13 +409,15 @@ impl Inner {
     }
 
     /// Whether the node did not have it.
-    fn store(&mut self, slot: NodeSlot, hash: &BlockHash) -> bool {
+    fn store(&mut self, slot: NodeSlot, key: Key) -> bool {
         let (sets, mut is_new) = (&mut self.sets, false);
-        self.table.update(self.table.key(hash), |before| {
-            let Some(after) = sets.with(before, slot.0) else { return before };
-            is_new = true;
-            sets.changed(before, Some(after));
-            Some(after)
+        self.table.update(key, |before| {
+            let after = Some(sets.with(before, slot.0));
+            is_new = after != before;
+            if is_new {
+                sets.changed(before, after);
+            }
+            after
         });
         is_new
     }
@@ -416,10 +426,11 @@ impl Inner {
     fn take_out(&mut self, slot: NodeSlot, key: Key) -> bool {
         let (sets, mut had) = (&mut self.sets, false);
         self.table.update(key, |before| {
-            let Some(holders) = before.filter(|holders| sets.contains(*holders, slot.0)) else { return before };
-            had = true;
-            let after = sets.without(holders, slot.0);
-            sets.changed(before, after);
+            let after = before.and_then(|holders| sets.without(holders, slot.0));
+            had = after != before;
+            if had {
+                sets.changed(before, after);
+            }
             after
         });
         had

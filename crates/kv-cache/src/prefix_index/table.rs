@@ -26,6 +26,11 @@ pub(super) struct Key {
 }
 
 impl Key {
+    /// Of bits that look like chance.
+    pub(super) const fn new(mixed: u64, tag: u32) -> Self {
+        Self { mixed, tag }
+    }
+
     fn part(self) -> usize {
         (self.mixed >> (u64::BITS - PART_BITS)) as usize
     }
@@ -140,8 +145,8 @@ impl Part {
 
     /// Gives the key other holders, or none.
     fn update(&mut self, key: Key, change: impl FnOnce(Option<Holders>) -> Option<Holders>) {
-        // Full to seven eighths at most: beyond, probes get long.
-        if (self.used + 1) * 8 > self.lines.len() * LINE * 7 {
+        // Full to three quarters at most: beyond, too many blocks are not in their first line, and the next one is another wait for memory.
+        if (self.used + 1) * 8 > self.lines.len() * LINE * 6 {
             self.resize((self.lines.len() * 2).max(1));
         }
         match self.find(key) {
@@ -196,8 +201,16 @@ impl Part {
 
     fn resize(&mut self, lines: usize) {
         let mut other = Self { lines: vec![Line::default(); lines].into(), used: self.used };
+        let bits = other.bits();
         for entry in self.entries() {
-            let (Ok((line, n)) | Err((line, n))) = other.find(entry.key());
+            // None of them is there yet: the first free one is its place.
+            let mut line = entry.key().home(bits);
+            let n = loop {
+                match other.lines[line].0.iter().position(Entry::is_free) {
+                    Some(n) => break n,
+                    None => line = other.next(line),
+                }
+            };
             other.lines[line].0[n] = *entry;
         }
         *self = other;
@@ -240,21 +253,31 @@ impl BlockTable {
         Key { mixed: product as u64 ^ (product >> 64) as u64, tag: (folded ^ (folded >> 32)) as u32 }
     }
 
-    pub(super) fn get(&self, hash: &BlockHash) -> Option<Holders> {
-        let key = self.key(hash);
+    pub(super) fn get(&self, key: Key) -> Option<Holders> {
         self.parts[key.part()].get(key)
     }
 
-    /// The holders of up to `MANY` blocks, in their order.
-    pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
+    /// Keys of up to `MANY` blocks, in their order, and the lines where to begin to look for them, which are on their way from memory: all of them, before anything depends on one. There is nothing between
+    /// the loads, so that the core has begun all of them before it waits for the first.
+    fn load<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> ([Key; MANY], [Option<&Line>; MANY]) {
         let (mut keys, mut homes) = ([Key::default(); MANY], [None; MANY]);
         for ((key, home), hash) in keys.iter_mut().zip(&mut homes).zip(hashes) {
             *key = self.key(hash);
             let part = &self.parts[key.part()];
             *home = part.lines.get(key.home(part.bits()));
         }
-        // All lines, and nothing else, before anything depends on one of them: so few instructions that the core has begun all loads before it waits for the first.
         black_box(homes.iter().flatten().fold(0, |touched, line| touched ^ line.0[0].mixed));
+        (keys, homes)
+    }
+
+    /// Keys of up to `MANY` blocks, in their order, which are about to be updated.
+    pub(super) fn keys<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Key; MANY] {
+        self.load(hashes).0
+    }
+
+    /// The holders of up to `MANY` blocks, in their order.
+    pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
+        let (keys, homes) = self.load(hashes);
         let (mut holders, mut elsewhere) = ([None; MANY], 0_u32);
         for n in 0..MANY {
             if let Some(line) = homes[n] {

@@ -150,7 +150,7 @@ impl Walk<'_> {
             *depth += blocks.len() as u32;
             return true;
         }
-        let between = blocks[..blocks.len() - 1].iter().map(|hash| self.inner.table.get(hash));
+        let between = blocks[..blocks.len() - 1].iter().map(|hash| self.inner.table.get(self.inner.table.key(hash)));
         for holders in between.chain([far]) {
             if !self.step(*depth, holders) {
                 return false;

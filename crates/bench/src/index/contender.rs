@@ -1,6 +1,8 @@
 //! What is asked of an index. What can be prepared is prepared before the clock starts, in the form that the index takes.
 
-use crate::workload::{Batch, Block, Workload};
+use super::measure::{self, Round};
+use super::workload::{Batch, Block, Workload};
+use crate::BenchError;
 
 /// An index of which node holds which blocks.
 pub trait Index {
@@ -27,4 +29,21 @@ pub trait Index {
     fn lookup(&self, prompt: &mut Self::Prompt) -> Self::Matches;
     /// The same as numbers of nodes, ordered by them. Not timed.
     fn depths(&self, matches: Self::Matches) -> Vec<(u32, u32)>;
+}
+
+/// An index with its type left behind.
+#[derive(Debug, Clone, Copy)]
+pub struct Contender {
+    pub(super) name: &'static str,
+    /// Bytes per entry, once every answer has been compared.
+    pub(super) check: fn(&Workload) -> Result<f64, BenchError>,
+    /// Fills and asks it.
+    pub(super) round: fn(&Workload) -> Round,
+}
+
+impl Contender {
+    /// Of that type.
+    pub const fn of<I: Index>() -> Self {
+        Self { name: I::NAME, check: measure::check::<I>, round: measure::round::<I> }
+    }
 }

@@ -1,6 +1,6 @@
-//! Counts what is allocated, where it is asked to.
+//! Counts what is allocated, while it is asked to.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // an allocator is unsafe by its signature
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
@@ -11,10 +11,11 @@ static BYTES: AtomicIsize = AtomicIsize::new(0);
 /// What malloc keeps before each allocation, bytes (glibc on 64 bits).
 const HEADER_BYTES: isize = 8;
 
-/// The system's allocator. A timed run pays for a load of a flag per call.
-pub struct Counting;
+/// The system's allocator, which counts for `baton bench index`. Everybody else pays for a load of a flag per call.
+#[derive(Debug)]
+pub struct CountingAllocator;
 
-/// Bytes allocated during `work` and not freed in it, as malloc rounds them and with what it keeps for each.
+/// Bytes allocated during `work` and not freed in it, by all threads, as malloc rounds them and with what it keeps for each; 0 where [`CountingAllocator`] is not the program's.
 pub fn allocated<T>(work: impl FnOnce() -> T) -> (T, usize) {
     BYTES.store(0, Ordering::SeqCst);
     ON.store(true, Ordering::SeqCst);
@@ -32,7 +33,7 @@ fn count(pointer: *mut u8, sign: isize) {
 }
 
 // SAFETY: every call goes to `System` as it came.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`.
         let pointer = unsafe { System.alloc(layout) };

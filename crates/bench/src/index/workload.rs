@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use anyhow::{Result, ensure};
+use baton_sim::Random;
+
+use crate::BenchError;
 
 /// A block, by the order of first use. Indexes make their own hashes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,19 +75,22 @@ const FILLS: f64 = 1.25;
 
 impl Workload {
     /// Plays the trace.
-    pub fn new(prompts: &[Vec<u64>], nodes: u32, capacity: u32, seed: u64) -> Result<Self> {
+    pub fn new(prompts: &[Vec<u64>], nodes: u32, capacity: u32, seed: u64) -> Result<Self, BenchError> {
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        ensure!(longest <= capacity as usize, "--capacity: expected {longest} or more, which the longest prompt has");
+        if longest > capacity as usize {
+            let problem = format!("expected {longest} or more, which the longest prompt has");
+            return Err(BenchError::invalid("--capacity", problem));
+        }
         let mut blocks = Blocks::new(prompts);
         let mut caches: Vec<_> = (0..nodes).map(|_| Cache::default()).collect();
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut batches, mut copies, mut stored, mut removed) = (Vec::new(), Vec::new(), 0, 0);
         let enough = (f64::from(nodes) * f64::from(capacity) * FILLS) as usize;
         while stored < enough {
             blocks.start_copy();
-            let copy = prompts.iter().map(|prompt| blocks.number(prompt)).collect::<Result<Vec<_>>>()?;
+            let copy = prompts.iter().map(|prompt| blocks.number(prompt)).collect::<Result<Vec<_>, _>>()?;
             for prompt in &copy {
-                let node = random.below(nodes);
+                let node = random.below(nodes.into()) as u32;
                 let (gone, held) = caches[node as usize].take_in(prompt, capacity as usize);
                 removed += gone.len();
                 stored += prompt.len() - held;
@@ -146,7 +151,7 @@ impl Blocks {
         self.numbers.retain(|_, block| block.0 < common);
     }
 
-    fn number(&mut self, prompt: &[u64]) -> Result<Vec<Block>> {
+    fn number(&mut self, prompt: &[u64]) -> Result<Vec<Block>, BenchError> {
         let mut parent = None;
         let mut blocks = Vec::with_capacity(prompt.len());
         for id in prompt {
@@ -154,7 +159,12 @@ impl Blocks {
                 self.parents.push(parent);
                 Block(self.parents.len() as u32 - 1)
             });
-            ensure!(self.parents[block.index()] == parent, "block {id} has two parents: expected an id per prefix");
+            if self.parents[block.index()] != parent {
+                return Err(BenchError::invalid(
+                    "--trace",
+                    format!("block {id} has two parents: expected an id per prefix"),
+                ));
+            }
             parent = Some(block);
             blocks.push(block);
         }
@@ -192,25 +202,48 @@ impl Cache {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-pub struct Random(pub u64);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Random {
-    /// The next number.
-    pub const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+    #[test]
+    fn batches_add_up_to_what_the_caches_hold() {
+        // One block that all begin with, and two conversations.
+        let prompts = [vec![1, 2, 3], vec![1, 4, 5, 6], vec![1, 2, 3, 7]];
+        let workload = Workload::new(&prompts, 3, 5, 1).unwrap();
+        let mut held = vec![Vec::new(); 3];
+        for Batch { node, change } in &workload.batches {
+            let held: &mut Vec<Block> = &mut held[*node as usize];
+            match change {
+                Change::Stored { parent, blocks } => {
+                    assert!(parent.is_none_or(|parent| held.contains(&parent)), "{parent:?}");
+                    assert!(blocks.iter().all(|block| !held.contains(block)), "{blocks:?}");
+                    held.extend(blocks);
+                }
+                Change::Removed { blocks } => {
+                    assert!(blocks.iter().all(|block| held.contains(block)), "{blocks:?}");
+                    held.retain(|block| !blocks.contains(block));
+                }
+            }
+            assert!(held.len() <= 5);
+        }
+        assert_eq!(held.iter().map(Vec::len).sum::<usize>(), workload.entries);
+        assert_eq!(workload.stored - workload.removed, workload.entries);
+        assert!(workload.stored >= 3 * 5 * 5 / 4 && workload.removed > 0);
+        assert_eq!(workload.one_by_one.len(), prompts.len());
+        for prompt in workload.one_by_one.iter().chain(&workload.in_a_row) {
+            for (node, blocks) in (0..).zip(&held) {
+                let depth = prompt.blocks.iter().take_while(|block| blocks.contains(block)).count() as u32;
+                let found = prompt.depths.iter().find(|(holder, _)| *holder == node);
+                assert_eq!(found.map_or(0, |(_, depth)| *depth), depth);
+            }
+        }
     }
 
-    /// The next number, below a limit.
-    pub const fn below(&mut self, limit: u32) -> u32 {
-        (((self.next() >> 32) * limit as u64) >> 32) as u32
+    #[test]
+    fn what_does_not_fit_together_is_an_error_that_names_its_flag() {
+        let error = |prompts: &[Vec<u64>], capacity| Workload::new(prompts, 2, capacity, 1).unwrap_err().to_string();
+        assert_eq!(error(&[vec![1, 2]], 1), "--capacity: expected 2 or more, which the longest prompt has");
+        assert!(error(&[vec![1, 2], vec![3, 2]], 9).starts_with("--trace: block 2 has two parents"));
     }
-}
-
-/// SplitMix64's output function: a number to one that looks like chance, one to one.
-pub const fn mix(z: u64) -> u64 {
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }

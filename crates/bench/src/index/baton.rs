@@ -1,10 +1,11 @@
-//! Baton's index. Nothing else here knows its interface.
+//! Baton's index. Nothing else of the bench knows its interface.
 
 use baton_kv_cache::{Applied, NodeSlot, PrefixIndex, PrefixMatches};
+use baton_sim::Random;
 use baton_types::{BlockHash, Generation, KvEvent, NodeId};
 
-use crate::index::Index;
-use crate::workload::{Batch, Block, Change, Workload, mix};
+use super::contender::Index;
+use super::workload::{Batch, Block, Change, Workload};
 
 /// No limit that a node here would reach.
 const MAX_ENTRIES_PER_NODE: usize = 1 << 24;
@@ -23,8 +24,8 @@ fn nodes(count: u32) -> Vec<NodeId> {
 
 /// 128 bits, as a block hash has, of a number.
 pub fn hash(number: u64) -> BlockHash {
-    let halves = [mix(number), mix(number ^ 0x5851_f42d_4c95_7f2d)];
-    BlockHash((u128::from(halves[0]) << 64 | u128::from(halves[1])).to_le_bytes())
+    let mut random = Random::new(number);
+    BlockHash((u128::from(random.next_u64()) << 64 | u128::from(random.next_u64())).to_le_bytes())
 }
 
 /// An index that these nodes are in, each in the slot of its number.

@@ -1,12 +1,13 @@
 //! The figures, as a table or as JSON.
 
+use std::fmt;
+use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::Result;
 use serde::Serialize;
 
-use crate::large::Figures;
-use crate::workload::Workload;
+use super::large::Figures;
+use super::workload::Workload;
 
 /// Median of the rounds, and the range.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -47,8 +48,8 @@ pub struct Row {
     pub bytes_per_entry: f64,
 }
 
-/// How often Baton is better than the best of the others, a figure at a time.
-#[derive(Debug, Serialize)]
+/// How many times as good as the best of the others Baton is, a figure at a time.
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Ratios {
     lookup_p50: f64,
     lookup_p99: f64,
@@ -71,8 +72,11 @@ pub struct Table {
     blocks_per_lookup: f64,
     nodes_per_lookup: f64,
     best_depth_per_lookup: f64,
+    /// Baton's first.
     rows: Vec<Row>,
-    baton_over_best: Ratios,
+    /// Where there are others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baton_over_best: Option<Ratios>,
 }
 
 impl Table {
@@ -99,9 +103,12 @@ impl Table {
             rows,
         }
     }
+}
 
-    fn print(&self) {
-        println!(
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
             "\n{} nodes: the trace {} times, {} requests; {:.2} M blocks stored, {:.2} M removed, {:.2} M entries of {:.2} M different blocks.",
             self.nodes,
             self.copies,
@@ -110,17 +117,20 @@ impl Table {
             self.blocks_removed as f64 / 1e6,
             self.entries as f64 / 1e6,
             self.different_blocks as f64 / 1e6
-        );
-        println!(
+        )?;
+        writeln!(
+            f,
             "{} lookups of {:.1} blocks: {:.1} nodes hold some of it, the best one {:.1} blocks (means).\n",
             self.lookups, self.blocks_per_lookup, self.nodes_per_lookup, self.best_depth_per_lookup
-        );
-        println!(
+        )?;
+        writeln!(
+            f,
             "{:26}  {:22}  {:22}  {:22}  {:20}  {:>11}",
             "", "lookup p50, us", "p99, us", "mean in a row, us", "events, M blocks/s", "bytes/entry"
-        );
+        )?;
         for row in &self.rows {
-            println!(
+            writeln!(
+                f,
                 "{:26}  {:22}  {:22}  {:22}  {:20}  {:>11.1}",
                 row.name,
                 row.lookup_p50_ns.cell(1e3),
@@ -128,28 +138,30 @@ impl Table {
                 row.lookup_mean_ns.cell(1e3),
                 row.events_m_blocks_s.cell(1.0),
                 row.bytes_per_entry
-            );
+            )?;
         }
-        let Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory } = self.baton_over_best;
+        let Some(Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory }) = self.baton_over_best else {
+            return Ok(());
+        };
         let [p50, p99, mean, events] = [lookup_p50, lookup_p99, lookup_mean, events].map(|r| format!("{r:.2} x"));
-        println!("{:26}  {p50:22}  {p99:22}  {mean:22}  {events:20}  {memory:>9.2} x", "baton : best (>1 better)");
+        writeln!(f, "{:26}  {p50:22}  {p99:22}  {mean:22}  {events:20}  {memory:>9.2} x", "baton : best (>1 better)")
     }
 }
 
 impl Ratios {
-    fn of(rows: &[Row]) -> Self {
-        let (baton, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.name.starts_with("baton"));
+    fn of(rows: &[Row]) -> Option<Self> {
+        let (baton, others) = rows.split_first().filter(|(_, others)| !others.is_empty())?;
         let least = |figure: fn(&Row) -> f64| {
-            let best = others.iter().map(|row| figure(row)).fold(f64::INFINITY, f64::min);
-            best / figure(baton[0])
+            let best = others.iter().map(figure).fold(f64::INFINITY, f64::min);
+            best / figure(baton)
         };
-        Self {
+        Some(Self {
             lookup_p50: least(|row| row.lookup_p50_ns.median),
             lookup_p99: least(|row| row.lookup_p99_ns.median),
             lookup_mean: least(|row| row.lookup_mean_ns.median),
             events: least(|row| row.events_m_blocks_s.median.recip()),
             memory: least(|row| row.bytes_per_entry),
-        }
+        })
     }
 }
 
@@ -173,17 +185,19 @@ impl Report {
     }
 
     /// To stdout.
-    pub fn print(&self, json: bool) -> Result<()> {
-        if json {
-            println!("{}", serde_json::to_string(self)?);
-            return Ok(());
-        }
-        println!(
-            "{}, one core of an {}; medians of {} rounds (least-most). The clock adds {} ns to each lookup that is timed alone.",
-            self.trace, self.processor, self.rounds, self.clock_ns
-        );
-        self.tables.iter().for_each(Table::print);
-        Ok(())
+    pub fn print(&self, json: bool) -> io::Result<()> {
+        print(self, json)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processor, trace, rounds, clock_ns, tables } = self;
+        writeln!(
+            f,
+            "{trace}, one core of an {processor}; medians of {rounds} rounds (least-most). The clock adds {clock_ns} ns to each lookup that is timed alone."
+        )?;
+        tables.iter().try_for_each(|table| write!(f, "{table}"))
     }
 }
 
@@ -194,31 +208,70 @@ fn processor() -> String {
     name.map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.to_owned())
 }
 
-/// The figures of `--large`.
-pub fn print_large(figures: &Figures, json: bool) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string(figures)?);
-        return Ok(());
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "baton, {} nodes, {:.2} M entries, lookups of {} blocks, filled at {:.2} M blocks/s, {:.1} bytes/entry\n",
+            self.nodes,
+            self.entries as f64 / 1e6,
+            self.blocks_per_lookup,
+            self.fill_m_blocks_s,
+            self.bytes_per_entry
+        )?;
+        let [p50, p99, p999, longest, count] = ["p50", "p99", "p99.9", "longest", "lookups"];
+        writeln!(f, "{:26}  {p50:>9}  {p99:>9}  {p999:>9}  {longest:>9}  {count:>10}", "lookups, us")?;
+        for (name, lookups) in [("no events", &self.alone), ("events at full rate", &self.beside_events)] {
+            writeln!(
+                f,
+                "{name:26}  {:>9.2}  {:>9.2}  {:>9.2}  {:>9.1}  {:>10}",
+                lookups.p50_ns / 1e3,
+                lookups.p99_ns / 1e3,
+                lookups.p999_ns / 1e3,
+                lookups.longest_ns / 1e3,
+                lookups.count
+            )?;
+        }
+        writeln!(f, "\nevents beside the lookups: {:.2} M blocks/s", self.events_m_blocks_s)
     }
-    println!(
-        "baton, {} nodes, {:.2} M entries, lookups of {} blocks, filled at {:.2} M blocks/s, {:.1} bytes/entry\n",
-        figures.nodes,
-        figures.entries as f64 / 1e6,
-        figures.blocks_per_lookup,
-        figures.fill_m_blocks_s,
-        figures.bytes_per_entry
-    );
-    println!("{:26}  {:>9}  {:>9}  {:>9}  {:>9}  {:>10}", "lookups, us", "p50", "p99", "p99.9", "longest", "lookups");
-    for (name, lookups) in [("no events", &figures.alone), ("events at full rate", &figures.beside_events)] {
-        println!(
-            "{name:26}  {:>9.2}  {:>9.2}  {:>9.2}  {:>9.1}  {:>10}",
-            lookups.p50_ns / 1e3,
-            lookups.p99_ns / 1e3,
-            lookups.p999_ns / 1e3,
-            lookups.longest_ns / 1e3,
-            lookups.count
-        );
+}
+
+impl Figures {
+    /// To stdout.
+    pub fn print(&self, json: bool) -> io::Result<()> {
+        print(self, json)
     }
-    println!("\nevents beside the lookups: {:.2} M blocks/s", figures.events_m_blocks_s);
-    Ok(())
+}
+
+fn print(figures: &(impl fmt::Display + Serialize), json: bool) -> io::Result<()> {
+    let text = if json { serde_json::to_string(figures)? } else { figures.to_string() };
+    writeln!(io::stdout(), "{}", text.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &'static str, [p50, p99, mean, events, bytes_per_entry]: [f64; 5]) -> Row {
+        let [lookup_p50_ns, lookup_p99_ns, lookup_mean_ns, events_m_blocks_s] =
+            [p50, p99, mean, events].map(|figure| Spread::of(vec![figure]));
+        Row { name, lookup_p50_ns, lookup_p99_ns, lookup_mean_ns, events_m_blocks_s, bytes_per_entry }
+    }
+
+    #[test]
+    fn the_best_of_the_others_is_compared_a_figure_at_a_time() {
+        let rows = [
+            row("baton", [1.0, 2.0, 4.0, 10.0, 20.0]),
+            row("a", [3.0, 9.0, 9.0, 5.0, 90.0]),
+            row("b", [9.0, 4.0, 2.0, 4.0, 50.0]),
+        ];
+        let Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory } = Ratios::of(&rows).unwrap();
+        assert_eq!([lookup_p50, lookup_p99, lookup_mean, events, memory], [3.0, 2.0, 0.5, 2.0, 2.5]);
+        assert!(Ratios::of(&rows[..1]).is_none());
+    }
+
+    #[test]
+    fn a_spread_is_of_sorted_figures() {
+        assert_eq!(Spread::of(vec![9.0, 1.0, 4.0]).cell(1.0), "4.00 (1.00-9.00)");
+    }
 }

@@ -6,18 +6,19 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use baton_sim::Random;
 use baton_types::{BlockHash, KvEvent};
 use serde::Serialize;
 
-use crate::baton::{Shared, hash};
-use crate::measure::{cores, pin, quantile};
-use crate::memory;
-use crate::options::Options;
-use crate::workload::{Random, mix};
+use super::args::IndexArgs;
+use super::baton::{Shared, hash};
+use super::measure::quantile;
+use super::{allocator, cores, progress};
+use crate::BenchError;
 
 const NODES: u32 = 1000;
-const ENTRIES: u64 = 10_000_000;
+/// Fewer would be a few families only.
+pub const LEAST_ENTRIES: u64 = 100_000;
 /// Nodes that hold a family.
 const HOLDERS: u32 = 4;
 /// Prompts of a family.
@@ -28,7 +29,6 @@ const BLOCKS: u64 = 128;
 const SHARED: u64 = 32;
 /// Entries of a family; the first block of all is not its own.
 const FAMILY_ENTRIES: u64 = (SHARED - 1 + PROMPTS * (BLOCKS - SHARED)) * HOLDERS as u64;
-const FAMILIES: u64 = ENTRIES / FAMILY_ENTRIES;
 
 /// What was measured.
 #[derive(Debug, Serialize)]
@@ -77,7 +77,7 @@ fn block(family: u64, prompt: u64, position: u64) -> BlockHash {
 
 /// The nodes that hold a family: one by chance, the others at equal distances.
 fn holders(family: u64) -> impl Iterator<Item = u32> {
-    let first = (mix(family) % u64::from(NODES)) as u32;
+    let first = Random::new(family).below(NODES.into()) as u32;
     (0..HOLDERS).map(move |n| (first + n * (NODES / HOLDERS)) % NODES)
 }
 
@@ -130,37 +130,37 @@ impl<'a> Writer<'a> {
 }
 
 /// Fills the index, then asks it alone and beside events.
-pub fn run(options: &Options) -> Result<Figures> {
-    let time = Duration::from_secs(options.seconds.into());
-    let [asking, writing] = cores()?;
-    pin(writing)?;
-    eprintln!("bench-index: {} M entries are stored", ENTRIES / 1_000_000);
+pub fn run(args: &IndexArgs) -> Result<Figures, BenchError> {
+    let time = Duration::from_secs(args.seconds.into());
+    let families = u64::from(args.entries) / FAMILY_ENTRIES;
+    let [asking, writing] = cores::usable("--large")?;
+    cores::bind(writing)?;
+    progress(&format!("{} entries are stored", args.entries));
     let begin = Instant::now();
-    let ((index, sequences, blocks), bytes) = memory::allocated(|| {
+    let ((index, sequences, blocks), bytes) = allocator::allocated(|| {
         let index = Shared::new(NODES);
         let mut writer = Writer::new(&index);
-        (0..FAMILIES).for_each(|family| writer.store(family));
+        (0..families).for_each(|family| writer.store(family));
         let Writer { sequences, blocks, .. } = writer;
         (index, sequences, blocks)
     });
     let filled = begin.elapsed();
     let oldest = AtomicU64::new(0);
-    let alone = std::thread::scope(|scope| {
-        join(scope.spawn(|| pin(asking).and_then(|()| ask(&index, &oldest, time, options.seed))))
-    })?;
+    let asked = |seed| cores::bind(asking).map(|()| ask(&index, families, &oldest, time, seed));
+    let alone = std::thread::scope(|scope| join(scope.spawn(|| asked(args.seed))))?;
 
     let ended = AtomicBool::new(false);
     let mut writer = Writer { index: &index, sequences, events: Vec::new(), blocks: 0 };
     let begin = Instant::now();
     let beside_events = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let lookups = pin(asking).and_then(|()| ask(&index, &oldest, time, options.seed + 1));
+            let lookups = asked(args.seed.wrapping_add(1));
             ended.store(true, Ordering::Relaxed);
             lookups
         });
         let mut family = 0;
         while !ended.load(Ordering::Relaxed) && !thread.is_finished() {
-            writer.store(family + FAMILIES);
+            writer.store(family + families);
             oldest.store(family + 1, Ordering::Relaxed);
             writer.remove(family);
             family += 1;
@@ -169,7 +169,7 @@ pub fn run(options: &Options) -> Result<Figures> {
     })?;
     Ok(Figures {
         nodes: NODES,
-        entries: FAMILIES * FAMILY_ENTRIES + u64::from(NODES),
+        entries: families * FAMILY_ENTRIES + u64::from(NODES),
         blocks_per_lookup: BLOCKS,
         fill_m_blocks_s: blocks as f64 / filled.as_secs_f64() / 1e6,
         bytes_per_entry: bytes as f64 / blocks as f64,
@@ -179,28 +179,33 @@ pub fn run(options: &Options) -> Result<Figures> {
     })
 }
 
-fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Lookups>>) -> Result<Lookups> {
+fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Lookups, BenchError>>) -> Result<Lookups, BenchError> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Looks up prompts of families that are whole, drawn by chance.
-fn ask(index: &Shared, oldest: &AtomicU64, time: Duration, seed: u64) -> Result<Lookups> {
-    let mut random = Random(seed);
+fn ask(index: &Shared, families: u64, oldest: &AtomicU64, time: Duration, seed: u64) -> Lookups {
+    let mut random = Random::new(seed);
     let (mut times, mut prompt) = (Vec::with_capacity(1 << 24), Vec::with_capacity(BLOCKS as usize));
     let begin = Instant::now();
     while begin.elapsed() < time && times.len() < times.capacity() {
         // Not the oldest tenth: the writer may remove it before it is asked for.
-        let age = FAMILIES / 10 + random.next() % (FAMILIES * 9 / 10);
+        let age = families / 10 + random.below(families * 9 / 10);
         let family = oldest.load(Ordering::Relaxed) + age;
-        let number = random.next() % PROMPTS;
+        let number = random.below(PROMPTS);
         prompt.clear();
         prompt.extend((0..BLOCKS).map(|position| block(family, number, position)));
         let begin = Instant::now();
         let found = index.lookup(&prompt);
-        times.push(begin.elapsed().as_nanos() as u64);
+        let took = begin.elapsed();
+        // Where this thread stood still for long, the writer may have removed it.
+        if oldest.load(Ordering::Relaxed) > family {
+            continue;
+        }
+        times.push(took.as_nanos() as u64);
         // All nodes hold the first block.
         assert_eq!(found, (NODES as usize, BLOCKS as u32), "prompt {number} of family {family}");
     }
     let [p50_ns, p99_ns, p999_ns, longest_ns] = [0.5, 0.99, 0.999, 1.0].map(|q| quantile(&mut times, q));
-    Ok(Lookups { count: times.len(), p50_ns, p99_ns, p999_ns, longest_ns })
+    Lookups { count: times.len(), p50_ns, p99_ns, p999_ns, longest_ns }
 }

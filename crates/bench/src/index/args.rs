@@ -1,0 +1,106 @@
+//! Flags of `baton bench index`.
+
+use std::path::{Path, PathBuf};
+
+use baton_sim::{BLOCK_TOKENS, Trace};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use super::large;
+use crate::BenchError;
+
+/// Of `baton bench index`.
+#[derive(Debug, Args)]
+pub struct IndexArgs {
+    /// What is asked: a trace as baton simulate takes it, of which the full blocks of each prompt count
+    #[arg(long, value_name = "FILE", required_unless_present = "large")]
+    pub trace: Option<PathBuf>,
+    /// Nodes that report to the index; figures for each of several numbers
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,1000", value_parser = between(1, 60_000))]
+    pub nodes: Vec<u32>,
+    /// Blocks of a node's cache; what was not used for the longest time goes
+    #[arg(long, value_name = "BLOCKS", default_value = "5000", value_parser = between(1, 10_000_000))]
+    pub capacity: u32,
+    /// Times that the index is filled and asked; the figures are medians
+    #[arg(long, value_name = "N", default_value = "5", value_parser = between(1, 1000))]
+    pub rounds: u32,
+    /// Of the choice of nodes
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    /// Instead of a trace: 1,000 nodes, prompts of 128 blocks, lookups in one thread alone and then while events come in another at full rate; takes two cores
+    #[arg(long, conflicts_with_all = ["trace", "nodes", "capacity", "rounds"])]
+    pub large: bool,
+    /// Pairs of a block and a node that holds it, of --large
+    #[arg(long, value_name = "N", default_value = "10000000", requires = "large", value_parser = between(large::LEAST_ENTRIES, 1_000_000_000))]
+    pub entries: u32,
+    /// How long each part of --large lasts
+    #[arg(long, value_name = "SECONDS", default_value = "10", requires = "large", value_parser = between(1, 600))]
+    pub seconds: u32,
+}
+
+fn between(least: u64, most: u64) -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(least..=most)
+}
+
+impl IndexArgs {
+    /// Ids of the full blocks of every prompt that has any, in the order of the requests, and where they were read.
+    pub(super) fn prompts(&self) -> Result<(&Path, Vec<Vec<u64>>), BenchError> {
+        let path = self.trace.as_deref().ok_or_else(|| BenchError::invalid("--trace", "expected a file"))?;
+        let wrong = |problem: String| BenchError::invalid("--trace", format!("{}: {problem}", path.display()));
+        let trace = Trace::open(path).map_err(|error| wrong(error.to_string()))?;
+        let full = |input_length: u32| (input_length / BLOCK_TOKENS) as usize;
+        let blocks = |request: baton_sim::TraceRequest| {
+            let mut ids = request.hash_ids;
+            ids.truncate(full(request.input_length));
+            ids
+        };
+        let mut prompts: Vec<_> = trace.requests.into_iter().map(blocks).collect();
+        prompts.retain(|prompt| !prompt.is_empty());
+        if prompts.is_empty() { Err(wrong("no prompt has a full block".to_owned())) } else { Ok((path, prompts)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: IndexArgs,
+    }
+
+    fn parse(line: &str) -> Result<IndexArgs, clap::Error> {
+        Cli::try_parse_from(std::iter::once("index").chain(line.split_whitespace())).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn what_cannot_be_names_its_flag() {
+        assert_eq!(parse("--trace t --nodes 8,16").unwrap().nodes, [8, 16]);
+        assert_eq!(parse("--large --seconds 3").unwrap().entries, 10_000_000);
+        for (line, flag) in [
+            ("", "--trace"),
+            ("--trace t --nodes 0", "--nodes"),
+            ("--trace t --nodes 8,x", "--nodes"),
+            ("--trace t --capacity 0", "--capacity"),
+            ("--trace t --rounds 0", "--rounds"),
+            ("--trace t --large", "--large"),
+            ("--trace t --seconds 3", "--large"),
+            ("--large --entries 7", "--entries"),
+            ("--large --nodes 7", "--nodes"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_trace_that_is_not_there_or_has_no_full_block_is_named() {
+        let error = parse("--trace /nowhere/t").unwrap().prompts().unwrap_err().to_string();
+        assert!(error.starts_with("--trace: /nowhere/t: "), "{error}");
+        let error = parse("--trace /dev/null").unwrap().prompts().unwrap_err().to_string();
+        assert_eq!(error, "--trace: /dev/null: no prompt has a full block");
+    }
+}
