@@ -1,12 +1,13 @@
 //! Brings a prefix from another node: a lease of its blocks, and one read per layer, a few at a time.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
-use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
+use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
 use baton_worker::{
     Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
 };
@@ -45,6 +46,7 @@ struct Fetch {
     destinations: Vec<BlockId>,
     /// Of each layer: when the link that a mock node pretends to have would have carried it.
     dues: Vec<Option<Instant>>,
+    info: Arc<NodeInfo>,
     layout: KvLayout,
     segment: SegmentId,
     transfer: TransferEngine,
@@ -78,6 +80,7 @@ pub fn start(
         source,
         lease,
         destinations,
+        info: Arc::clone(&parts.info),
         layout: parts.model.layout.clone(),
         segment: parts.segment,
         transfer: parts.transfer.clone(),
@@ -123,6 +126,7 @@ impl Fetch {
             target_generation: self.source.generation.to_string(),
             layout: Some((&self.layout).into()),
             block_hashes: baton_proto::hashes_to_bytes(&self.lease.block_hashes),
+            numerics: self.info.numerics.clone(),
         };
         let mut client = self.peers.client(&self.source.address)?;
         let reply = tokio::select! {
@@ -163,7 +167,7 @@ impl Fetch {
             let Some((read, stop)) = reads.pop_front() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
             let until = due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE;
-            match (cancellable(read, &stop, cancel, until).await, &failure) {
+            match (in_time(read, &stop, cancel, until).await, &failure) {
                 (Ok(report), None) => {
                     bytes += report.bytes;
                     transport = report.transport.as_str();
@@ -173,9 +177,9 @@ impl Fetch {
                         keeper.open(layer + 1);
                     }
                 }
-                (Err(error), None) => {
+                (Err((kind, problem)), None) => {
                     reads.iter().for_each(|(_, stop)| stop.cancel());
-                    failure = Some(failed(error.kind(), format!("reading from {}: {error}", self.source.node)));
+                    failure = Some(failed(kind, format!("reading from {}: {problem}", self.source.node)));
                 }
                 // The rest only has to be over.
                 (_, Some(_)) => {}
@@ -207,17 +211,22 @@ impl Fetch {
     }
 }
 
-async fn cancellable(
+/// A read, if it is over in time. One that is not is the holder's fault, and told as such.
+async fn in_time(
     mut read: Read,
     stop: &PacedCancel,
     cancel: &CancellationToken,
     until: Instant,
-) -> Result<BatchReport, TransferError> {
-    tokio::select! {
-        report = &mut read => return report,
-        () = cancel.cancelled() => {}
-        () = tokio::time::sleep_until(until.into()) => {}
-    }
+) -> Result<BatchReport, (ErrorKind, String)> {
+    let told = |error: TransferError| (error.kind(), error.to_string());
+    let is_late = tokio::select! {
+        report = &mut read => return report.map_err(told),
+        () = cancel.cancelled() => false,
+        () = tokio::time::sleep_until(until.into()) => true,
+    };
     stop.cancel();
-    read.await
+    match read.await {
+        Err(_) if is_late => Err((ErrorKind::DeadlineExceeded, "a layer did not come in time".to_owned())),
+        report => report.map_err(told),
+    }
 }

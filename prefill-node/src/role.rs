@@ -1,6 +1,7 @@
 //! Core and shell of a prefill node in one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use baton_scheduler::{
 };
 use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
 use baton_types::{
-    BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused,
+    BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused,
 };
 use baton_worker::config::Settings;
 use baton_worker::{
@@ -236,10 +237,10 @@ impl PrefillRole {
     }
 
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
-        let (peers, layout, key) = (self.peers.clone(), self.parts.model.layout.clone(), request.key);
+        let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
         self.answer("grant request", async move {
             tokio::time::sleep(delay).await;
-            PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, layout).await)
+            PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, &info).await)
         });
     }
 
@@ -313,7 +314,7 @@ async fn ask_for_grant(
     peers: &Peers,
     target: &DecodeTarget,
     request: GrantRequest,
-    layout: KvLayout,
+    info: &NodeInfo,
 ) -> Result<(GrantReply, RemoteArena), Refused> {
     let wire = v1::GrantRequest {
         protocol_version: PROTOCOL_VERSION,
@@ -321,14 +322,16 @@ async fn ask_for_grant(
         prefill_node: request.prefill.to_string(),
         prefill_generation: request.prefill_generation.to_string(),
         target_generation: target.generation.to_string(),
-        layout: Some((&layout).into()),
+        layout: Some((&info.layout).into()),
         prompt_tokens: request.prompt_tokens,
         block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
         max_tokens: request.max_tokens,
+        numerics: info.numerics.clone(),
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
-    let (remote, blocks) = RemoteArena::new(&target.node, &layout, &reply.segment, reply.num_blocks, reply.blocks)?;
+    let (remote, blocks) =
+        RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
     let grant = GrantReply { grant: GrantId(reply.grant), held_blocks: reply.held_blocks, blocks };
     Ok((grant, remote))
 }

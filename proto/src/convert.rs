@@ -631,6 +631,8 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             prompt_tokens: request.prompt_tokens,
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
+            // Whoever receives it knows its own class.
+            is_foreign: false,
         })
     }
 }

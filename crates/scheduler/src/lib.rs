@@ -8,6 +8,7 @@
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
 mod admission;
+mod backoff;
 mod cluster;
 mod config;
 mod cost;

@@ -101,6 +101,8 @@ pub struct GrantRequest {
     pub block_hashes: Arc<[BlockHash]>,
     /// Most tokens to generate: room for the first of them is promised.
     pub max_tokens: u32,
+    /// Whether the prompt is computed by a node of another numerics class: nothing of it is taken from the cache, nor does it stay there.
+    pub is_foreign: bool,
 }
 
 /// Decode node to prefill node: write here.
@@ -179,7 +181,7 @@ pub enum PrefillEvent {
 }
 
 /// What became of bringing a prefix from another node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FetchReport {
     /// Prompt tokens that did not have to be computed because of it.
     pub tokens: u32,

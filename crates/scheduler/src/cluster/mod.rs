@@ -6,6 +6,7 @@ mod at_decode;
 mod candidates;
 mod explain;
 mod forecast;
+mod holders;
 mod node;
 mod outlook;
 mod place;
@@ -26,6 +27,7 @@ use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost}
 use crate::ledger::{Charge, NodeStart};
 use crate::placement::{PlacementKind, PlacementPolicy};
 
+use holders::HolderPauses;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
@@ -142,6 +144,9 @@ pub struct Cluster {
     /// When the last node joined.
     joined: Option<Instant>,
     transfers: TransferCost,
+    /// Names of the numerics classes; a node knows the number of its own.
+    numerics: Vec<String>,
+    pauses: HolderPauses,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
@@ -173,6 +178,8 @@ impl Cluster {
             ticked: None,
             joined: None,
             transfers: TransferCost::new(config.bandwidth),
+            numerics: Vec::new(),
+            pauses: holders::no_pauses(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
@@ -228,7 +235,8 @@ impl Cluster {
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
         self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
-        self.nodes.insert(ClusterNode::new(now, info, class, speed, slot));
+        let numerics = self.numerics_class(&info.numerics);
+        self.nodes.insert(ClusterNode::new(now, info, (class, numerics), speed, slot));
     }
 
     /// Index of the node's class, which is seeded with its profile where it is the first of it.
@@ -247,6 +255,7 @@ impl Cluster {
         lost.on_left(now);
         self.index.remove_node(node);
         self.transfers.forget(node);
+        self.pauses.retain(|(holder, reader)| holder != node && reader != node);
         // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
         for charge in self.charges.values_mut() {

@@ -6,17 +6,17 @@ use super::*;
 use crate::cost::duration;
 use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-fn id(name: &str) -> NodeId {
+pub(super) fn id(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-fn key(n: u128) -> RequestKey {
+pub(super) fn key(n: u128) -> RequestKey {
     RequestKey { request: RequestId(n), attempt: Attempt(0) }
 }
 
-fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
+pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
     let layout = KvLayout {
         model: 7,
         num_layers: 4,
@@ -61,7 +61,7 @@ fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
 }
 
 /// A request of 160 tokens of prompt and 16 of output: 11 blocks.
-fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
+pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     PlacementRequest {
         key: key(n),
         prompt_tokens: 160,
@@ -75,7 +75,7 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     }
 }
 
-fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
+pub(super) fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
     cluster.place(now, request, &mut || 0)
 }
 
@@ -145,7 +145,9 @@ fn each_node_is_matched_with_what_it_holds() {
     }
     let asked = request(1, &hashes);
     let matches = cluster.matches(&asked);
-    assert_eq!(matches.longer_than(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
+    let longer = |own| cluster.holder_for(now, &matches, cluster.node(&id("p0")).unwrap(), own);
+    assert_eq!(longer(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
+    assert_eq!(longer(5), None);
     let prefill = cluster.prefill_candidates(now, &asked, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");

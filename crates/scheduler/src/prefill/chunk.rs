@@ -316,6 +316,7 @@ impl PrefillCore {
             prompt_tokens: request.prompt_tokens() as u32,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
+            is_foreign: false,
         }
     }
 

@@ -145,7 +145,9 @@ impl PrefillCore {
                     request.spoiled = request.in_step;
                     request.reset_to(fetch.blocks.start * block_tokens);
                 }
-                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure: Some(refused) }
+                // Not the other node's fault.
+                let transport = if fetch.is_stored { FetchReport::SSD.to_owned() } else { String::new() };
+                FetchReport { tokens: 0, bytes: 0, transport, elapsed, failure: Some(refused) }
             }
         }
     }
