@@ -374,7 +374,7 @@ impl FrontDoor {
     }
 }
 
-fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
+pub(crate) fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
     let info = cluster.node(&fetch.from)?.info();
     Some(FetchSource {
         node: info.node.clone(),

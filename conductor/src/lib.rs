@@ -21,6 +21,7 @@ mod output;
 mod prompt;
 mod records;
 mod relay;
+mod replicate;
 mod server;
 mod tally;
 mod transfers;

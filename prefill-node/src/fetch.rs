@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
-use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
+use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
 use baton_worker::{
     Input, LayerGate, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
@@ -44,6 +44,7 @@ struct Fetch {
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
+    priority: Priority,
     /// Of each layer: when the link that a mock node pretends to have would have carried it.
     dues: Vec<Option<Instant>>,
     info: Arc<NodeInfo>,
@@ -68,6 +69,7 @@ pub fn start(
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
+    priority: Priority,
 ) -> Fetching {
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
@@ -80,6 +82,7 @@ pub fn start(
         source,
         lease,
         destinations,
+        priority,
         info: Arc::clone(&parts.info),
         layout: parts.model.layout.clone(),
         segment: parts.segment,
@@ -166,7 +169,11 @@ impl Fetch {
             }
             let Some((read, stop)) = reads.pop_front() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
-            let until = due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE;
+            let until = match self.priority {
+                Priority::Urgent => due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE,
+                // No engine waits for it, and it may have to wait for others.
+                Priority::Bulk => deadline,
+            };
             match (in_time(read, &stop, cancel, until).await, &failure) {
                 (Ok(report), None) => {
                     bytes += report.bytes;
@@ -199,7 +206,8 @@ impl Fetch {
         let (transfer, segment, remote, lease) =
             (self.transfer.clone(), self.segment, leased.arena.segment.clone(), leased.lease);
         let due = self.dues.get(layer as usize).copied().flatten();
-        paced(due, move || transfer.read(segment, &remote, lease, pairs, BatchOptions::new(deadline)))
+        let options = BatchOptions::new(deadline).priority(self.priority);
+        paced(due, move || transfer.read(segment, &remote, lease, pairs, options))
     }
 
     async fn give_back(&self, lease: GrantId) {

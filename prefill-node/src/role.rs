@@ -11,7 +11,7 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
     RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
 use baton_types::{
     BlockHash, DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused,
 };
@@ -179,9 +179,9 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations } => {
-                let key = lease.key;
-                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations);
+            PrefillEffect::Fetch { source, lease, destinations, is_copy } => {
+                let (key, priority) = (lease.key, if is_copy { Priority::Bulk } else { Priority::Urgent });
+                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations, priority);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {
@@ -362,6 +362,7 @@ impl Role for PrefillRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::ClearCache => self.core.clear_cache(),
+            Input::CopyPrefix(order) => self.core.on_copy(now, order),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);
@@ -391,7 +392,7 @@ impl Role for PrefillRole {
     }
 
     fn load(&self) -> Load {
-        self.core.load()
+        Load { blocks_cold: self.core.cold_blocks(Instant::now()), ..self.core.load() }
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

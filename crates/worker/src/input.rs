@@ -1,7 +1,9 @@
 //! What a node's loop takes in, from wherever it comes.
 
 use baton_proto::v1;
-use baton_types::{ConductorId, GrantId, GrantRequest, Handover, LeaseRequest, Load, PrefillJob, Refused, RequestKey};
+use baton_types::{
+    ConductorId, GrantId, GrantRequest, Handover, LeaseRequest, Load, PrefillJob, PrefixCopy, Refused, RequestKey,
+};
 use tokio::sync::oneshot;
 
 use crate::engine_thread::EngineEvent;
@@ -21,6 +23,8 @@ pub enum Input<E> {
     KvSnapshot(ConductorId),
     /// Free what is cached and not in use.
     ClearCache,
+    /// Bring a prefix that many prompts begin with.
+    CopyPrefix(PrefixCopy),
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

@@ -98,6 +98,7 @@ async fn read_commands<E>(
             Command::Abort(key) => Input::Abort(key.try_into()?),
             Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
             Command::ClearCache(_) => Input::ClearCache,
+            Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
         };
         if inputs.send(input).await.is_err() {
             return Ok(());

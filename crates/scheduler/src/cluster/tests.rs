@@ -46,6 +46,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         numerics: "test".into(),
         layout,
         profile,
+        copies_prefixes: true,
     }
 }
 

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs};
+use baton_types::{
+    BlockHash, BlockId, ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs,
+};
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
@@ -124,14 +126,19 @@ impl PrefillCore {
     /// Makes the first `full` blocks, which are full, shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey, full: usize) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (first, hashes) = (request.num_complete_blocks, request.hashes.clone());
-        for index in first..full {
-            let parent = index.checked_sub(1).map(|parent| hashes[parent]);
-            self.pool.complete(request.blocks[index], hashes[index], parent);
-        }
+        let (blocks, hashes, first) = (request.blocks.clone(), request.hashes.clone(), request.num_complete_blocks);
         request.num_complete_blocks = first.max(full);
-        for index in first..full {
-            self.queue_store(hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
+        self.share(&blocks, &hashes, first..full);
+    }
+
+    /// Makes these of a prompt's blocks, which are full, shareable.
+    pub(super) fn share(&mut self, blocks: &[BlockId], hashes: &[BlockHash], full: Range<usize>) {
+        let parent = |index: usize| index.checked_sub(1).map(|parent| hashes[parent]);
+        for index in full.clone() {
+            self.pool.complete(blocks[index], hashes[index], parent(index));
+        }
+        for index in full {
+            self.queue_store(hashes[index], parent(index));
         }
         self.start_stores();
     }
@@ -158,6 +165,7 @@ impl PrefillCore {
 
     /// Gives the engine its next step, if it is idle and there is something to do.
     pub(super) fn plan_step(&mut self, now: Instant) {
+        self.pool.pass_time(now);
         if self.step.is_some() {
             return;
         }
@@ -249,7 +257,10 @@ impl PrefillCore {
         let reusable = reusable_blocks(&queued.job, self.config.model.block_tokens());
         let matched = self.pool.match_prefix(&queued.hashes[..reusable]);
         let missing = self.config.model.layout.blocks_for(tokens) - matched.len();
-        self.pool.check_fits(&matched, missing).ok()?;
+        if self.pool.check_fits(&matched, missing).is_err() {
+            self.give_up_copies(ErrorKind::Overloaded, "a request needed its room", |_, _| true);
+            return None;
+        }
         self.pool.acquire(&matched);
         let new = self.pool.allocate(missing).ok()?;
         self.prefix_queries += tokens as u64;
@@ -258,7 +269,7 @@ impl PrefillCore {
         Some(())
     }
 
-    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[baton_types::BlockId]>) {
+    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[BlockId]>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
         let (key, block_tokens) = (job.key, self.config.model.block_tokens());
         let held_tokens = num_cached * block_tokens;

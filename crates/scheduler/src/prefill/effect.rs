@@ -69,6 +69,8 @@ pub enum PrefillEffect {
         lease: LeaseRequest,
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
+        /// No request waits for it: it delays nothing that one waits for.
+        is_copy: bool,
     },
     /// Read blocks from the SSD into this node's arena, one layer after the other. Answers as of `Fetch`.
     Load {
