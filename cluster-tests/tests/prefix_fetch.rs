@@ -236,3 +236,117 @@ async fn each_turn_of_a_conversation_computes_its_new_text_alone() -> anyhow::Re
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
+
+/// Blocks of the hot prefix: a length that is counted.
+const HOT_BLOCKS: usize = 24;
+
+/// A prompt with a few tokens of its own after the hot prefix.
+fn hot_prompt(own: u32) -> Ask {
+    let mut tokens = prompt(HOT_BLOCKS * 16);
+    tokens.extend([500 + own, 501, 502, 503]);
+    Ask::tokens(tokens).max_tokens(4).ignore_eos()
+}
+
+/// Has one prefill node answer prompts that begin alike, for long enough that the conductor finds out what with, and starts another.
+async fn make_hot(builder: &Builder) -> anyhow::Result<(Cluster, Vec<Answer>)> {
+    let mut cluster = builder.clone().start().await?;
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let (began, mut answers) = (Instant::now(), Vec::new());
+    while began.elapsed() < SECOND || answers.len() < 20 {
+        answers.push(cluster.ask(hot_prompt(answers.len() as u32)).await?);
+    }
+    cluster.prefill.push(builder.start_node("prefill", 1, &conductor, cluster.folder()).await?);
+    cluster.wait_ready(3).await?;
+    Ok((cluster, answers))
+}
+
+/// Nodes that hold all of the hot prefix.
+async fn holders(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
+    let request = v1::CacheLookupRequest { request: Some(hot_prompt(0).0) };
+    let found = cluster.operator().cache_lookup(request).await?.into_inner().matches;
+    let all = found.into_iter().filter(|found| found.tokens as usize >= HOT_BLOCKS * 16);
+    Ok(all.map(|found| found.node).collect())
+}
+
+#[tokio::test]
+async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Result<()> {
+    let Some(model) = model("a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked") else { return Ok(()) };
+    let builder =
+        Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "2", "--replicate-interval-s", "0.3"]);
+    let (mut cluster, answers) = make_hot(&builder).await?;
+    let second = cluster.prefill[1].ready.http.clone().unwrap();
+    let began = Instant::now();
+    cluster
+        .wait_for("copy of the hot prefix", 10 * SECOND, || async {
+            Ok(holders(&cluster).await?.iter().any(|node| node == "prefill-1"))
+        })
+        .await?;
+    println!("{} prompts, then a copy after {:?}", answers.len(), began.elapsed());
+    let bytes = HOT_BLOCKS as u64 * BLOCK_BYTES;
+    assert_eq!(metric(&second, "baton_prefill_prefix_copies_total{outcome=\"brought\"}").await?, 1.0);
+    assert_eq!(metric(&second, "baton_prefill_prefix_copied_bytes_total").await?, bytes as f64);
+    for requests in ["baton_prefill_requests_total", "baton_prefill_prefix_fetches_total"] {
+        assert_eq!(metric(&second, requests).await?, 0.0, "{requests}: nobody has asked it");
+    }
+    let conductor = cluster.conductor.ready.http.clone().unwrap();
+    for outcome in ["ordered", "done"] {
+        let copies = format!("baton_conductor_prefix_copies_total{{outcome=\"{outcome}\"}}");
+        assert_eq!(metric(&conductor, &copies).await?, 1.0, "{outcome}");
+    }
+
+    // What it serves is what the first one served, and it has nothing to bring.
+    cluster.prefill.remove(0).kill().await?;
+    cluster.wait_ready(2).await?;
+    for (own, expected) in answers.iter().enumerate().take(3) {
+        let answer = cluster.ask(hot_prompt(own as u32)).await?;
+        assert_eq!((answer.finished.prefill_node.as_str(), prefix_fetch(&answer)), ("prefill-1", None));
+        assert_eq!(answer.cached_tokens() as usize, HOT_BLOCKS * 16);
+        assert_eq!(answer.token_ids, expected.token_ids);
+    }
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<()> {
+    let Some(model) = model("without_replication_a_hot_prefix_stays_where_it_is") else { return Ok(()) };
+    let builder =
+        Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "0", "--replicate-interval-s", "0.3"]);
+    let (cluster, _) = make_hot(&builder).await?;
+    tokio::time::sleep(2 * SECOND).await;
+    assert_eq!(holders(&cluster).await?, ["decode-0", "prefill-0"]);
+    let conductor = cluster.conductor.ready.http.clone().unwrap();
+    assert_eq!(metric(&conductor, "baton_conductor_prefix_copies_total{outcome=\"ordered\"}").await?, 0.0);
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_reader_that_computes_otherwise_gets_no_lease() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    for node in cluster.nodes().await? {
+        let info = node.info.unwrap();
+        let mut client = v1::node_client::NodeClient::connect(info.address.clone()).await?;
+        let key = baton_types::RequestKey { request: baton_types::RequestId(1), attempt: baton_types::Attempt(0) };
+        let mut ask = async |numerics: &str| {
+            let request = v1::LeaseRequest {
+                protocol_version: baton_proto::PROTOCOL_VERSION,
+                key: Some(key.into()),
+                reader_node: "p9".into(),
+                reader_generation: info.generation.clone(),
+                target_generation: info.generation.clone(),
+                layout: info.layout.clone(),
+                block_hashes: vec![7; 16],
+                numerics: numerics.into(),
+            };
+            client.lease(request).await.unwrap_err()
+        };
+        let refused = ask("another").await;
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert!(refused.message().starts_with("numerics: "), "{}", refused.message());
+        // One that says nothing is of the version before; the block is not there for anybody.
+        for alike in [info.numerics.as_str(), ""] {
+            assert_eq!(ask(alike).await.code(), tonic::Code::NotFound, "'{alike}'");
+        }
+    }
+    cluster.stop().await
+}

@@ -36,6 +36,10 @@ pub struct Settings {
     pub prompts_at_decode: String,
     /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
     pub fetch_prefixes: bool,
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1: it is copied where one asks.
+    pub replicate_prefixes: usize,
+    /// How often is looked for prefixes to copy, seconds.
+    pub replicate_interval_s: f64,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -60,6 +64,8 @@ impl Default for Settings {
             admission: "selective".into(),
             prompts_at_decode: "fallback".into(),
             fetch_prefixes: true,
+            replicate_prefixes: 2,
+            replicate_interval_s: 5.0,
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -97,6 +103,12 @@ pub struct Flags {
     /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none [default: 2]
+    #[arg(long, value_name = "N")]
+    pub replicate_prefixes: Option<usize>,
+    /// How often is looked for prefixes to copy, seconds [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    pub replicate_interval_s: Option<f64>,
     /// Requests served at once [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,

@@ -359,11 +359,8 @@ impl FrontDoor {
         let mut cluster = self.cluster();
         cluster.on_fetch_done(key);
         // What a node found on its own SSD says nothing of the way between nodes.
-        if let (None, Some(fetch)) =
-            (&report.failure, placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD))
-        {
-            cluster.on_transfer(&fetch.from, &placement.prefill, report.bytes, report.elapsed.as_secs_f64());
-        }
+        let Some(fetch) = placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD) else { return };
+        cluster.on_fetched(self.clock.now(), &fetch.from, &placement.prefill, report);
     }
 
     /// Ends an attempt on its nodes and in the ledger. Nodes that are done with it, or gone, do not mind.
@@ -377,7 +374,7 @@ impl FrontDoor {
     }
 }
 
-fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
+pub(crate) fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
     let info = cluster.node(&fetch.from)?.info();
     Some(FetchSource {
         node: info.node.clone(),

@@ -22,6 +22,7 @@ mod output;
 mod prompt;
 mod records;
 mod relay;
+mod replicate;
 mod server;
 mod tally;
 mod transfers;

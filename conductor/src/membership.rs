@@ -93,6 +93,9 @@ impl SessionEvents for FrontDoor {
 
 impl FrontDoor {
     fn on_prefill(&self, key: RequestKey, event: PrefillEvent) {
+        if let PrefillEvent::Copied(report) = &event {
+            return self.on_copied(key, report);
+        }
         self.live.deliver(key, LiveEvent::Prefill(event));
     }
 

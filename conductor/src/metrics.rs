@@ -28,6 +28,8 @@ const PREDICTED_SECONDS: &str = "baton_conductor_estimate_predicted_seconds";
 const MEASURED_SECONDS: &str = "baton_conductor_estimate_measured_seconds";
 const PREDICTED_TOKENS: &str = "baton_conductor_estimate_predicted_tokens";
 const MEASURED_TOKENS: &str = "baton_conductor_estimate_measured_tokens";
+const COPIES: &str = "baton_conductor_prefix_copies_total";
+const COPIED_BYTES: &str = "baton_conductor_prefix_copied_bytes_total";
 const NODES: &str = "baton_conductor_nodes_ready";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
 
@@ -99,6 +101,13 @@ pub const METRICS: &[MetricDoc] = &[
         "Predicted output of the same requests.",
     ),
     doc(MEASURED_TOKENS, MetricKind::Histogram(TOKEN_BUCKETS), &["estimate"], "Their output."),
+    doc(
+        COPIES,
+        MetricKind::Counter,
+        &["outcome"],
+        "Hot prefixes that prefill nodes were told to fetch before a prompt asked for them there: ordered, and of those done or failed.",
+    ),
+    doc(COPIED_BYTES, MetricKind::Counter, &[], "Bytes of KV that came by them."),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that take requests."),
     doc(NODES_LOST, MetricKind::Counter, &["role"], "Sessions with nodes that ended."),
 ];
@@ -120,6 +129,10 @@ pub struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     cached_tokens: Counter,
+    copies_ordered: Counter,
+    copies_done: Counter,
+    copies_failed: Counter,
+    copied_bytes: Counter,
     estimates: [EstimateMetrics; Estimate::ALL.len()],
 }
 
@@ -155,6 +168,10 @@ impl Default for Metrics {
             prompt_tokens: counter!(PROMPT_TOKENS),
             generation_tokens: counter!(GENERATION_TOKENS),
             cached_tokens: counter!(CACHED_TOKENS),
+            copies_ordered: counter!(COPIES, "outcome" => "ordered"),
+            copies_done: counter!(COPIES, "outcome" => "done"),
+            copies_failed: counter!(COPIES, "outcome" => "failed"),
+            copied_bytes: counter!(COPIED_BYTES),
             estimates: Estimate::ALL.map(EstimateMetrics::new),
         }
     }
@@ -215,6 +232,22 @@ impl Metrics {
     /// A node's session ended.
     pub fn on_node_lost(&self, role: NodeRole) {
         counter!(NODES_LOST, "role" => role.as_str()).increment(1);
+    }
+
+    /// A copy of a prefix was ordered.
+    pub fn on_copy_ordered(&self) {
+        self.copies_ordered.increment(1);
+    }
+
+    /// One came, with so many bytes, or failed.
+    pub fn on_copy_done(&self, bytes: Option<u64>) {
+        match bytes {
+            Some(bytes) => {
+                self.copies_done.increment(1);
+                self.copied_bytes.increment(bytes);
+            }
+            None => self.copies_failed.increment(1),
+        }
     }
 
     /// Brings the gauges up to date before a scrape.

@@ -294,6 +294,8 @@ impl Relay {
             }
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
             PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
+            // No request's.
+            PrefillEvent::Copied(_) => Ok(Progress::Going),
         }
     }
 

@@ -28,6 +28,8 @@ use crate::prompt::TextModel;
 
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// To look for prefixes to copy takes a look at every counted one.
+const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -48,6 +50,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     start_grpc(&door, grpc, &tasks, &shutdown).await?;
     start_http(&door, http, telemetry.clone(), &tasks);
     start_upkeep(Arc::clone(&door), telemetry, &tasks);
+    start_replication(&settings, Arc::clone(&door), &tasks)?;
     announce(grpc_addr, http_addr);
 
     let signal = tokio::select! {
@@ -93,13 +96,20 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     };
     let placement: PlacementKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
     let admission: AdmissionKind = settings.admission.parse().map_err(|error| anyhow::anyhow!("admission: {error}"))?;
-    let fetches = settings.fetch_prefixes;
+    let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);
     let prompts_at_decode: PromptsAtDecode =
         settings.prompts_at_decode.parse().map_err(|error| anyhow::anyhow!("prompts_at_decode: {error}"))?;
     // Room is only guessed here: where the guess was wrong, decode nodes let sequences wait.
     let decode_room = DecodeRoom::Preferred;
-    let config =
-        ClusterConfig { placement, admission, fetches, decode_room, prompts_at_decode, ..ClusterConfig::default() };
+    let config = ClusterConfig {
+        placement,
+        admission,
+        fetches,
+        replicas,
+        decode_room,
+        prompts_at_decode,
+        ..ClusterConfig::default()
+    };
     let cluster = Cluster::new(config);
     let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
     tracing::info!(%id, model = model.name, "conductor starting");
@@ -196,6 +206,30 @@ fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
             }
         }
     });
+}
+
+/// Looks for hot prefixes that more nodes should hold.
+fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet) -> anyhow::Result<()> {
+    let seconds = settings.replicate_interval_s;
+    let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| *interval >= SHORTEST_REPLICATION);
+    let expected =
+        || format!("replicate_interval_s: {seconds}, but must be a time of {SHORTEST_REPLICATION:?} or more");
+    let interval = interval.with_context(expected)?;
+    if !settings.fetch_prefixes || settings.replicate_prefixes < 2 {
+        return Ok(());
+    }
+    let end = tasks.clone();
+    tasks.spawn("replication", async move {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => door.replicate(),
+                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+    Ok(())
 }
 
 /// One line on stdout: who started this process reads where it listens.

@@ -271,6 +271,8 @@ impl Role for DecodeRole {
             Input::ClearCache => self.core.clear_cache(),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
+            // Nobody sends it to a node that does not say that it copies.
+            Input::CopyPrefix(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
-use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
-use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, Refused};
+use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
+use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
 use baton_worker::{
     Fetching, Input, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
 };
@@ -61,8 +62,10 @@ struct Fetch {
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
+    priority: Priority,
     /// Of each layer: when the link that a mock node pretends to have would have carried it.
     dues: Vec<Option<Instant>>,
+    info: Arc<NodeInfo>,
     layout: KvLayout,
     segment: SegmentId,
     transfer: TransferEngine,
@@ -84,6 +87,7 @@ pub fn start(
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
+    priority: Priority,
 ) -> Fetching {
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
@@ -96,6 +100,8 @@ pub fn start(
         source,
         lease,
         destinations,
+        priority,
+        info: Arc::clone(&parts.info),
         layout: parts.model.layout.clone(),
         segment: parts.segment,
         transfer: parts.transfer.clone(),
@@ -155,6 +161,7 @@ impl Fetch {
             target_generation: self.source.generation.to_string(),
             layout: Some((&self.layout).into()),
             block_hashes: baton_proto::hashes_to_bytes(&self.lease.block_hashes),
+            numerics: self.info.numerics.clone(),
         };
         let mut client = self.peers.client(&self.source.address)?;
         let address = self.source.address.clone();
@@ -206,7 +213,11 @@ impl Fetch {
             }
             let Some((read, stop)) = reads.front_mut() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
-            let until = due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE;
+            let until = match self.priority {
+                Priority::Urgent => due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE,
+                // No engine waits for it, and it may have to wait for others.
+                Priority::Bulk => deadline,
+            };
             let read = cancellable(read, stop, cancel, until).await;
             reads.pop_front();
             let report = read.map_err(|error| {
@@ -234,7 +245,8 @@ impl Fetch {
         let (transfer, segment, remote, lease) =
             (self.transfer.clone(), self.segment, leased.arena.segment.clone(), leased.lease);
         let due = self.dues.get(layer as usize).copied().flatten();
-        paced(due, move || transfer.read(segment, &remote, lease, pairs, BatchOptions::new(deadline)))
+        let options = BatchOptions::new(deadline).priority(self.priority);
+        paced(due, move || transfer.read(segment, &remote, lease, pairs, options))
     }
 
     async fn give_back(&self, open: Open) {

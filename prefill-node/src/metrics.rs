@@ -15,6 +15,8 @@ const FETCHES: &str = "baton_prefill_prefix_fetches_total";
 const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
 const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
+const COPIES: &str = "baton_prefill_prefix_copies_total";
+const COPIED: &str = "baton_prefill_prefix_copied_bytes_total";
 const ENDED: &str = "baton_prefill_requests_total";
 
 /// What the prefill node registers.
@@ -69,6 +71,18 @@ pub const METRICS: &[MetricDoc] = &[
         help: "From the question to the holder of a prefix to its last byte.",
     },
     MetricDoc {
+        name: COPIES,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Prefixes that a conductor wanted here before a prompt began with one: brought, or failed, which includes those given up for requests.",
+    },
+    MetricDoc {
+        name: COPIED,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Bytes of KV brought from other nodes for no request.",
+    },
+    MetricDoc {
         name: ENDED,
         kind: MetricKind::Counter,
         labels: &["outcome"],
@@ -89,6 +103,9 @@ pub struct Metrics {
     pub late: Counter,
     fetched: Counter,
     fetch: Histogram,
+    copied: Counter,
+    not_copied: Counter,
+    copied_bytes: Counter,
     handed_over: Counter,
     finished: Counter,
     failed: Counter,
@@ -107,6 +124,9 @@ impl Default for Metrics {
             late: counter!(LATE),
             fetched: counter!(FETCHED),
             fetch: histogram!(FETCH),
+            copied: counter!(COPIES, "outcome" => "brought"),
+            not_copied: counter!(COPIES, "outcome" => "failed"),
+            copied_bytes: counter!(COPIED),
             handed_over: counter!(ENDED, "outcome" => "handed_over"),
             finished: counter!(ENDED, "outcome" => "finished"),
             failed: counter!(ENDED, "outcome" => "failed"),
@@ -123,6 +143,11 @@ impl Metrics {
                 self.cached.increment(u64::from(*cached_tokens));
             }
             PrefillEvent::Fetched(report) => self.on_fetched(report),
+            PrefillEvent::Copied(report) if report.failure.is_some() => self.not_copied.increment(1),
+            PrefillEvent::Copied(report) => {
+                self.copied.increment(1);
+                self.copied_bytes.increment(report.bytes);
+            }
             PrefillEvent::FirstToken { finish, compute, .. } => {
                 self.compute.record(*compute);
                 if finish.is_some() {

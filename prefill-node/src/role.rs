@@ -1,6 +1,7 @@
 //! Core and shell of a prefill node in one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -9,8 +10,8 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, MIN_CHUNK_PART, PrefillConfig, PrefillCore, PrefillEffect, PushId,
     PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
-use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, KvLayout, Load, Refused};
+use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
+use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
     EngineEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, Role, Ssd, StepMetrics, TierEvent, paced,
@@ -179,9 +180,9 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations } => {
-                let key = lease.key;
-                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations);
+            PrefillEffect::Fetch { source, lease, destinations, is_copy } => {
+                let (key, priority) = (lease.key, if is_copy { Priority::Bulk } else { Priority::Urgent });
+                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations, priority);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {
@@ -231,10 +232,10 @@ impl PrefillRole {
     }
 
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
-        let (peers, layout, key) = (self.peers.clone(), self.parts.model.layout.clone(), request.key);
+        let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
         self.answer("grant request", async move {
             tokio::time::sleep(delay).await;
-            PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, layout).await)
+            PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, &info).await)
         });
     }
 
@@ -308,7 +309,7 @@ async fn ask_for_grant(
     peers: &Peers,
     target: &DecodeTarget,
     request: GrantRequest,
-    layout: KvLayout,
+    info: &NodeInfo,
 ) -> Result<(GrantReply, RemoteArena), Refused> {
     let wire = v1::GrantRequest {
         protocol_version: PROTOCOL_VERSION,
@@ -316,14 +317,16 @@ async fn ask_for_grant(
         prefill_node: request.prefill.to_string(),
         prefill_generation: request.prefill_generation.to_string(),
         target_generation: target.generation.to_string(),
-        layout: Some((&layout).into()),
+        layout: Some((&info.layout).into()),
         prompt_tokens: request.prompt_tokens,
         block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
         max_tokens: request.max_tokens,
+        numerics: info.numerics.clone(),
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
-    let (remote, blocks) = RemoteArena::new(&target.node, &layout, &reply.segment, reply.num_blocks, reply.blocks)?;
+    let (remote, blocks) =
+        RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
     let grant = GrantReply { grant: GrantId(reply.grant), held_blocks: reply.held_blocks, blocks };
     Ok((grant, remote))
 }
@@ -354,6 +357,7 @@ impl Role for PrefillRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::ClearCache => self.core.clear_cache(),
+            Input::CopyPrefix(order) => self.core.on_copy(now, order),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);
@@ -383,7 +387,7 @@ impl Role for PrefillRole {
     }
 
     fn load(&self, now: Instant) -> Load {
-        self.core.load(now)
+        Load { blocks_cold: self.core.cold_blocks(now), ..self.core.load(now) }
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

@@ -177,6 +177,7 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             numerics: info.numerics.clone(),
             layout: Some((&info.layout).into()),
             profile: Some((&info.profile).into()),
+            copies_prefixes: info.copies_prefixes,
         }
     }
 }
@@ -201,6 +202,7 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             numerics: info.numerics,
             layout: required("layout", info.layout)?.try_into()?,
             profile: info.profile.unwrap_or_default().into(),
+            copies_prefixes: info.copies_prefixes,
         })
     }
 }
@@ -223,6 +225,7 @@ impl From<&d::Load> for w::Load {
             step: load
                 .step
                 .map(|step| w::StepProgress { elapsed_s: step.elapsed.as_secs_f64(), left_s: step.left.as_secs_f64() }),
+            blocks_cold: load.blocks_cold,
             draining: load.draining,
         }
     }
@@ -250,6 +253,7 @@ impl TryFrom<w::Load> for d::Load {
             preemptions: load.preemptions,
             blocks_ssd: load.blocks_ssd,
             step: load.step.map(progress).transpose()?,
+            blocks_cold: load.blocks_cold,
             draining: load.draining,
         })
     }
@@ -338,6 +342,31 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
             generation: generation("fetch.generation", &source.generation)?,
             address: source.address,
             tokens: source.tokens,
+        })
+    }
+}
+
+impl From<&d::PrefixCopy> for w::CopyPrefixCommand {
+    fn from(copy: &d::PrefixCopy) -> Self {
+        Self {
+            key: Some(copy.key.into()),
+            source: Some((&copy.source).into()),
+            block_hashes: hashes_to_bytes(&copy.block_hashes),
+        }
+    }
+}
+
+impl w::CopyPrefixCommand {
+    /// The order, as one of `conductor`, whose session it came in on.
+    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixCopy, InvalidMessage> {
+        if self.block_hashes.is_empty() {
+            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
+        }
+        Ok(d::PrefixCopy {
+            key: key(self.key)?,
+            conductor,
+            source: required("source", self.source)?.try_into()?,
+            block_hashes: hashes_from_bytes("block_hashes", &self.block_hashes)?,
         })
     }
 }
@@ -537,6 +566,7 @@ impl w::PrefillEvent {
             d::PrefillEvent::HandedOver(transfer) => Event::HandedOver(transfer.into()),
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
             d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
+            d::PrefillEvent::Copied(report) => Event::Copied(report.into()),
         };
         Self { key: Some(key.into()), event: Some(event) }
     }
@@ -560,6 +590,7 @@ impl w::PrefillEvent {
             Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
             Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
             Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
+            Event::Copied(report) => d::PrefillEvent::Copied(report.try_into()?),
         };
         Ok((key(self.key)?, event))
     }
@@ -641,6 +672,8 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             prompt_tokens: request.prompt_tokens,
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
+            // Whoever receives it knows its own class.
+            is_foreign: false,
         })
     }
 }

@@ -45,6 +45,7 @@ fn info(n: u32) -> NodeInfo {
         numerics: "bench".to_owned(),
         layout,
         profile,
+        copies_prefixes: true,
     }
 }
 

@@ -24,8 +24,12 @@ impl InvalidConfig {
     }
 }
 
+/// What nobody has used for so long may make room for a prefix that is asked for more often.
+pub const COLD_AFTER: Duration = Duration::from_secs(60);
 /// Readers of a node's cache at once.
 const MAX_LEASES: usize = 256;
+/// A conductor orders one at a time; there may be two.
+const MAX_COPIES: usize = 2;
 /// A reader gives up before that, so that a lease is not ended under it.
 const LEASE_TTL: Duration = Duration::from_secs(40);
 
@@ -103,6 +107,10 @@ pub struct PrefillConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
+    /// Most prefixes at once that are brought here without a request.
+    pub max_copies: usize,
+    /// They make room of what nobody has used for this long.
+    pub cold_after: Duration,
     /// Most blocks that are being written to the SSD at once; 0 where there is none.
     pub max_stores: usize,
     /// Which cached blocks go first.
@@ -131,6 +139,8 @@ impl PrefillConfig {
             handover_timeout: Duration::from_secs(15),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
+            max_copies: MAX_COPIES,
+            cold_after: COLD_AFTER,
             max_stores: 0,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,

@@ -9,6 +9,7 @@
 
 mod admission;
 mod backlog;
+mod backoff;
 mod cluster;
 mod config;
 mod cost;
@@ -30,10 +31,10 @@ pub use admission::{
     TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeOutlook, NodeState,
-    PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
+    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, DecodeRoom, Explanation, HotChain, LeftOut,
+    NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
-pub use config::{DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
+pub use config::{COLD_AFTER, DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use lease::LeaseEffect;

@@ -658,5 +658,6 @@ fn node_info(name: &NodeId, role: NodeRole, profile: &ModelProfile, blocks: u32)
         numerics: "simulated".to_owned(),
         layout,
         profile: profile.node_profile(),
+        copies_prefixes: false,
     }
 }

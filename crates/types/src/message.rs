@@ -64,6 +64,19 @@ pub struct FetchSource {
     pub tokens: u32,
 }
 
+/// Conductor to prefill node: many prompts begin with this prefix; bring it here before one of them comes. Answered by [`PrefillEvent::Copied`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixCopy {
+    /// Names the copy.
+    pub key: RequestKey,
+    /// Who orders it.
+    pub conductor: ConductorId,
+    /// Who holds it.
+    pub source: FetchSource,
+    /// Its blocks, chained.
+    pub block_hashes: Arc<[BlockHash]>,
+}
+
 /// To any node: let me read these blocks of your cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseRequest {
@@ -116,6 +129,8 @@ pub struct GrantRequest {
     pub block_hashes: Arc<[BlockHash]>,
     /// Most tokens to generate: room for the first of them is promised.
     pub max_tokens: u32,
+    /// Whether the prompt is computed by a node of another numerics class: nothing of it is taken from the cache, nor does it stay there.
+    pub is_foreign: bool,
 }
 
 /// Decode node to prefill node: write here.
@@ -191,10 +206,12 @@ pub enum PrefillEvent {
     Failed(Refused),
     /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
     DecodeFailed(Refused),
+    /// What became of a [`PrefixCopy`]; its key is that of no request.
+    Copied(FetchReport),
 }
 
 /// What became of bringing a prefix from another node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FetchReport {
     /// Prompt tokens that did not have to be computed because of it.
     pub tokens: u32,
@@ -261,6 +278,8 @@ pub struct Load {
     pub blocks_used: u32,
     /// Blocks kept as prefix cache, evictable.
     pub blocks_cached: u32,
+    /// Of those, the ones that nobody has used for a minute.
+    pub blocks_cold: u32,
     /// Blocks promised but not yet allocated.
     pub blocks_reserved: u32,
     /// Prompt tokens looked up in the prefix cache so far.
@@ -298,6 +317,8 @@ pub struct NodeInfo {
     pub layout: KvLayout,
     /// What it can do, measured at start.
     pub profile: NodeProfile,
+    /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixCopy`].
+    pub copies_prefixes: bool,
 }
 
 /// Seed of the cost models, measured by the node at start; seconds.

@@ -2,7 +2,8 @@
 
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, Refused, RequestKey,
+    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, PrefixCopy, Refused,
+    RequestKey,
 };
 use tokio::sync::oneshot;
 
@@ -23,6 +24,8 @@ pub enum Input<E> {
     KvSnapshot(ConductorId),
     /// Free what is cached and not in use.
     ClearCache,
+    /// Bring a prefix that many prompts begin with.
+    CopyPrefix(PrefixCopy),
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

@@ -285,6 +285,7 @@ fn node_info(
         numerics: model.numerics.clone(),
         layout: engine.arena().layout().clone(),
         profile,
+        copies_prefixes: role == NodeRole::Prefill,
     }
 }
 

@@ -71,6 +71,11 @@ impl<E: Send + 'static> NodeService<E> {
         self.info.layout.check_compatible(&layout).map_err(mismatch)
     }
 
+    /// Whether a peer computes bitwise as this node does. One that does not say is taken to.
+    fn computes_alike(&self, numerics: &str) -> bool {
+        numerics.is_empty() || numerics == self.info.numerics
+    }
+
     fn check_generation(&self, target: Generation) -> Result<(), Status> {
         if target == self.info.generation {
             return Ok(());
@@ -94,6 +99,7 @@ async fn read_commands<E>(
             Command::Abort(key) => Input::Abort(key.try_into()?),
             Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
             Command::ClearCache(_) => Input::ClearCache,
+            Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
         };
         if inputs.send(input).await.is_err() {
             return Ok(());
@@ -154,7 +160,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
-        let request = baton_types::GrantRequest::try_from(request)?;
+        let is_foreign = !self.computes_alike(&request.numerics);
+        let request = baton_types::GrantRequest { is_foreign, ..request.try_into()? };
         let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)
     }
@@ -174,6 +181,11 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
+        if !self.computes_alike(&request.numerics) {
+            let (node, ours, theirs) = (&self.info.node, &self.info.numerics, &request.numerics);
+            let message = format!("numerics: {node} holds what '{ours}' computed, and '{theirs}' would read it");
+            return Err(baton_proto::status(ErrorKind::Invalid, message, None));
+        }
         let request = LeaseRequest::try_from(request)?;
         let answer = self.ask(|answer| Input::Lease(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)

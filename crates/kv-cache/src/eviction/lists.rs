@@ -21,29 +21,29 @@ struct Ends {
 
 /// Lists of blocks in the order in which they were put in; a block is in one of them at most.
 #[derive(Debug)]
-pub(super) struct BlockLists {
+pub(crate) struct BlockLists {
     links: Vec<Link>,
     ends: Vec<Ends>,
     len: usize,
 }
 
 impl BlockLists {
-    pub(super) fn new(num_blocks: u32, lists: usize) -> Self {
+    pub(crate) fn new(num_blocks: u32, lists: usize) -> Self {
         let links = vec![Link { older: NIL, newer: NIL, list: NIL }; num_blocks as usize];
         Self { links, ends: vec![Ends { oldest: NIL, newest: NIL }; lists], len: 0 }
     }
 
     /// Blocks in all lists.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn contains(&self, block: BlockId) -> bool {
+    pub(crate) fn contains(&self, block: BlockId) -> bool {
         self.links[block.index()].list != NIL
     }
 
     /// Puts a block into a list as its newest.
-    pub(super) fn push(&mut self, list: usize, block: BlockId) {
+    pub(crate) fn push(&mut self, list: usize, block: BlockId) {
         assert!(!self.contains(block), "block {} is in a list already", block.0);
         let newest = std::mem::replace(&mut self.ends[list].newest, block.0);
         self.links[block.index()] = Link { older: newest, newer: NIL, list: list as u32 };
@@ -55,7 +55,7 @@ impl BlockLists {
     }
 
     /// Takes a block out, wherever it is.
-    pub(super) fn remove(&mut self, block: BlockId) {
+    pub(crate) fn remove(&mut self, block: BlockId) {
         assert!(self.contains(block), "block {} is in no list", block.0);
         let Link { older, newer, list } = self.links[block.index()];
         match older {
@@ -70,12 +70,12 @@ impl BlockLists {
         self.len -= 1;
     }
 
-    pub(super) fn oldest(&self, list: usize) -> Option<BlockId> {
+    pub(crate) fn oldest(&self, list: usize) -> Option<BlockId> {
         block(self.ends[list].oldest)
     }
 
     /// Every block, list by list, from the oldest to the newest. Ends even if the links should form a ring: a block more than there are would be too many.
-    pub(super) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
         let newer = |block_id: &BlockId| block(self.links[block_id.index()].newer);
         let lists = self.ends.iter().flat_map(move |ends| std::iter::successors(block(ends.oldest), newer));
         lists.take(self.links.len() + 1)

@@ -18,6 +18,8 @@ use std::str::FromStr;
 
 use baton_types::{BlockHash, BlockId};
 
+pub(crate) use lists::BlockLists;
+
 use counted::Counted;
 use hit_density::HitDensity;
 use lru::Lru;

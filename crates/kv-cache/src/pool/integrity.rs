@@ -87,7 +87,9 @@ impl BlockPool {
             ensure(state == BlockState::Cached, || format!("block {} can be evicted, but is {state:?}", block.0))?;
         }
         let (cached, listed, len) = (self.in_state(BlockState::Cached), listed.len(), self.eviction.len());
-        ensure(listed == cached && listed == len, || format!("{cached} blocks cached, {listed} evictable"))
+        ensure(listed == cached && listed == len, || format!("{cached} blocks cached, {listed} evictable"))?;
+        let idle = self.idle.len();
+        ensure(idle == cached, || format!("{cached} blocks cached, {idle} known to be unused"))
     }
 
     fn check_index(&self) -> Result<(), IntegrityError> {

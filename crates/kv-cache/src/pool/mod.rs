@@ -10,6 +10,7 @@
 //!    └── fenced ── Quarantined                                    Free ◀────────────┘
 //! ```
 
+mod idle;
 mod integrity;
 #[cfg(test)]
 mod model_test;
@@ -20,6 +21,8 @@ use baton_types::{BlockHash, BlockId, ErrorKind, GrantId, KvEvent};
 
 use crate::event_log::{EventLog, KvEventBatch};
 use crate::eviction::{EvictionKind, EvictionPolicy, Position};
+
+use idle::Idle;
 
 pub use integrity::IntegrityError;
 
@@ -120,6 +123,8 @@ pub struct BlockPool {
     free: Vec<BlockId>,
     /// The order in which cached blocks are evicted.
     eviction: Box<dyn EvictionPolicy>,
+    /// The same blocks by when they were let go.
+    idle: Idle,
     index: HashMap<BlockHash, BlockId>,
     /// What a tier below this pool holds, with each block's parent: who hears the events does not care in which tier a block is.
     below: HashMap<BlockHash, Option<BlockHash>>,
@@ -142,6 +147,7 @@ impl BlockPool {
             blocks: vec![block; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
             eviction: eviction.policy(num_blocks),
+            idle: Idle::new(num_blocks),
             index: HashMap::new(),
             below: HashMap::new(),
             tells_below: true,
@@ -413,6 +419,12 @@ impl BlockPool {
     }
 
     fn set(&mut self, block: BlockId, state: BlockState) {
-        self.blocks[block.index()].state = state;
+        let before = std::mem::replace(&mut self.blocks[block.index()].state, state);
+        match (before, state) {
+            (BlockState::Cached, BlockState::Cached) => {}
+            (BlockState::Cached, _) => self.idle.remove(block),
+            (_, BlockState::Cached) => self.idle.push(block),
+            _ => {}
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Unit tests of the pool, and a property test against a naive model of it.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use baton_types::{BlockHash, BlockId, GrantId, KvEvent};
 use proptest::prelude::*;
@@ -106,6 +107,40 @@ fn quarantined_blocks_are_nobodys_until_fenced() {
 }
 
 #[test]
+fn what_was_used_lately_does_not_make_room_for_what_may_wait() {
+    let (mut pool, start) = (BlockPool::new(4, 64), Instant::now());
+    let minute = Duration::from_secs(60);
+    pool.pass_time(start);
+    let old = pool.allocate(2).unwrap();
+    pool.complete(old[0], hash(1), None);
+    pool.complete(old[1], hash(2), Some(hash(1)));
+    pool.release(&old);
+    pool.pass_time(start + minute / 2);
+    let newer = pool.allocate(1).unwrap();
+    pool.complete(newer[0], hash(3), None);
+    pool.release(&newer);
+    let half = start + minute / 2;
+    assert_eq!((pool.cold(half, minute), pool.cold(half, minute / 4)), (0, 2));
+    assert_eq!(pool.allocate_cold(2, minute).unwrap_err().available, 1, "one is free");
+    let promised = pool.reserve(4).unwrap();
+    assert_eq!(pool.allocate_cold(0, minute).unwrap(), []);
+    pool.cancel_reservation(promised);
+
+    pool.pass_time(start + minute);
+    assert_eq!(pool.cold(start + minute, minute), 2);
+    let promised = pool.reserve(1).unwrap();
+    assert_eq!(pool.allocate_cold(3, minute).unwrap_err().available, 2, "one is promised");
+    pool.cancel_reservation(promised);
+    // A use makes it warm again, and its child is all that may go.
+    pool.acquire(&old[..1]);
+    pool.release(&old[..1]);
+    assert_eq!(pool.allocate_cold(2, minute).unwrap(), [old[1], BlockId(3)]);
+    assert_eq!(pool.match_prefix(&[hash(1), hash(2)]), old[..1]);
+    assert_eq!(pool.match_prefix(&[hash(3)]), newer);
+    pool.check_integrity().unwrap();
+}
+
+#[test]
 fn integrity_names_the_block_that_leaked() {
     let mut pool = BlockPool::new(2, 64);
     let blocks = pool.allocate(1).unwrap();
@@ -166,7 +201,7 @@ impl Naive {
     }
 }
 
-fn step(pool: &mut BlockPool, naive: &mut Naive, operation: u8, a: u8) {
+fn step(pool: &mut BlockPool, naive: &mut Naive, now: Instant, operation: u8, a: u8) {
     let pick = usize::from(a);
     match operation {
         0 => {
@@ -213,6 +248,15 @@ fn step(pool: &mut BlockPool, naive: &mut Naive, operation: u8, a: u8) {
                 naive.quarantined.extend(blocks);
             }
         }
+        8 => {
+            let idle = Duration::from_secs(u64::from(a / 4));
+            let (before, cold) = (pool.snapshot().events.len(), pool.cold(now, idle));
+            match pool.allocate_cold(pick % 4, idle) {
+                Ok(blocks) => naive.sequences.push(blocks),
+                Err(error) => assert!(error.available < pick % 4),
+            }
+            assert!(before - pool.snapshot().events.len() <= cold, "what is not cold stays");
+        }
         7 => pool.unquarantine(&std::mem::take(&mut naive.quarantined)),
         _ => pool.clear_cached(),
     }
@@ -224,11 +268,14 @@ proptest! {
     fn books_balance_under_any_sequence_of_operations(
         capacity in 0usize..12,
         policy in prop::sample::select(&EvictionKind::ALL[..]),
-        operations in prop::collection::vec((0u8..9, any::<u8>()), 1..120),
+        operations in prop::collection::vec((0u8..10, any::<u8>()), 1..120),
     ) {
         let (mut pool, mut naive) = (BlockPool::with_eviction(12, capacity, policy), Naive::default());
-        for (operation, a) in operations {
-            step(&mut pool, &mut naive, operation, a);
+        let start = Instant::now();
+        for (second, (operation, a)) in (0..).zip(operations) {
+            let now = start + Duration::from_secs(second);
+            pool.pass_time(now);
+            step(&mut pool, &mut naive, now, operation, a);
             let reserved = naive.reservations.iter().map(Reservation::blocks).sum();
             pool.check_integrity_with(naive.holders().collect::<Vec<_>>(), reserved).unwrap();
             let counts = pool.counts();

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
+use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
@@ -17,7 +17,8 @@ use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, Pref
 pub(super) struct Matches {
     /// By slot; those after the last hold none.
     blocks: Vec<u32>,
-    longest: Option<(NodeId, u32)>,
+    /// Of each numerics class.
+    longest: Vec<Option<(NodeId, u32)>>,
 }
 
 impl Matches {
@@ -25,9 +26,9 @@ impl Matches {
         node.slot.and_then(|slot| self.blocks.get(usize::from(slot.0))).copied().unwrap_or(0)
     }
 
-    /// The holder of the longest prefix, where it is longer than `own` blocks.
-    pub fn longer_than(&self, own: u32) -> Option<(&NodeId, u32)> {
-        self.longest.as_ref().filter(|(_, blocks)| *blocks > own).map(|(node, blocks)| (node, *blocks))
+    /// The holder of the longest prefix in a numerics class.
+    pub(super) fn longest(&self, numerics: usize) -> Option<(&NodeId, u32)> {
+        self.longest.get(numerics)?.as_ref().map(|(node, blocks)| (node, *blocks))
     }
 }
 
@@ -63,10 +64,12 @@ impl Cluster {
 
     /// Who holds what of the request's prefix.
     pub(super) fn matches(&self, request: &PlacementRequest<'_>) -> Matches {
-        if request.bypass_cache {
-            return Matches::default();
-        }
-        let found = self.index.matches(request.block_hashes);
+        if request.bypass_cache { Matches::default() } else { self.matches_of(request.block_hashes) }
+    }
+
+    /// Who holds what of a prefix.
+    pub(super) fn matches_of(&self, hashes: &[BlockHash]) -> Matches {
+        let found = self.index.matches(hashes);
         let found = found.by_slot();
         let Some(slots) = found.iter().map(|(slot, _)| usize::from(slot.0) + 1).max() else {
             return Matches::default();
@@ -75,23 +78,10 @@ impl Cluster {
         for (slot, held) in found {
             blocks[usize::from(slot.0)] = *held;
         }
-        let matches = Matches { blocks, longest: None };
-        Matches { longest: self.longest_holder(&matches), ..matches }
-    }
-
-    /// Of the nodes that hold most and can send it, the one that sends least now: a hot prefix has many holders.
-    fn longest_holder(&self, matches: &Matches) -> Option<(NodeId, u32)> {
-        let mut longest: Option<(&ClusterNode, u32)> = None;
-        let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
-        for node in self.nodes.values() {
-            let held = matches.of(node);
-            let is_longer =
-                longest.is_none_or(|(other, most)| held > most || held == most && sending(node) < sending(other));
-            if held > 0 && is_longer && node.is_ready() {
-                longest = Some((node, held));
-            }
-        }
-        longest.map(|(node, held)| (node.info().node.clone(), held))
+        let matches = Matches { blocks, longest: Vec::new() };
+        let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
+        let longest = |numerics| self.longest_holder(&matches, numerics, |_| true).map(named);
+        Matches { longest: (0..self.numerics.len()).map(longest).collect(), ..matches }
     }
 
     /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none, those that missed reports.
@@ -198,7 +188,8 @@ impl Cluster {
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
         let held = matches.of(node).min(reusable);
-        let longer = matches.longer_than(held).filter(|_| self.config.fetches && self.placement.fetches());
+        let may_fetch = self.config.fetches && self.placement.fetches();
+        let longer = if may_fetch { self.holder_for(now, matches, node, held) } else { None };
         let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
         let fetch = match fetch {
             Some((from, blocks)) => {
@@ -268,8 +259,10 @@ impl Cluster {
             self.with_room(now, asked, &mut nodes)?;
         }
         self.warm(now, &mut nodes, |node| node.charges.sequences());
+        let counts = self.holds_for_prefill();
+        let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
         let mut candidates: Vec<_> =
-            nodes.into_iter().map(|node| self.decode_candidate(asked, node, matches.of(node))).collect();
+            nodes.into_iter().map(|node| self.decode_candidate(asked, node, held(node))).collect();
         // A refusal for the sake of those admitted is for where there is no other node.
         if candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);

@@ -186,7 +186,7 @@ impl Cluster {
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, asked, &chosen);
             let pace = verdict(&mut *admission, &assessment)?;
-            let fetch = self.fetch_of(&chosen, &matches);
+            let fetch = self.fetch_of(now, &chosen, &matches);
             Ok(placement_of(chosen, fetch, pace))
         });
         self.explanation(decision, rows.unwrap_or_default())

@@ -6,9 +6,11 @@ mod at_decode;
 mod candidates;
 mod explain;
 mod forecast;
+mod holders;
 mod node;
 mod outlook;
 mod place;
+mod replicate;
 mod split;
 mod table;
 #[cfg(test)]
@@ -26,12 +28,15 @@ use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost}
 use crate::ledger::{Charge, NodeStart};
 use crate::placement::{PlacementKind, PlacementPolicy};
 
+use holders::HolderPauses;
+use replicate::Copies;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
+pub use replicate::{CopyOrder, HotChain};
 
 /// Bounds and choices of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,6 +47,8 @@ pub struct ClusterConfig {
     pub admission: AdmissionKind,
     /// Whether prefixes may be brought from node to node, where the placement policy wants to.
     pub fetches: bool,
+    /// Most prefill nodes that a prefix is copied to, those that have it anyway included; 0 or 1: none is copied but by fetches.
+    pub replicas: usize,
     /// What becomes of requests that no decode node has room for.
     pub decode_room: DecodeRoom,
     /// Whether decode nodes compute prompts.
@@ -112,6 +119,7 @@ impl Default for ClusterConfig {
             placement: PlacementKind::default(),
             admission: AdmissionKind::default(),
             fetches: false,
+            replicas: 0,
             decode_room: DecodeRoom::Reserved,
             prompts_at_decode: PromptsAtDecode::Never,
             admission_quantile: 0.9,
@@ -142,6 +150,10 @@ pub struct Cluster {
     /// When the last node joined.
     joined: Option<Instant>,
     transfers: TransferCost,
+    /// Names of the numerics classes; a node knows the number of its own.
+    numerics: Vec<String>,
+    pauses: HolderPauses,
+    copies: Copies,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
@@ -173,6 +185,9 @@ impl Cluster {
             ticked: None,
             joined: None,
             transfers: TransferCost::new(config.bandwidth),
+            numerics: Vec::new(),
+            pauses: holders::no_pauses(),
+            copies: Copies::default(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
@@ -228,7 +243,8 @@ impl Cluster {
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
         self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
-        self.nodes.insert(ClusterNode::new(now, info, class, speed, slot));
+        let numerics = self.numerics_class(&info.numerics);
+        self.nodes.insert(ClusterNode::new(now, info, (class, numerics), speed, slot));
     }
 
     /// Index of the node's class, which is seeded with its profile where it is the first of it.
@@ -247,8 +263,10 @@ impl Cluster {
         lost.on_left(now);
         self.index.remove_node(node);
         self.transfers.forget(node);
+        self.pauses.retain(|(holder, reader)| holder != node && reader != node);
         // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
+        self.end_copies_of(&gone);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| *prefill == gone);
             charge.helpers.retain(|helper| *helper != gone);

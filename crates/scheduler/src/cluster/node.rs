@@ -45,6 +45,8 @@ pub struct ClusterNode {
     pub(super) charges: NodeCharges,
     /// Index of its cost models.
     pub(super) class: usize,
+    /// Number of its numerics class.
+    pub(super) numerics: usize,
     pub(super) speed: SpeedFactor,
     pub(super) last_steps: LastSteps,
     /// In the prefix index; none where that is full.
@@ -54,7 +56,14 @@ pub struct ClusterNode {
 }
 
 impl ClusterNode {
-    pub(super) fn new(now: Instant, info: NodeInfo, class: usize, speed: SpeedFactor, slot: Option<NodeSlot>) -> Self {
+    /// `class` and `numerics` are the indices of its classes of cost and of numerics.
+    pub(super) fn new(
+        now: Instant,
+        info: NodeInfo,
+        (class, numerics): (usize, usize),
+        speed: SpeedFactor,
+        slot: Option<NodeSlot>,
+    ) -> Self {
         Self {
             info,
             state: NodeState::Ready,
@@ -63,6 +72,7 @@ impl ClusterNode {
             joined: now,
             charges: NodeCharges::default(),
             class,
+            numerics,
             speed,
             last_steps: LastSteps::default(),
             slot,

@@ -189,7 +189,7 @@ impl Cluster {
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, asked, &chosen);
         let pace = verdict(&mut *self.admission, &assessment)?;
-        let fetch = self.fetch_of(&chosen, matches);
+        let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, asked, &chosen, fetch.as_ref());
         Ok(placement_of(chosen, fetch, pace))
     }
@@ -330,10 +330,11 @@ impl Cluster {
     }
 
     /// What has to be brought to the prefill node, if the choice says so.
-    pub(super) fn fetch_of(&self, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
-        let layout = &self.nodes.get(&chosen.prefill)?.info().layout;
+    pub(super) fn fetch_of(&self, now: Instant, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
+        let reader = self.nodes.get(&chosen.prefill).filter(|_| chosen.fetches)?;
+        let layout = &reader.info().layout;
         let held = chosen.held_tokens;
-        let (from, _) = matches.longer_than(held / layout.block_tokens).filter(|_| chosen.fetches)?;
+        let (from, _) = self.holder_for(now, matches, reader, held / layout.block_tokens)?;
         let tokens = chosen.plan.matched_tokens;
         let blocks = u64::from((tokens - held) / layout.block_tokens);
         Some(PrefixFetch { from: from.clone(), tokens, bytes: blocks * layout.block_bytes_all_layers() as u64 })

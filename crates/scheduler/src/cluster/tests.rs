@@ -6,7 +6,7 @@ use super::*;
 use crate::cost::duration;
 use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 pub(super) fn id(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
@@ -46,6 +46,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         numerics: "test".into(),
         layout,
         profile,
+        copies_prefixes: true,
     }
 }
 
@@ -145,7 +146,9 @@ fn each_node_is_matched_with_what_it_holds() {
     }
     let asked = request(1, &hashes);
     let matches = cluster.matches(&asked);
-    assert_eq!(matches.longer_than(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
+    let longer = |own| cluster.holder_for(now, &matches, cluster.node(&id("p0")).unwrap(), own);
+    assert_eq!(longer(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
+    assert_eq!(longer(5), None);
     let prefill = cluster.prefill_candidates(now, &asked, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");

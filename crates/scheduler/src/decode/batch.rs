@@ -121,7 +121,7 @@ impl DecodeCore {
     /// Makes the blocks that are full shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey) {
         let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_foreign) else { return };
         let Some(handed_over) = &sequence.handed_over else { return };
         let full = sequence.num_computed_tokens / block_tokens;
         for index in sequence.num_complete_blocks..full {

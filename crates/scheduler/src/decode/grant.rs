@@ -101,15 +101,20 @@ impl DecodeCore {
     pub(super) fn asked_blocks(&self) -> Option<usize> {
         let (_, request) = self.asked.front()?;
         let needed = self.needed_blocks(request).ok()?;
-        let matched = self.pool.match_prefix(&request.block_hashes);
+        let matched = self.held_of(request);
         Some(self.pool.count_cached(&matched) + needed.prompt + needed.growth - matched.len())
+    }
+
+    /// What is here of a prompt: blocks that another class of arithmetic computed are not those that this one would.
+    fn held_of(&self, request: &GrantRequest) -> Vec<BlockId> {
+        if request.is_foreign { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {
         let (prompt, output) = (request.prompt_tokens, request.max_tokens);
         let missing = match self.needed_blocks(request) {
             Ok(needed) => {
-                let matched = self.pool.match_prefix(&request.block_hashes);
+                let matched = self.held_of(request);
                 self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).err()
             }
             Err(refused) => return refused,
@@ -174,7 +179,7 @@ impl DecodeCore {
     /// `None` where only room is missing.
     fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<Option<GrantReply>, Refused> {
         let needed = self.check_request(request)?;
-        let matched = self.pool.match_prefix(&request.block_hashes);
+        let matched = self.held_of(request);
         if self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).is_err() {
             return Ok(None);
         }
@@ -191,6 +196,7 @@ impl DecodeCore {
         let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone() };
         let sequence = Sequence {
             grant: Some(grant),
+            is_foreign: request.is_foreign,
             turn: self.next_turn(),
             prompt_tokens: request.prompt_tokens as usize,
             max_tokens: request.max_tokens,

@@ -55,6 +55,7 @@ impl DecodeCore {
         };
         Ok(Sequence {
             grant: None,
+            is_foreign: false,
             turn: self.next_turn(),
             prompt_tokens: job.tokens.len(),
             max_tokens: job.sampling.max_tokens,

@@ -76,6 +76,8 @@ impl DecodeCore {
         let blocks = std::mem::take(&mut sequence.blocks);
         let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
         sequence.phase = Phase::Preempted;
+        // All of it is computed here now.
+        sequence.is_foreign = false;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;
         if let Some(local) = sequence.local.as_mut() {

@@ -17,6 +17,8 @@ use crate::step::{LogitsWanted, StepSequence};
 pub(super) struct Sequence {
     /// `None` where the prompt is computed here.
     pub grant: Option<GrantId>,
+    /// Its prompt was computed by a node of another numerics class: its blocks do not become cache.
+    pub is_foreign: bool,
     /// Its number among those that came: the lower, the older.
     pub turn: u64,
     pub prompt_tokens: usize,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockId, ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress, TokenId,
+    BlockHash, BlockId, ErrorKind, GrantRequest, PrefillEvent, PrefillJob, Refused, RequestKey, StepProgress, TokenId,
     TokenLogprobs,
 };
 
@@ -149,14 +149,19 @@ impl PrefillCore {
     /// Makes the first `full` blocks, which are full, shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey, full: usize) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (first, hashes) = (request.num_complete_blocks, request.hashes.clone());
-        for index in first..full {
-            let parent = index.checked_sub(1).map(|parent| hashes[parent]);
-            self.pool.complete(request.blocks[index], hashes[index], parent);
-        }
+        let (blocks, hashes, first) = (request.blocks.clone(), request.hashes.clone(), request.num_complete_blocks);
         request.num_complete_blocks = first.max(full);
-        for index in first..full {
-            self.stores.queue(&self.pool, hashes[index], index.checked_sub(1).map(|parent| hashes[parent]));
+        self.share(&blocks, &hashes, first..full);
+    }
+
+    /// Makes these of a prompt's blocks, which are full, shareable.
+    pub(super) fn share(&mut self, blocks: &[BlockId], hashes: &[BlockHash], full: Range<usize>) {
+        let parent = |index: usize| index.checked_sub(1).map(|parent| hashes[parent]);
+        for index in full.clone() {
+            self.pool.complete(blocks[index], hashes[index], parent(index));
+        }
+        for index in full {
+            self.stores.queue(&self.pool, hashes[index], parent(index));
         }
         self.start_stores();
     }
@@ -183,6 +188,7 @@ impl PrefillCore {
 
     /// Gives the engine its next step, if it is idle and there is something to do.
     pub(super) fn plan_step(&mut self, now: Instant) {
+        self.pool.pass_time(now);
         if self.step.is_some() {
             return;
         }
@@ -263,7 +269,10 @@ impl PrefillCore {
         let queued = self.queued.get(&key)?;
         let tokens = queued.job.tokens.len();
         let (matched, missing) = self.room_for(queued);
-        self.pool.check_fits(&matched, missing).ok()?;
+        if self.pool.check_fits(&matched, missing).is_err() {
+            self.give_up_copies(ErrorKind::Overloaded, "a request needed its room", |_, _| true);
+            return None;
+        }
         self.pool.acquire(&matched);
         let new = self.pool.allocate(missing).ok()?;
         self.prefix_queries += tokens as u64;
@@ -346,6 +355,7 @@ impl PrefillCore {
             prompt_tokens: request.prompt_tokens() as u32,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
+            is_foreign: false,
         }
     }
 

@@ -128,12 +128,15 @@ impl PrefillCore {
             reader_generation: self.config.generation,
             block_hashes: request.hashes[fetch.blocks.clone()].into(),
         };
-        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations });
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_copy: false });
     }
 
     /// The holder agreed, and has the first `blocks` of the blocks asked for.
     pub fn on_fetch_begun(&mut self, now: Instant, key: RequestKey, blocks: usize) {
         let block_tokens = self.config.model.block_tokens();
+        if self.on_copy_begun(key, blocks) {
+            return;
+        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = &mut request.fetch else { return };
         fetch.begun = Some(now);
@@ -144,6 +147,9 @@ impl PrefillCore {
 
     /// One more layer of the blocks that come is here; the first layer first.
     pub fn on_fetched(&mut self, now: Instant, key: RequestKey, layer: u32) {
+        if self.on_copied(key, layer) {
+            return;
+        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = &mut request.fetch else { return };
         assert_eq!(layer, fetch.layers, "layers of a prefix come in order");
@@ -172,22 +178,30 @@ impl PrefillCore {
 
     /// Everything is here, or the rest will not come: nothing is written into the blocks any more. Told before the engine is let past the layer concerned.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        if self.copies.contains_key(&key) {
+            self.end_copy(now, key, result);
+            return self.plan_step(now);
+        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = request.fetch.take() else { return };
         if request.ended {
             self.release_if_unused(key);
             return self.plan_step(now);
         }
-        let complete = fetch.layers == self.config.model.layout.num_layers;
-        let result = result.and_then(|bytes| match complete {
-            true => Ok(bytes),
-            false => Err(Refused { kind: ErrorKind::Internal, message: format!("{} layers came", fetch.layers) }),
-        });
+        let result = self.whole(fetch.layers, result);
         let report = self.take_in(now, key, &fetch, result);
         if let Some(conductor) = self.active.get(&key).map(|request| request.job.conductor) {
             self.emit(conductor, key, PrefillEvent::Fetched(report));
         }
         self.plan_step(now);
+    }
+
+    /// A prefix that is said to be here, if so many layers of it came.
+    pub(super) fn whole(&self, layers: u32, result: Result<FetchedBytes, Refused>) -> Result<FetchedBytes, Refused> {
+        match layers == self.config.model.layout.num_layers {
+            true => result,
+            false => result.and(Err(Refused { kind: ErrorKind::Internal, message: format!("{layers} layers came") })),
+        }
     }
 
     fn take_in(
@@ -221,7 +235,9 @@ impl PrefillCore {
                     request.spoiled = request.in_step;
                     request.reset_to(fetch.blocks.start * block_tokens);
                 }
-                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure: Some(refused) }
+                // Not the other node's fault.
+                let transport = if fetch.is_stored { FetchReport::SSD.to_owned() } else { String::new() };
+                FetchReport { transport, elapsed, failure: Some(refused), ..FetchReport::default() }
             }
         }
     }

@@ -9,7 +9,9 @@ impl PrefillCore {
     /// Proves that every block is accounted for and that no request is forgotten: each one waits for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
-        self.pool.check_integrity_with(held.chain(self.leases.blocks()).chain(self.stores.blocks()), 0)?;
+        let copied = self.copies.values().flat_map(|copy| copy.blocks.iter().copied());
+        let others = self.leases.blocks().chain(self.stores.blocks()).chain(copied);
+        self.pool.check_integrity_with(held.chain(others), 0)?;
         for key in &self.computing {
             ensure(self.active.contains_key(key), || format!("{key:?} is to be computed, but is not here"))?;
         }

@@ -5,12 +5,13 @@
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
-//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`.
+//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`; one that many prompts begin with, before any of them: `copy.rs`.
 //!
 //! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
 //! after an abort. Its blocks stay until its step is over, its fetch, and each of its batches has answered.
 
 mod chunk;
+mod copy;
 mod effect;
 mod fetch;
 mod integrity;
@@ -34,6 +35,7 @@ use crate::tier::Stores;
 pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
+use copy::Incoming;
 use fetch::Avoided;
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
 
@@ -52,6 +54,7 @@ pub struct PrefillCore {
     /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
+    copies: BTreeMap<RequestKey, Incoming>,
     stores: Stores,
     avoided: Avoided,
     deadlines: Deadlines,
@@ -90,6 +93,7 @@ impl PrefillCore {
             layers_ended: None,
             late_grants: BTreeMap::new(),
             leases,
+            copies: BTreeMap::new(),
             stores,
             avoided: Avoided::default(),
             deadlines: Deadlines::default(),
@@ -136,6 +140,11 @@ impl PrefillCore {
         }
     }
 
+    /// Cached blocks that nobody has used for long: room for copies.
+    pub fn cold_blocks(&self, now: Instant) -> u32 {
+        self.pool.cold(now, self.config.cold_after) as u32
+    }
+
     /// Whether the request is here, or its blocks still are.
     pub fn knows(&self, key: RequestKey) -> bool {
         self.queued.contains_key(&key) || self.active.contains_key(&key)
@@ -143,7 +152,7 @@ impl PrefillCore {
 
     /// Whether nothing is queued, computed, pushed, handed over or read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_moves = self.leases.is_empty() && self.stores.is_idle();
+        let nothing_moves = self.leases.is_empty() && self.stores.is_idle() && self.copies.is_empty();
         self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_moves
     }
 
@@ -159,6 +168,7 @@ impl PrefillCore {
 
     /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
+        self.give_up_copies(ErrorKind::Cancelled, "the cache was cleared", |_, _| true);
         self.pool.clear_cached();
         self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
@@ -184,9 +194,10 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The request's owner gave up. Unknown requests are ignored.
+    /// The owner of a request, or of a copy, gave up. Unknown ones are ignored.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
         self.end(key, None);
+        self.give_up_copies(ErrorKind::Cancelled, "the conductor gave it up", |copy, _| copy == key);
         self.plan_step(now);
     }
 
@@ -198,12 +209,14 @@ impl PrefillCore {
         for key in lost {
             self.end(key, None);
         }
+        self.give_up_copies(ErrorKind::Cancelled, "the conductor is gone", |_, of| of == conductor);
         self.plan_step(now);
     }
 
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
+        self.give_up_copies(ErrorKind::Unavailable, "the node is draining", |_, _| true);
         self.stores.stop();
     }
 

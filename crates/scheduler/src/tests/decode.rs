@@ -39,6 +39,7 @@ fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantRequest {
         prompt_tokens: prompt.len() as u32,
         block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
         max_tokens,
+        is_foreign: false,
     }
 }
 
@@ -636,4 +637,26 @@ fn one_token_is_all_that_a_prompt_may_want() {
         panic!()
     };
     assert!(node.core.is_idle() && node.effects.is_empty());
+}
+
+#[test]
+fn what_another_class_computed_is_neither_taken_from_the_cache_nor_kept_in_it() {
+    let mut node = Node::new(config(20));
+    node.admit(0, &tokens(9), 2);
+    let plan = node.take_step();
+    node.finish(&plan, 41);
+    assert_eq!(node.core.load().blocks_cached, 2);
+    let ask = |n| GrantRequest { is_foreign: true, ..grant_request(n, &tokens(9), 9) };
+    let reply = node.ask(ask(1)).unwrap();
+    assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3), "all of it has to come");
+    node.hand_over(handover(1, &tokens(9), 9, reply.grant, 3)).unwrap();
+    node.arrive(reply.grant, 1, 3);
+    assert_eq!(node.fence(), 1);
+    for _ in 0..8 {
+        let plan = node.take_step();
+        node.finish(&plan, 41);
+    }
+    assert!(node.core.is_idle());
+    assert_eq!(node.core.load().blocks_cached, 2, "nor is what was generated from it");
+    assert_eq!(node.ask(grant_request(2, &tokens(9), 9)).unwrap().held_blocks, 2, "its own are as they were");
 }

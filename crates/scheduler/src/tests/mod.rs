@@ -1,5 +1,6 @@
 //! Each core by itself, and both wired together by a fake shell, on virtual time, with seeds and faults.
 
+mod copy;
 mod decode;
 mod decode_tier;
 mod engine;

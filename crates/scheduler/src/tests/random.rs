@@ -28,6 +28,8 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.snapshots += counts.snapshots;
         sum.fetched_tokens += counts.fetched_tokens;
         sum.failed_fetches += counts.failed_fetches;
+        sum.copied_tokens += counts.copied_tokens;
+        sum.failed_copies += counts.failed_copies;
         sum.overlapped_fetches += counts.overlapped_fetches;
         sum.spoiled_steps += counts.spoiled_steps;
         sum.late_prefixes += counts.late_prefixes;
@@ -51,6 +53,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
     assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
+    assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
 }
 
 #[test]
@@ -61,6 +64,7 @@ fn every_request_ends_once_under_aborts_and_faults() {
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
     assert!(counts.fetched_tokens > 0 && counts.failed_fetches > 0 && counts.spoiled_steps > 0, "{counts:?}");
     assert!(counts.late_prefixes > 0, "{counts:?}");
+    assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
 }
 
 #[test]

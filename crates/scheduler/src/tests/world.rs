@@ -11,8 +11,8 @@ use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
     Attempt, BlockHash, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason,
     Generation, GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply,
-    LeaseRequest, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestId, RequestKey, SamplingParams,
-    TokenId,
+    LeaseRequest, NodeId, PrefillEvent, PrefillJob, PrefixCopy, QueueTerms, Refused, RequestId, RequestKey,
+    SamplingParams, TokenId,
 };
 
 use fetches::Fetching;
@@ -63,6 +63,7 @@ pub struct Faults {
 /// Something on its way.
 enum Event {
     Submit(PrefillJob),
+    Copy(PrefixCopy),
     AbortPrefill(RequestKey),
     AbortDecode(RequestKey),
     ConductorLost(ConductorId),
@@ -131,6 +132,8 @@ pub struct Counts {
     pub snapshots: u32,
     pub fetched_tokens: u64,
     pub failed_fetches: u32,
+    pub copied_tokens: u64,
+    pub failed_copies: u32,
     pub stored: u32,
     pub loaded_tokens: u64,
     /// By the decode node, from its own tier.
@@ -165,6 +168,8 @@ pub struct World {
     open_grants: BTreeSet<GrantId>,
     open_leases: BTreeSet<GrantId>,
     fetches: BTreeMap<RequestKey, Fetching>,
+    /// How often each was answered.
+    copies: BTreeMap<RequestKey, u32>,
     /// The prefill node's SSD, oldest first.
     ssd: Vec<(BlockHash, Vec<u64>)>,
     loads: BTreeMap<RequestKey, Vec<Vec<u64>>>,
@@ -221,6 +226,7 @@ impl World {
         prefill.queue_timeout = Duration::from_secs(3);
         prefill.max_kv_events = 50;
         prefill.max_stores = [0, 1, 5][rng.below(3) as usize];
+        prefill.cold_after = Duration::from_millis(rng.below(40));
         let mut decode = DecodeConfig::new(model(30 + rng.below(20) as u32));
         decode.max_stores = [0, 1, 5][rng.below(3) as usize];
         decode.max_running = 1 + rng.below(6) as usize;
@@ -248,6 +254,7 @@ impl World {
             open_grants: BTreeSet::new(),
             open_leases: BTreeSet::new(),
             fetches: BTreeMap::new(),
+            copies: BTreeMap::new(),
             ssd: Vec::new(),
             loads: BTreeMap::new(),
             decode_ssd: Vec::new(),
@@ -280,6 +287,7 @@ impl World {
                 let skew = Duration::from_micros(self.rng.below(5000));
                 self.send_after(after + skew, Event::AbortDecode(job.key));
             }
+            self.order_copy(&job);
             self.send_after(at, Event::Submit(job));
         }
         if self.rng.chance(self.faults.lost_conductor) {
@@ -361,6 +369,7 @@ impl World {
         let now = self.now;
         match event {
             Event::Submit(job) => self.on_submit(job),
+            Event::Copy(order) => self.on_copy(order),
             Event::AbortPrefill(key) => {
                 // Not here where its conductor was lost before it came.
                 if let Some(story) = self.stories.get_mut(&key) {
@@ -586,6 +595,9 @@ impl World {
     }
 
     fn on_prefill_event(&mut self, key: RequestKey, event: PrefillEvent) {
+        if let PrefillEvent::Copied(report) = &event {
+            return self.on_copied(key, report);
+        }
         let story = self.stories.get_mut(&key).unwrap();
         assert!(!self.lost.contains(&story.job.conductor), "a lost conductor is told {event:?}");
         match event {
@@ -607,6 +619,7 @@ impl World {
                 story.prefill_ends += 1;
                 self.counts.refused_at_once += u32::from(refused.message.contains("p0"));
             }
+            PrefillEvent::Copied(_) => unreachable!("told above"),
         }
     }
 
@@ -656,6 +669,7 @@ impl World {
     /// Everything that must hold once the world is at rest.
     pub fn check(&mut self) {
         self.check_index();
+        assert!(self.copies.values().all(|answers| *answers == 1), "{:?}", self.copies);
         self.counts.preemptions = self.decode.load().preemptions;
         for (key, story) in &self.stories {
             check_story(story, self.lost.contains(&story.job.conductor), key);

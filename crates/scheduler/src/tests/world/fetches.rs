@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_types::{BlockHash, BlockId, GrantId, LeaseReply, LeaseRequest, Refused, RequestKey};
+use baton_kv_cache::BlockHasher;
+use baton_types::{
+    Attempt, BlockHash, BlockId, FetchReport, FetchSource, Generation, GrantId, LeaseReply, LeaseRequest, PrefillJob,
+    PrefixCopy, Refused, RequestKey,
+};
 
 use super::super::engine::{BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs};
-use super::{Event, World, unavailable};
+use super::{Event, World, model, target, unavailable};
 use crate::{FetchedBytes, LeaseEffect, StepPlan, StepSequence, TieredCore};
 
 /// A prefix on its way from the decode node to the prefill node.
@@ -23,6 +27,39 @@ pub(super) struct Fetching {
 }
 
 impl World {
+    /// Sometimes a conductor wants the prompt's prefix here, before or after the prompt comes.
+    pub(super) fn order_copy(&mut self, job: &PrefillJob) {
+        if !self.rng.chance(25) {
+            return;
+        }
+        let hasher = BlockHasher::new(model(1).layout.fingerprint(), &job.salt);
+        let block_hashes: Arc<[_]> = hasher.chain(&job.tokens, BLOCK_TOKENS as u32).into();
+        let source = FetchSource {
+            node: target().node,
+            generation: Generation(1),
+            address: String::new(),
+            tokens: job.tokens.len() as u32,
+        };
+        if !block_hashes.is_empty() {
+            let key = RequestKey { attempt: Attempt(7), ..job.key };
+            let at = Duration::from_micros(self.rng.below(150_000));
+            self.send_after(at, Event::Copy(PrefixCopy { key, conductor: job.conductor, source, block_hashes }));
+        }
+    }
+
+    pub(super) fn on_copy(&mut self, order: PrefixCopy) {
+        if !self.lost.contains(&order.conductor) {
+            self.copies.insert(order.key, 0);
+            self.prefill.on_copy(self.now, order);
+        }
+    }
+
+    pub(super) fn on_copied(&mut self, key: RequestKey, report: &FetchReport) {
+        *self.copies.get_mut(&key).expect("nobody ordered it") += 1;
+        self.counts.copied_tokens += u64::from(report.tokens);
+        self.counts.failed_copies += u32::from(report.failure.is_some());
+    }
+
     /// As an engine does: K and V of a layer, then its attention, which waits for the layer of the prefix.
     pub(super) fn on_prefill_layer(&mut self, plan: Arc<StepPlan>, layer: u32) {
         if plan.sequences.iter().any(|sequence| self.waits_for(&plan, sequence, layer)) {

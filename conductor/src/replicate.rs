@@ -1,0 +1,66 @@
+//! Has hot prefixes copied to more prefill nodes: what `Cluster::order_copies` decides, sent out, and what became of it.
+
+use baton_proto::v1;
+use baton_runtime::{Phase, random_u64};
+use baton_types::{Attempt, ErrorKind, FetchReport, PrefixCopy, Refused, RequestId, RequestKey};
+
+use crate::front_door::{FrontDoor, fetch_source};
+
+/// Prefixes that are looked at.
+const MOST_PREFIXES: usize = 64;
+
+fn failed(kind: ErrorKind, message: &str) -> FetchReport {
+    FetchReport { failure: Some(Refused { kind, message: message.to_owned() }), ..FetchReport::default() }
+}
+
+impl FrontDoor {
+    /// Orders the copies that are due.
+    pub fn replicate(&self) {
+        if self.shutdown.phase() >= Phase::Draining {
+            return;
+        }
+        let now = self.clock.now();
+        let hot = self.hot_prefixes().heaviest(now, MOST_PREFIXES);
+        let mut name = || {
+            let request = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+            RequestKey { request, attempt: Attempt(0) }
+        };
+        let (orders, overdue) = {
+            let mut cluster = self.cluster();
+            let overdue = cluster.overdue_copies(now);
+            let orders = cluster.order_copies(now, &hot, &mut name);
+            let with_source = |order: baton_scheduler::CopyOrder| {
+                let source = fetch_source(&cluster, &order.fetch)?;
+                Some((order, source))
+            };
+            (orders.into_iter().filter_map(with_source).collect::<Vec<_>>(), overdue)
+        };
+        for (key, node) in overdue {
+            self.metrics.on_copy_done(None);
+            tracing::info!(%node, "nothing was heard of a copy of a prefix: giving it up");
+            self.nodes.send(&node, v1::node_command::Command::Abort(key.into()));
+        }
+        for (order, source) in orders {
+            self.metrics.on_copy_ordered();
+            tracing::info!(to = %order.to, from = %source.node, tokens = source.tokens, bytes = order.fetch.bytes, "copying a hot prefix");
+            let copy = PrefixCopy { key: order.key, conductor: self.id, source, block_hashes: order.hashes };
+            if !self.nodes.send(&order.to, v1::node_command::Command::CopyPrefix((&copy).into())) {
+                self.on_copied(order.key, &failed(ErrorKind::Cancelled, "its session ended in this moment"));
+            }
+        }
+    }
+
+    /// A node has fetched what it was told to, or has not.
+    pub fn on_copied(&self, key: RequestKey, report: &FetchReport) {
+        if !self.cluster().on_copy_done(self.clock.now(), key, report) {
+            return;
+        }
+        self.metrics.on_copy_done(report.failure.is_none().then_some(report.bytes));
+        match &report.failure {
+            None => {
+                tracing::info!(tokens = report.tokens, bytes = report.bytes, elapsed = ?report.elapsed, "a hot prefix is copied")
+            }
+            Some(reason) => tracing::info!(%reason, "a hot prefix could not be copied"),
+        }
+    }
+}

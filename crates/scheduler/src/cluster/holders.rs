@@ -1,0 +1,238 @@
+//! Who can give a node the prefix that it lacks.
+//!
+//! Only what a node of the same numerics class computed is what the reader would compute. And a holder whose fetches fail is left alone for a while, longer with each failure: by the
+//! reader that it failed, since the fault may be the reader's or lie between the two, and by everybody once it has failed two readers, since a node that stands still would
+//! otherwise hold up each of them once.
+
+use std::time::{Duration, Instant};
+
+use baton_types::{ErrorKind, FetchReport, NodeId, NodeRole};
+
+use super::candidates::Matches;
+use super::{Cluster, ClusterNode};
+use crate::backoff::Backoff;
+
+/// After the first failure; the next fetch that fails there is paid for with the time that it took.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// A holder that is well again is found within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+/// Pairs of nodes that are remembered.
+const MOST_PAIRS: usize = 256;
+/// Readers that a holder has failed before nobody asks it.
+const FAILED_READERS: usize = 2;
+
+/// Pairs of holder and reader whose fetches failed.
+pub(super) type HolderPauses = Backoff<(NodeId, NodeId)>;
+
+pub(super) fn no_pauses() -> HolderPauses {
+    Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, MOST_PAIRS)
+}
+
+/// Whether a failure says that the holder, or the way to it, is not well. That it has lost the blocks, or serves as many readers as it may, it says at once and for good reason.
+fn is_fault(kind: ErrorKind) -> bool {
+    !matches!(kind, ErrorKind::NotFound | ErrorKind::Overloaded | ErrorKind::Cancelled | ErrorKind::Invalid)
+}
+
+impl Cluster {
+    /// A node has read what another one held, or could not.
+    pub fn on_fetched(&mut self, now: Instant, holder: &NodeId, reader: &NodeId, report: &FetchReport) {
+        let pair = (holder.clone(), reader.clone());
+        match &report.failure {
+            None => {
+                self.pauses.succeeded(&pair);
+                self.on_transfer(holder, reader, report.bytes, report.elapsed.as_secs_f64());
+            }
+            Some(failure) if is_fault(failure.kind) => self.pauses.failed(now, pair),
+            Some(_) => {}
+        }
+    }
+
+    /// Whether `reader` is not to ask `holder` now.
+    pub(super) fn is_paused(&self, now: Instant, holder: &NodeId, reader: &NodeId) -> bool {
+        if self.pauses.is_empty() {
+            return false;
+        }
+        let failed = self.pauses.paused(now).filter(|(from, _)| from == holder);
+        let (mut readers, mut is_own) = (0, false);
+        for (_, to) in failed {
+            readers += 1;
+            is_own |= to == reader;
+        }
+        is_own || readers >= FAILED_READERS
+    }
+
+    /// The node that `reader` would fetch a prefix from, and how many blocks that holds, where it is more than `own`.
+    pub(super) fn holder_for<'a>(
+        &'a self,
+        now: Instant,
+        matches: &'a Matches,
+        reader: &ClusterNode,
+        own: u32,
+    ) -> Option<(&'a NodeId, u32)> {
+        let (holder, blocks) = matches.longest(reader.numerics).filter(|(_, blocks)| *blocks > own)?;
+        if !self.is_paused(now, holder, &reader.info().node) {
+            return Some((holder, blocks));
+        }
+        let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &reader.info().node);
+        let other = self.longest_holder(matches, reader.numerics, may).filter(|(_, blocks)| *blocks > own);
+        other.map(|(node, blocks)| (&node.info().node, blocks))
+    }
+
+    /// Of the nodes of a class that hold most and can send it, the one that sends least now: a hot prefix has many holders.
+    pub(super) fn longest_holder(
+        &self,
+        matches: &Matches,
+        numerics: usize,
+        may: impl Fn(&ClusterNode) -> bool,
+    ) -> Option<(&ClusterNode, u32)> {
+        let mut longest: Option<(&ClusterNode, u32)> = None;
+        let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
+        for node in self.nodes.values().filter(|node| node.numerics == numerics) {
+            let held = matches.of(node);
+            let is_longer =
+                longest.is_none_or(|(other, most)| held > most || held == most && sending(node) < sending(other));
+            if held > 0 && is_longer && node.is_ready() && may(node) {
+                longest = Some((node, held));
+            }
+        }
+        longest
+    }
+
+    /// Whether what a decode node holds of a prompt need not be pushed to it: a prefill node of its class may compute the prompt.
+    pub(super) fn holds_for_prefill(&self) -> impl Fn(&ClusterNode) -> bool + use<> {
+        let computing: Option<Vec<usize>> = (self.numerics.len() > 1).then(|| {
+            let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.numerics).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            classes
+        });
+        move |node| computing.as_ref().is_none_or(|classes| classes.contains(&node.numerics))
+    }
+
+    /// Number of a numerics class.
+    pub(super) fn numerics_class(&mut self, name: &str) -> usize {
+        let known = self.numerics.iter().position(|other| other == name);
+        known.unwrap_or_else(|| {
+            self.numerics.push(name.to_owned());
+            self.numerics.len() - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{BlockHash, Generation, KvEvent, NodeInfo, Refused};
+
+    use super::super::ClusterConfig;
+    use super::super::tests::{SECOND, id, info, key, place, request};
+    use super::*;
+
+    fn hashes() -> Vec<BlockHash> {
+        (0..10).map(|n| BlockHash([n; 16])).collect()
+    }
+
+    /// Two prefill nodes that hold nothing, and three decode nodes, of which each next one holds a block less; `d0` computes differently.
+    fn cluster(now: Instant) -> Cluster {
+        let config = ClusterConfig { fetches: true, slow_start: Duration::ZERO, ..ClusterConfig::default() };
+        let mut cluster = Cluster::new(config);
+        for name in ["p0", "p1"] {
+            cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1));
+        }
+        for (name, numerics, blocks) in [("d0", "other", 9), ("d1", "test", 8), ("d2", "test", 7)] {
+            let node = NodeInfo { numerics: numerics.to_owned(), ..info(name, NodeRole::Decode, 1) };
+            cluster.on_node_joined(now, node);
+            let stored = hashes().into_iter().take(blocks).map(|hash| KvEvent::Stored { hash, parent: None });
+            cluster.on_kv_events(&id(name), Generation(1), 0, false, &stored.collect::<Vec<_>>());
+        }
+        cluster
+    }
+
+    fn failed(kind: ErrorKind) -> FetchReport {
+        FetchReport { failure: Some(Refused { kind, message: "no".to_owned() }), ..FetchReport::default() }
+    }
+
+    /// Whom each of the readers would ask now.
+    fn holders(cluster: &Cluster, now: Instant) -> [Option<String>; 2] {
+        let matches = cluster.matches_of(&hashes());
+        let of = |reader: &str| cluster.holder_for(now, &matches, cluster.node(&id(reader)).unwrap(), 0);
+        ["p0", "p1"].map(|reader| of(reader).map(|(node, _)| node.to_string()))
+    }
+
+    fn named(names: [&str; 2]) -> [Option<String>; 2] {
+        names.map(|name| Some(name.to_owned()))
+    }
+
+    #[test]
+    fn what_another_class_computed_is_not_held() {
+        let now = Instant::now();
+        let mut cluster = cluster(now);
+        assert_eq!(holders(&cluster, now), named(["d1", "d1"]));
+        let hashes = hashes();
+        let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
+        assert_eq!(placement.fetch.map(|fetch| (fetch.from, fetch.tokens)), Some((id("d1"), 128)));
+        // Nor does it spare a decode node the push.
+        let asked = request(2, &hashes);
+        let matches = cluster.matches_of(&hashes);
+        let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+        let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
+        assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
+        let nobody = NodeInfo { numerics: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
+        cluster.on_node_joined(now, nobody);
+        assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
+        let other = NodeInfo { numerics: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
+        cluster.on_node_joined(now, other);
+        let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+        assert!(candidates[0].push < candidates[1].push, "a node that computes alike may send it");
+    }
+
+    #[test]
+    fn a_reader_leaves_a_holder_alone_that_failed_it_and_comes_back() {
+        let start = Instant::now();
+        let mut cluster = cluster(start);
+        let fail = |cluster: &mut Cluster, now| {
+            cluster.on_fetched(now, &id("d1"), &id("p0"), &failed(ErrorKind::DeadlineExceeded));
+        };
+        fail(&mut cluster, start);
+        assert_eq!(holders(&cluster, start), named(["d2", "d1"]));
+        let hashes = hashes();
+        let only_p0 = [id("p1")];
+        let asked = crate::placement::PlacementRequest { exclude: &only_p0, ..request(1, &hashes) };
+        let placement = place(&mut cluster, start, &asked).unwrap();
+        assert_eq!(placement.fetch.map(|fetch| (fetch.from, fetch.tokens)), Some((id("d2"), 112)));
+        cluster.on_ended(start, key(1));
+        let later = start + FIRST_PAUSE;
+        assert_eq!(holders(&cluster, later), named(["d1", "d1"]));
+        fail(&mut cluster, later);
+        assert_eq!(holders(&cluster, later + FIRST_PAUSE), named(["d2", "d1"]), "longer than the first time");
+        assert_eq!(holders(&cluster, later + FIRST_PAUSE * 2), named(["d1", "d1"]));
+        // One that works is as good as new.
+        cluster.on_fetched(later + FIRST_PAUSE * 2, &id("d1"), &id("p0"), &FetchReport::default());
+        fail(&mut cluster, later + 60 * SECOND);
+        assert_eq!(holders(&cluster, later + 60 * SECOND + FIRST_PAUSE), named(["d1", "d1"]));
+    }
+
+    #[test]
+    fn a_holder_that_failed_two_readers_is_asked_by_nobody() {
+        let now = Instant::now();
+        let mut cluster = cluster(now);
+        cluster.on_node_joined(now, info("p2", NodeRole::Prefill, 1));
+        for reader in ["p1", "p2"] {
+            assert_eq!(holders(&cluster, now)[0].as_deref(), Some("d1"));
+            cluster.on_fetched(now, &id("d1"), &id(reader), &failed(ErrorKind::Unavailable));
+        }
+        assert_eq!(holders(&cluster, now), named(["d2", "d2"]));
+        // Of a later start nothing is known.
+        cluster.on_node_left(now, &id("d1"), Generation(1));
+        assert!(cluster.pauses.is_empty());
+    }
+
+    #[test]
+    fn an_honest_no_is_no_failure() {
+        let now = Instant::now();
+        let mut cluster = cluster(now);
+        for kind in [ErrorKind::NotFound, ErrorKind::Overloaded, ErrorKind::Cancelled, ErrorKind::Invalid] {
+            cluster.on_fetched(now, &id("d1"), &id("p0"), &failed(kind));
+        }
+        assert_eq!(holders(&cluster, now), named(["d1", "d1"]));
+    }
+}

@@ -1,0 +1,253 @@
+//! Copies of hot prefixes on more prefill nodes, before prompts ask for them there.
+//!
+//! A fetch on demand leaves a copy behind, but only after placement has sent a prompt to a node that lacks the prefix, and that prompt waits for the bytes. What many prompts begin with
+//! is better there before (Mooncake, arXiv 2407.00079, section 6.2, migrates hot blocks for the same reason).
+//!
+//! **How many copies.** A prefix that is asked for `r` times a second, and takes `c` seconds to compute, saves `r c` nodes' worth of compute: that is its *demand*. One holder more is
+//! worth its room for each [`HOLDER_SHARE`] of a node, up to [`ClusterConfig::replicas`](super::ClusterConfig): where less than that is at stake, the prompts that come while the holder is
+//! busy cost little wherever they go. The next copy is of the prefix with the most demand per holder, so that copies are shared out as seats are by D'Hondt.
+//!
+//! **Where.** The prefill node with the least work before it, if that is less than [`BUSY`], which has room that is free or cold ([`COLD_AFTER`]). Only what each copy will be asked for
+//! within that same time is copied: so what comes is never colder than what goes.
+//!
+//! **How often.** One copy at a time to a node, [`MOST_COPIES`] in the cluster, and none of the same prefix to the same node again within a pause that grows with each, whether the copy
+//! failed or its blocks were gone so soon.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::{BlockHash, FetchReport, NodeId, NodeRole, RequestKey};
+
+use super::candidates::Matches;
+use super::{Cluster, ClusterNode};
+use crate::backoff::Backoff;
+use crate::config::COLD_AFTER;
+use crate::ledger::NodeStart;
+use crate::placement::PrefixFetch;
+
+/// Nodes' worth of compute that a prefix saves for each of its holders.
+const HOLDER_SHARE: f64 = 0.25;
+/// Seconds of work before a node that takes no copies.
+const BUSY: f64 = 0.5;
+/// Copies under way.
+const MOST_COPIES: usize = 4;
+/// A node that has not answered by then will not.
+const COPY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Until the same prefix is copied to the same node again.
+const FIRST_PAUSE: Duration = Duration::from_secs(15);
+const LONGEST_PAUSE: Duration = Duration::from_secs(900);
+/// Pairs of node and prefix that are remembered.
+const MOST_PAUSES: usize = 1024;
+
+/// A prefix that prompts begin with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HotChain {
+    /// Its blocks, from the first.
+    pub hashes: Arc<[BlockHash]>,
+    /// Prompts a second that begin with it.
+    pub per_second: f64,
+}
+
+/// A copy to be ordered of `to`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CopyOrder {
+    /// Names it.
+    pub key: RequestKey,
+    /// Where it goes.
+    pub to: NodeId,
+    /// Where it comes from.
+    pub fetch: PrefixFetch,
+    /// The prefix.
+    pub hashes: Arc<[BlockHash]>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    to: NodeId,
+    from: NodeId,
+    /// The same, while it has not left since: it is charged with the bytes.
+    charged: Option<NodeStart>,
+    bytes: u64,
+    prefix: BlockHash,
+    ordered: Instant,
+}
+
+/// What was ordered.
+#[derive(Debug)]
+pub(super) struct Copies {
+    under_way: BTreeMap<RequestKey, UnderWay>,
+    pauses: Backoff<(NodeId, BlockHash)>,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self { under_way: BTreeMap::new(), pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, MOST_PAUSES) }
+    }
+}
+
+/// Holders that a prefix of this demand is worth, one at least and `most` at most.
+fn wanted_holders(demand: f64, most: usize) -> usize {
+    // A number too large for the type becomes its largest.
+    ((demand / HOLDER_SHARE).ceil() as usize).clamp(1, most.max(1))
+}
+
+/// A prefix as the cluster has it.
+struct Held<'a> {
+    chain: &'a HotChain,
+    matches: Matches,
+    demand: f64,
+    /// Prefill nodes that hold it, or will.
+    holders: usize,
+}
+
+impl Cluster {
+    /// What is to be copied now, of these prefixes. Everything that is told is charged as under way until [`Self::on_copy_done`]; `name` names it.
+    pub fn order_copies(
+        &mut self,
+        now: Instant,
+        hot: &[HotChain],
+        name: &mut impl FnMut() -> RequestKey,
+    ) -> Vec<CopyOrder> {
+        if self.config.replicas < 2 || !self.config.fetches {
+            return Vec::new();
+        }
+        let mut prefixes: Vec<_> = hot.iter().filter_map(|chain| self.prefix_held(chain)).collect();
+        let mut orders = Vec::new();
+        while self.copies.under_way.len() < MOST_COPIES {
+            prefixes
+                .sort_by(|a, b| (b.demand / b.holders.max(1) as f64).total_cmp(&(a.demand / a.holders.max(1) as f64)));
+            let order = prefixes.iter().enumerate().find_map(|(index, prefix)| {
+                let (to, from) = self.copy_of(now, prefix)?;
+                let held = prefix.matches.of(to);
+                let layout = &to.info().layout;
+                let blocks = prefix.chain.hashes.len() as u64;
+                let bytes = (blocks - u64::from(held)) * layout.block_bytes_all_layers() as u64;
+                let tokens = blocks as u32 * layout.block_tokens;
+                let fetch = PrefixFetch { from: from.info().node.clone(), tokens, bytes };
+                let hashes = Arc::clone(&prefix.chain.hashes);
+                Some((index, CopyOrder { key: name(), to: to.info().node.clone(), fetch, hashes }))
+            });
+            let Some((index, order)) = order else { break };
+            self.begin_copy(now, &order);
+            prefixes[index].holders += 1;
+            orders.push(order);
+        }
+        orders
+    }
+
+    fn prefix_held<'a>(&self, chain: &'a HotChain) -> Option<Held<'a>> {
+        let prefix = *chain.hashes.last()?;
+        let blocks = chain.hashes.len() as u32;
+        let matches = self.matches_of(&chain.hashes);
+        let ready = || self.nodes.of_role(NodeRole::Prefill).filter(|node| node.is_ready());
+        let holders = ready().filter(|node| matches.of(node) >= blocks).count();
+        let coming = self.copies.under_way.values().filter(|copy| copy.prefix == prefix).count();
+        // What it saves is told by any node: a cluster's nodes cost about the same.
+        let node = ready().next()?;
+        let tokens = blocks * node.info().layout.block_tokens;
+        let seconds = node.speed.seconds(self.costs[node.class].1.prefill.prompt(tokens, 0));
+        Some(Held { chain, matches, demand: chain.per_second * seconds, holders: holders + coming })
+    }
+
+    /// Where the next copy of a prefix goes, and from whom, if there is to be one.
+    fn copy_of(&self, now: Instant, prefix: &Held<'_>) -> Option<(&ClusterNode, &ClusterNode)> {
+        let wanted = wanted_holders(prefix.demand, self.config.replicas);
+        let per_copy = prefix.chain.per_second / (prefix.holders + 1) as f64;
+        if prefix.holders >= wanted || per_copy * COLD_AFTER.as_secs_f64() < 1.0 {
+            return None;
+        }
+        let mut targets: Vec<_> =
+            self.nodes.of_role(NodeRole::Prefill).filter(|node| self.may_copy_to(now, node, prefix)).collect();
+        let work = |node: &ClusterNode| self.work(now, node);
+        targets.sort_by(|a, b| work(a).total_cmp(&work(b)).then_with(|| room(b).cmp(&room(a))));
+        targets.into_iter().find_map(|to| Some((to, self.source_of(now, prefix, to)?)))
+    }
+
+    fn may_copy_to(&self, now: Instant, node: &ClusterNode, prefix: &Held<'_>) -> bool {
+        let (info, chain) = (node.info(), &prefix.chain.hashes);
+        let held = prefix.matches.of(node) as usize;
+        let is_free = || self.copies.under_way.values().all(|copy| copy.to != info.node);
+        let is_due =
+            || chain.last().is_some_and(|last| !self.copies.pauses.is_paused(now, &(info.node.clone(), *last)));
+        let is_idle = node.load().waiting == 0 && self.work(now, node) < BUSY;
+        let lacks = held < chain.len() && room(node) >= chain.len() - held;
+        info.copies_prefixes && node.is_ready() && lacks && is_idle && is_free() && is_due()
+    }
+
+    /// Seconds of work before a node: what it was charged here, or, where others give it work, too, what it says.
+    fn work(&self, now: Instant, node: &ClusterNode) -> f64 {
+        let charged = node.charges.backlog.total(now);
+        let reported = match u32::try_from(node.load().queued_tokens).unwrap_or(u32::MAX) {
+            0 => 0.0,
+            tokens => node.speed.seconds(self.costs[node.class].1.prefill.prompt(tokens, 0)),
+        };
+        charged.max(reported)
+    }
+
+    /// A node that has all of it for this reader.
+    fn source_of(&self, now: Instant, prefix: &Held<'_>, to: &ClusterNode) -> Option<&ClusterNode> {
+        let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &to.info().node);
+        let (from, blocks) = self.longest_holder(&prefix.matches, to.numerics, may)?;
+        (blocks as usize >= prefix.chain.hashes.len()).then_some(from)
+    }
+
+    fn begin_copy(&mut self, now: Instant, order: &CopyOrder) {
+        let Some(prefix) = order.hashes.last().copied() else { return };
+        let (from, bytes) = (order.fetch.from.clone(), order.fetch.bytes);
+        self.transfers.begin(&from, bytes);
+        let charged = self.nodes.get(&from).map(|node| (from.clone(), node.info().generation));
+        // Whatever becomes of it: what is gone again so soon is not brought again at once.
+        self.copies.pauses.failed(now, (order.to.clone(), prefix));
+        let copy = UnderWay { to: order.to.clone(), from, charged, bytes, prefix, ordered: now };
+        self.copies.under_way.insert(order.key, copy);
+    }
+
+    /// What became of a copy. `false` where it is none of those under way.
+    pub fn on_copy_done(&mut self, now: Instant, key: RequestKey, report: &FetchReport) -> bool {
+        let Some(copy) = self.end_copy(key) else { return false };
+        // Bulk gives way to others, so its time says nothing of the way.
+        let timeless = FetchReport { bytes: 0, ..report.clone() };
+        self.on_fetched(now, &copy.from, &copy.to, &timeless);
+        true
+    }
+
+    /// Copies of which nothing has been heard for too long, and their targets: they are forgotten here, and to be aborted there.
+    pub fn overdue_copies(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
+        let is_late = |copy: &UnderWay| now.saturating_duration_since(copy.ordered) >= COPY_TIMEOUT;
+        let late: Vec<_> =
+            self.copies.under_way.iter().filter(|(_, copy)| is_late(copy)).map(|(key, _)| *key).collect();
+        late.into_iter().filter_map(|key| Some((key, self.end_copy(key)?.to))).collect()
+    }
+
+    /// A start of a node is gone: what came to it will not, and what it sends is charged to nobody.
+    pub(super) fn end_copies_of(&mut self, gone: &NodeStart) {
+        self.copies.pauses.retain(|(node, _)| *node != gone.0);
+        for copy in self.copies.under_way.values_mut() {
+            copy.charged.take_if(|charged| charged == gone);
+        }
+        let to_it = self.copies.under_way.iter().filter(|(_, copy)| copy.to == gone.0);
+        for key in to_it.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.end_copy(key);
+        }
+    }
+
+    fn end_copy(&mut self, key: RequestKey) -> Option<UnderWay> {
+        let copy = self.copies.under_way.remove(&key)?;
+        if let Some((from, _)) = &copy.charged {
+            self.transfers.end(from, copy.bytes);
+        }
+        Some(copy)
+    }
+}
+
+/// Blocks of a node that nobody uses, or has used for long.
+fn room(node: &ClusterNode) -> usize {
+    let load = node.load();
+    let taken = load.blocks_used.saturating_add(load.blocks_cached).saturating_add(load.blocks_reserved);
+    (load.blocks_total.saturating_sub(taken) + load.blocks_cold) as usize
+}
+
+#[cfg(test)]
+#[path = "replicate_tests.rs"]
+mod tests;

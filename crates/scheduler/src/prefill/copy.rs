@@ -1,0 +1,157 @@
+//! Copies of hot prefixes, which a conductor orders before a prompt here begins with one.
+//!
+//! ```text
+//!   on_copy ─▶ Fetch (bulk) ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache, Copied
+//! ```
+//!
+//! It comes the way of a request's fetch, but nobody waits for it: it takes room that is free or that nobody has used for long, moves when nothing urgent does, and is given up when a
+//! request lacks room.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_types::{
+    BlockHash, BlockId, ConductorId, ErrorKind, FetchReport, LeaseRequest, PrefillEvent, PrefixCopy, Refused,
+    RequestKey,
+};
+
+use super::{FetchedBytes, PrefillCore, PrefillEffect};
+
+/// A prefix on its way.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    conductor: ConductorId,
+    hashes: Arc<[BlockHash]>,
+    /// Those that were here, held so that what comes can follow on them, and those that the rest is written to.
+    pub blocks: Vec<BlockId>,
+    /// How many were here.
+    held: usize,
+    /// How many will be, with what the holder has.
+    end: usize,
+    /// Layers that are here.
+    layers: u32,
+    asked: Instant,
+    /// Why it was given up, once it was.
+    given_up: Option<Refused>,
+}
+
+fn refuse<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
+    Err(Refused { kind, message })
+}
+
+impl PrefillCore {
+    /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Copied`]; one that is under way is not ordered again.
+    pub fn on_copy(&mut self, now: Instant, order: PrefixCopy) {
+        if self.copies.contains_key(&order.key) || self.knows(order.key) {
+            return;
+        }
+        self.pool.pass_time(now);
+        let (conductor, key) = (order.conductor, order.key);
+        let failure = match self.start_copy(now, order) {
+            Ok(true) => return,
+            // It is all here.
+            Ok(false) => None,
+            Err(refused) => Some(refused),
+        };
+        let report = FetchReport { failure, ..FetchReport::default() };
+        self.emit(conductor, key, PrefillEvent::Copied(report));
+    }
+
+    /// Whether anything has to come.
+    fn start_copy(&mut self, now: Instant, order: PrefixCopy) -> Result<bool, Refused> {
+        let PrefixCopy { key, conductor, source, block_hashes: hashes } = order;
+        let node = &self.config.node;
+        if self.draining {
+            return refuse(ErrorKind::Unavailable, format!("node {node} is draining"));
+        }
+        if source.node == *node {
+            return refuse(ErrorKind::Invalid, format!("source.node: {node} itself"));
+        }
+        if self.copies.len() >= self.config.max_copies {
+            return refuse(
+                ErrorKind::Overloaded,
+                format!("{} copies are under way, as many as may", self.copies.len()),
+            );
+        }
+        if !self.queued.is_empty() {
+            return refuse(ErrorKind::Overloaded, format!("{} requests wait", self.queued.len()));
+        }
+        let mut blocks = self.pool.match_prefix(&hashes);
+        let held = blocks.len();
+        if held + self.stored_after(&hashes, held) == hashes.len() {
+            return Ok(false);
+        }
+        let no_room = |error: baton_kv_cache::OutOfBlocks| Refused {
+            kind: ErrorKind::Overloaded,
+            message: format!("no room that nobody needs: {error}"),
+        };
+        self.pool.check_fits(&blocks, hashes.len() - held).map_err(no_room)?;
+        self.pool.acquire(&blocks);
+        match self.pool.allocate_cold(hashes.len() - held, self.config.cold_after) {
+            Ok(new) => blocks.extend(new),
+            Err(error) => {
+                self.pool.release(&blocks);
+                return Err(no_room(error));
+            }
+        }
+        let lease = LeaseRequest {
+            key,
+            reader: self.config.node.clone(),
+            reader_generation: self.config.generation,
+            block_hashes: hashes[held..].into(),
+        };
+        let destinations = blocks[held..].to_vec();
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_copy: true });
+        let end = hashes.len();
+        let copy = Incoming { conductor, hashes, blocks, held, end, layers: 0, asked: now, given_up: None };
+        self.copies.insert(key, copy);
+        Ok(true)
+    }
+
+    /// Whether the event was of a copy.
+    pub(super) fn on_copy_begun(&mut self, key: RequestKey, blocks: usize) -> bool {
+        let Some(copy) = self.copies.get_mut(&key) else { return false };
+        copy.end = copy.end.min(copy.held + blocks);
+        true
+    }
+
+    /// Whether the event was of a copy.
+    pub(super) fn on_copied(&mut self, key: RequestKey, layer: u32) -> bool {
+        let Some(copy) = self.copies.get_mut(&key) else { return false };
+        assert_eq!(layer, copy.layers, "layers of a prefix come in order");
+        copy.layers += 1;
+        true
+    }
+
+    /// Nothing is written into the copy's blocks any more.
+    pub(super) fn end_copy(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        let Some(copy) = self.copies.remove(&key) else { return };
+        let result = self.whole(copy.layers, copy.given_up.map_or(result, Err));
+        let elapsed = now.saturating_duration_since(copy.asked);
+        let report = match result {
+            Ok(FetchedBytes { bytes, transport }) => {
+                self.share(&copy.blocks, &copy.hashes, copy.held..copy.end);
+                let tokens = ((copy.end - copy.held) * self.config.model.block_tokens()) as u32;
+                FetchReport { tokens, bytes, transport, elapsed, failure: None }
+            }
+            Err(refused) => FetchReport { elapsed, failure: Some(refused), ..FetchReport::default() },
+        };
+        self.pool.release(&copy.blocks);
+        self.emit(copy.conductor, key, PrefillEvent::Copied(report));
+    }
+
+    /// Gives up the copies of which `which` is true. Their blocks come free once nothing is written into them.
+    pub(super) fn give_up_copies(
+        &mut self,
+        kind: ErrorKind,
+        reason: &str,
+        which: impl Fn(RequestKey, ConductorId) -> bool,
+    ) {
+        for (&key, copy) in &mut self.copies {
+            if copy.given_up.is_none() && which(key, copy.conductor) {
+                copy.given_up = Some(Refused { kind, message: reason.to_owned() });
+                self.effects.push_back(PrefillEffect::CancelFetch { key });
+            }
+        }
+    }
+}
