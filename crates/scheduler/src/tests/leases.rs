@@ -49,9 +49,9 @@ fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
     let of_another = LeaseRelease { lease: first, reader: Some((target().node, Generation(2))) };
     node.after(MS, |core, now| core.on_release_lease(now, of_another));
     node.after(MS, |core, now| core.on_release_lease(now, first));
-    assert_eq!(node.core.load().waiting, 1, "one reader is left");
+    assert_eq!(node.core.load(node.now).waiting, 1, "one reader is left");
     node.after(MS, |core, now| core.on_wakeup(now + 45_000 * MS));
-    assert_eq!(node.core.load().running, 1);
+    assert_eq!(node.core.load(node.now).running, 1);
 }
 
 /// A decode core alone, without leave to pass time.
