@@ -274,7 +274,6 @@ async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Res
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "2", "--replicate-interval-s", "0.3"]);
     let (mut cluster, answers) = make_hot(&builder).await?;
-    let second = cluster.prefill[1].ready.http.clone().unwrap();
     let began = Instant::now();
     cluster
         .wait_for("copy of the hot prefix", 10 * SECOND, || async {
@@ -283,15 +282,15 @@ async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Res
         .await?;
     println!("{} prompts, then a copy after {:?}", answers.len(), began.elapsed());
     let bytes = HOT_BLOCKS as u64 * BLOCK_BYTES;
-    assert_eq!(metric(&second, "baton_prefill_prefix_copies_total{outcome=\"brought\"}").await?, 1.0);
-    assert_eq!(metric(&second, "baton_prefill_prefix_copied_bytes_total").await?, bytes as f64);
+    let second = &cluster.prefill[1];
+    assert_eq!(second.metric("baton_prefill_prefix_copies_total{outcome=\"brought\"}").await?, 1.0);
+    assert_eq!(second.metric("baton_prefill_prefix_copied_bytes_total").await?, bytes as f64);
     for requests in ["baton_prefill_requests_total", "baton_prefill_prefix_fetches_total"] {
-        assert_eq!(metric(&second, requests).await?, 0.0, "{requests}: nobody has asked it");
+        assert_eq!(second.metric(requests).await?, 0.0, "{requests}: nobody has asked it");
     }
-    let conductor = cluster.conductor.ready.http.clone().unwrap();
     for outcome in ["ordered", "done"] {
         let copies = format!("baton_conductor_prefix_copies_total{{outcome=\"{outcome}\"}}");
-        assert_eq!(metric(&conductor, &copies).await?, 1.0, "{outcome}");
+        assert_eq!(cluster.conductor.metric(&copies).await?, 1.0, "{outcome}");
     }
 
     // What it serves is what the first one served, and it has nothing to bring.
@@ -315,8 +314,7 @@ async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<
     let (cluster, _) = make_hot(&builder).await?;
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!(holders(&cluster).await?, ["decode-0", "prefill-0"]);
-    let conductor = cluster.conductor.ready.http.clone().unwrap();
-    assert_eq!(metric(&conductor, "baton_conductor_prefix_copies_total{outcome=\"ordered\"}").await?, 0.0);
+    assert_eq!(cluster.conductor.metric("baton_conductor_prefix_copies_total{outcome=\"ordered\"}").await?, 0.0);
     cluster.stop().await
 }
 

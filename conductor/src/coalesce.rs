@@ -122,10 +122,11 @@ mod tests {
         let writes = Arc::new(AtomicUsize::new(0));
         let mut connection = Coalesced::new(Counted { inner, writes: Arc::clone(&writes) });
         let seen = Arc::clone(&writes);
-        let other = tokio::spawn(async move { seen.load(Ordering::Relaxed) });
+        let mut others = tokio::task::JoinSet::new();
+        others.spawn(async move { seen.load(Ordering::Relaxed) });
         connection.write_all(b"one").await.unwrap();
         connection.write_all(b"two").await.unwrap();
-        assert_eq!(other.await.unwrap(), 0, "the other task ran before the first write");
+        assert_eq!(others.join_next().await.unwrap().unwrap(), 0, "the other task ran before the first write");
         connection.flush().await.unwrap();
         let mut buf = [0; 6];
         peer.read_exact(&mut buf).await.unwrap();

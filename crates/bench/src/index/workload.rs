@@ -30,9 +30,17 @@ pub struct Batch {
 #[derive(Debug)]
 pub enum Change {
     /// A chain, and the block that it continues.
-    Stored { parent: Option<Block>, blocks: Vec<Block> },
-    /// Children before their parents.
-    Removed { blocks: Vec<Block> },
+    Stored {
+        /// The block before the first of them; none where they begin a prompt.
+        parent: Option<Block>,
+        /// One after the other.
+        blocks: Vec<Block>,
+    },
+    /// Blocks that went.
+    Removed {
+        /// Children before their parents.
+        blocks: Vec<Block>,
+    },
 }
 
 /// A block sequence that is asked for.

@@ -16,6 +16,7 @@ use baton_types::{
 };
 
 use super::{FetchedBytes, PrefillCore, PrefillEffect};
+use crate::tier::stored_after;
 
 /// A prefix on its way.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl PrefillCore {
         }
         let mut blocks = self.pool.match_prefix(&hashes);
         let held = blocks.len();
-        if held + self.stored_after(&hashes, held) == hashes.len() {
+        if held + stored_after(&self.pool, &hashes, held) == hashes.len() {
             return Ok(false);
         }
         let no_room = |error: baton_kv_cache::OutOfBlocks| Refused {
