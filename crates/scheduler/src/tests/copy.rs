@@ -69,7 +69,9 @@ fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
     assert!(!node.core.is_idle());
     let report = node.bring(9, 3);
     assert_eq!((report.tokens, report.bytes, report.failure), (12, 7, None), "as many as the holder has");
-    assert!(node.core.is_idle() && node.core.load(node.now).blocks_used == 0 && node.core.load(node.now).blocks_cached == 3);
+    assert!(
+        node.core.is_idle() && node.core.load(node.now).blocks_used == 0 && node.core.load(node.now).blocks_cached == 3
+    );
     let told: Vec<_> = node.core.drain_kv_events(99).unwrap().events;
     let parents = [None, Some(hashes(0..16)[0]), Some(hashes(0..16)[1])];
     let stored = hashes(0..12).into_iter().zip(parents).map(|(hash, parent)| KvEvent::Stored { hash, parent });
@@ -107,7 +109,9 @@ fn what_fails_leaves_nothing() {
     node.take_copy();
     node.after(MS, |core, now| core.on_fetch_done(now, key(10), Ok(done())));
     assert_eq!(node.refusal(10), ErrorKind::Internal);
-    assert!(node.core.is_idle() && node.core.load(node.now).blocks_used == 0 && node.core.load(node.now).blocks_cached == 0);
+    assert!(
+        node.core.is_idle() && node.core.load(node.now).blocks_used == 0 && node.core.load(node.now).blocks_cached == 0
+    );
     assert!(node.core.drain_kv_events(9).is_none());
 }
 

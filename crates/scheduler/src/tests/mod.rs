@@ -8,4 +8,5 @@ mod fetch;
 mod leases;
 mod prefill;
 mod random;
+mod room;
 pub(crate) mod world;
