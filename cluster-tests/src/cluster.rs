@@ -211,9 +211,13 @@ impl Cluster {
 
     /// Every node proves that each block is accounted for; gives back their loads.
     pub async fn check_integrity(&self) -> anyhow::Result<Vec<(String, v1::Load)>> {
+        self.check_integrity_without(&[]).await
+    }
+
+    async fn check_integrity_without(&self, gone: &[&str]) -> anyhow::Result<Vec<(String, v1::Load)>> {
         let checked = self.operator().check_integrity(v1::CheckClusterIntegrityRequest {}).await?.into_inner();
         let mut loads = Vec::new();
-        for node in checked.nodes {
+        for node in checked.nodes.into_iter().filter(|node| !gone.contains(&node.node.as_str())) {
             anyhow::ensure!(node.problem.is_empty(), "{}: {}", node.node, node.problem);
             loads.push((node.node, node.load.unwrap_or_default()));
         }
@@ -222,8 +226,13 @@ impl Cluster {
 
     /// Waits until no node holds a block for a request, then checks that each block is accounted for.
     pub async fn wait_idle(&self, limit: Duration) -> anyhow::Result<()> {
+        self.wait_idle_without(&[], limit).await
+    }
+
+    /// The same of the nodes that are left, where some are gone.
+    pub async fn wait_idle_without(&self, gone: &[&str], limit: Duration) -> anyhow::Result<()> {
         self.wait_for("idle cluster", limit, || async {
-            Ok(self.check_integrity().await?.iter().all(|(_, load)| {
+            Ok(self.check_integrity_without(gone).await?.iter().all(|(_, load)| {
                 load.running == 0 && load.waiting == 0 && load.blocks_used == 0 && load.blocks_reserved == 0
             }))
         })

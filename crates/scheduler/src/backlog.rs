@@ -192,8 +192,7 @@ impl Backlog {
 
     /// Seconds of work in all.
     pub(crate) fn total(&self, now: Instant) -> f64 {
-        let passed = self.settled.map_or(0.0, |settled| now.saturating_duration_since(settled).as_secs_f64());
-        self.total - passed.min(self.total)
+        if self.settled == Some(now) { self.total } else { self.at(now).total }
     }
 
     /// What a prompt on these terms would find if the others kept their order. [`QueueImpact::broken`] is not told.

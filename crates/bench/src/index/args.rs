@@ -31,10 +31,10 @@ pub struct IndexArgs {
     #[arg(long, conflicts_with_all = ["trace", "nodes", "capacity", "rounds"])]
     pub large: bool,
     /// Pairs of a block and a node that holds it, of --large
-    #[arg(long, value_name = "N", default_value = "10000000", requires = "large", value_parser = between(large::LEAST_ENTRIES, 1_000_000_000))]
+    #[arg(long, value_name = "N", default_value = "10000000", requires = "large", conflicts_with = "trace", value_parser = between(large::LEAST_ENTRIES, 1_000_000_000))]
     pub entries: u32,
     /// How long each part of --large lasts
-    #[arg(long, value_name = "SECONDS", default_value = "10", requires = "large", value_parser = between(1, 600))]
+    #[arg(long, value_name = "SECONDS", default_value = "10", requires = "large", conflicts_with = "trace", value_parser = between(1, 600))]
     pub seconds: u32,
 }
 
@@ -87,7 +87,7 @@ mod tests {
             ("--trace t --capacity 0", "--capacity"),
             ("--trace t --rounds 0", "--rounds"),
             ("--trace t --large", "--large"),
-            ("--trace t --seconds 3", "--large"),
+            ("--trace t --seconds 3", "--seconds"),
             ("--large --entries 7", "--entries"),
             ("--large --nodes 7", "--nodes"),
         ] {
