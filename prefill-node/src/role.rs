@@ -16,12 +16,11 @@ use baton_types::{
 };
 use baton_worker::config::Settings;
 use baton_worker::{
-    EngineEvent, Input, LayerGate, LeaseDesk, NodeParts, PacedCancel, Peers, Role, StepMetrics, paced, refused,
+    EngineEvent, FetchEvent, Fetching, Input, LayerGate, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role,
+    StepMetrics, paced, refused, start_fetch,
 };
 
-use crate::fetch::{self, Fetching};
 use crate::metrics::Metrics;
-use crate::remote::RemoteArena;
 use crate::ssd::Ssd;
 
 /// A push makes progress or is given up within this time.
@@ -52,6 +51,16 @@ pub enum PrefillInput {
     LoadFailed(RecordRef, StoreError),
     /// A prefix is here whole, or the rest will not come.
     FetchDone(RequestKey, Result<FetchedBytes, Refused>),
+}
+
+impl From<FetchEvent> for PrefillInput {
+    fn from(event: FetchEvent) -> Self {
+        match event {
+            FetchEvent::Begun(key, blocks) => Self::FetchBegun(key, blocks),
+            FetchEvent::Layer(key, layer) => Self::Fetched(key, layer),
+            FetchEvent::Done(key, result) => Self::FetchDone(key, result),
+        }
+    }
 }
 
 /// See the module's text.
@@ -180,7 +189,7 @@ impl PrefillRole {
             }
             PrefillEffect::Fetch { source, lease, destinations } => {
                 let key = lease.key;
-                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations);
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {

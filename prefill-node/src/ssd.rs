@@ -9,11 +9,10 @@ use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
 use baton_scheduler::{FetchedBytes, PrefillCore, RequestKey};
 use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, NodeInfo, Refused};
-use baton_worker::{Input, LayerGateKeeper, NodeParts, layer_gate};
+use baton_worker::{Fetching, Input, LayerGateKeeper, NodeParts, layer_gate};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::Fetching;
 use crate::metrics::SsdMetrics;
 use crate::role::PrefillInput;
 
