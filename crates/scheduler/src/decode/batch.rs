@@ -140,6 +140,11 @@ impl DecodeCore {
         if self.step.is_none() {
             self.admit(now);
             self.make_room();
+            if self.running.is_empty() {
+                // Whoever gave way left a seat to somebody older.
+                self.admit(now);
+                self.make_room();
+            }
             self.run_batch();
         }
         self.answer_asked(now);

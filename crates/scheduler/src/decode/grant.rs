@@ -27,6 +27,19 @@ fn refused<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
     Err(Refused { kind, message })
 }
 
+/// A prefill node whose wait for room is over asks again a moment later; its place in the line is kept for so long.
+const PLACE_KEPT: Duration = Duration::from_secs(1);
+
+/// A prefill node that wants a grant for which there is no room.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub request: GrantRequest,
+    /// When it is refused; where it was refused already, when its place is given up.
+    pub until: Instant,
+    /// Whether it waits for the answer. One that was refused keeps its place for a moment, and nobody passes it: what comes free would always be too little for a large one.
+    pub waits: bool,
+}
+
 /// Blocks that a request needs.
 struct Needed {
     max_total_tokens: usize,
@@ -40,13 +53,17 @@ impl DecodeCore {
     /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`], at once or, where room is all that is missing, within
     /// [`crate::DecodeConfig::grant_wait`].
     pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
-        // Who asked before does not wait any more: the answer goes to the last one.
-        self.asked.retain(|(_, other)| other.key != request.key);
+        let until = now + self.config.grant_wait;
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.request.key == request.key) {
+            // Its place is the one that it had; the answer goes to who asked last.
+            *asked = Asked { request, until, waits: true };
+            return self.answer_asked(now);
+        }
         let first = self.asked.is_empty() && !self.lacks_room;
         let opened = if first { self.open_grant(now, &request) } else { self.check_request(&request).and(Ok(None)) };
         match opened {
             Ok(None) if self.config.grant_wait > Duration::ZERO && self.asked.len() < self.config.max_waiting => {
-                self.asked.push_back((now + self.config.grant_wait, request));
+                self.asked.push_back(Asked { request, until, waits: true });
             }
             Ok(reply) => self.answer_grant(request, reply),
             Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused }),
@@ -68,33 +85,44 @@ impl DecodeCore {
     /// Room may have come free: those who asked for it get it, first come, first served, unless somebody who runs already waits for it.
     pub(super) fn answer_asked(&mut self, now: Instant) {
         while !self.lacks_room
-            && let Some((until, request)) = self.asked.pop_front()
+            && let Some(asked) = self.asked.pop_front_if(|asked| asked.waits)
         {
-            match self.open_grant(now, &request) {
-                Ok(None) => return self.asked.push_front((until, request)),
-                Ok(reply) => self.answer_grant(request, reply),
-                Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused }),
+            match self.open_grant(now, &asked.request) {
+                Ok(None) => return self.asked.push_front(asked),
+                Ok(reply) => self.answer_grant(asked.request, reply),
+                Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: asked.request.key, refused }),
             }
         }
     }
 
-    /// Refuses those who asked for room and of whom `which` is true.
-    pub(super) fn refuse_asked(
-        &mut self,
-        kind: ErrorKind,
-        reason: &str,
-        which: impl Fn(Instant, &GrantRequest) -> bool,
-    ) {
-        let asked = std::mem::take(&mut self.asked);
-        let (refused, kept): (VecDeque<_>, _) = asked.into_iter().partition(|(until, request)| which(*until, request));
-        self.asked = kept;
-        for (_, request) in refused {
-            let message = match kind {
-                ErrorKind::Overloaded => format!("{reason}: {}", self.no_room(&request).message),
-                _ => reason.to_owned(),
-            };
-            self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused: Refused { kind, message } });
+    /// Those who waited long enough are refused, and keep their place until it is clear that they do not ask again.
+    pub(super) fn end_grant_waits(&mut self, now: Instant) {
+        self.asked.retain(|asked| asked.waits || asked.until > now);
+        let due = |asked: &Asked| asked.waits && asked.until <= now;
+        let refused: Vec<_> = self.asked.iter().filter(|asked| due(asked)).map(|asked| asked.request.clone()).collect();
+        for asked in self.asked.iter_mut().filter(|asked| due(asked)) {
+            *asked = Asked { request: asked.request.clone(), until: now + PLACE_KEPT, waits: false };
         }
+        refused
+            .iter()
+            .for_each(|request| self.refuse_grant(request, ErrorKind::Overloaded, "no room came free in time"));
+    }
+
+    /// Refuses those who asked for room and of whom `which` is true, and forgets their places.
+    pub(super) fn refuse_asked(&mut self, kind: ErrorKind, reason: &str, which: impl Fn(&GrantRequest) -> bool) {
+        let asked = std::mem::take(&mut self.asked);
+        let (refused, kept): (VecDeque<_>, _) = asked.into_iter().partition(|asked| which(&asked.request));
+        self.asked = kept;
+        let refused = refused.into_iter().filter(|asked| asked.waits);
+        refused.for_each(|asked| self.refuse_grant(&asked.request, kind, reason));
+    }
+
+    fn refuse_grant(&mut self, request: &GrantRequest, kind: ErrorKind, reason: &str) {
+        let message = match kind {
+            ErrorKind::Overloaded => format!("{reason}: {}", self.no_room(request).message),
+            _ => reason.to_owned(),
+        };
+        self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused: Refused { kind, message } });
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {

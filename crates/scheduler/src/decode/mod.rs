@@ -23,9 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
-use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, GrantId, GrantRequest, LeaseRequest, Load, Refused, RequestKey,
-};
+use baton_types::{ConductorId, DecodeEvent, ErrorKind, GrantId, LeaseRequest, Load, Refused, RequestKey};
 
 use crate::config::{DecodeConfig, InvalidConfig};
 use crate::deadlines::Deadlines;
@@ -35,7 +33,7 @@ use crate::load::pool_load;
 pub use effect::DecodeEffect;
 
 use batch::RunningStep;
-use grant::GrantRecord;
+use grant::{Asked, GrantRecord};
 use sequence::{HandedOver, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
@@ -46,8 +44,8 @@ pub struct DecodeCore {
     pool: BlockPool,
     sequences: BTreeMap<RequestKey, Sequence>,
     grants: BTreeMap<GrantId, GrantRecord>,
-    /// Grants that are asked for and that there is no room for, first come, first served; each with the time when it is refused.
-    asked: VecDeque<(Instant, GrantRequest)>,
+    /// Grants that are asked for and that there is no room for, first come, first served.
+    asked: VecDeque<Asked>,
     /// Sequences that do not run, by their age: those that are here whole, and those that wait for room.
     waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
@@ -109,7 +107,7 @@ impl DecodeCore {
 
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        let asked = self.asked.front().map(|(until, _)| *until);
+        let asked = self.asked.iter().map(|asked| asked.until).min();
         self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(asked).min()
     }
 
@@ -155,7 +153,7 @@ impl DecodeCore {
 
     /// The request's owner gave up. What comes for it later is refused.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
-        self.refuse_asked(ErrorKind::Cancelled, "the request was aborted", |_, request| request.key == key);
+        self.refuse_asked(ErrorKind::Cancelled, "the request was aborted", |request| request.key == key);
         self.end(key, Outcome::Aborted, None);
         self.tombstones.put(key, Outcome::Aborted);
         self.plan_step(now);
@@ -174,7 +172,7 @@ impl DecodeCore {
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
-        self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_, _| true);
+        self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_| true);
     }
 
     /// Deadlines that have come: grants that got no room are refused, and those under which nothing moves any more end.
@@ -185,7 +183,7 @@ impl DecodeCore {
             let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }
-        self.refuse_asked(ErrorKind::Overloaded, "no room came free in time", |until, _| until <= now);
+        self.end_grant_waits(now);
         while let Some(effect) = self.leases.expire(now, &mut self.pool) {
             self.effects.push_back(DecodeEffect::Lease(effect));
         }

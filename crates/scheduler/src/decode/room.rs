@@ -51,8 +51,10 @@ impl DecodeCore {
             None if self.sequences.values().any(|sequence| younger(&sequence)) => return false,
             None => turn,
         };
-        let is_no_older = |other: &RequestKey| self.sequences.get(other).is_none_or(|sequence| sequence.turn >= turn);
-        if victim == turn && self.running.iter().all(is_no_older) {
+        // Somebody older who runs, or has blocks and waits for a seat: else nobody would get on.
+        let is_older = |sequence: &Sequence| sequence.turn < turn && !sequence.ended;
+        let goes_on = |sequence: &Sequence| matches!(sequence.phase, Phase::Waiting | Phase::Running);
+        if victim == turn && !self.sequences.values().any(|sequence| is_older(sequence) && goes_on(sequence)) {
             return false;
         }
         let victim = self.sequences.iter().find(|(_, sequence)| sequence.turn == victim).map(|(key, _)| *key);

@@ -12,26 +12,26 @@ use baton_types::{
 use super::world::{key, model};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, LogitsWanted, PushId, StepOutput, StepPlan};
 
-const MS: Duration = Duration::from_millis(1);
+pub(super) const MS: Duration = Duration::from_millis(1);
 /// Bytes of all layers of one block.
 const BLOCK_BYTES: u64 = 96;
 
-struct Node {
-    core: DecodeCore,
-    now: Instant,
-    effects: Vec<DecodeEffect>,
+pub(super) struct Node {
+    pub core: DecodeCore,
+    pub now: Instant,
+    pub effects: Vec<DecodeEffect>,
 }
 
 /// Room for whole answers, and nobody waits for it.
-fn config(num_blocks: u32) -> DecodeConfig {
+pub(super) fn config(num_blocks: u32) -> DecodeConfig {
     DecodeConfig { growth_blocks: usize::MAX, grant_wait: Duration::ZERO, ..DecodeConfig::new(model(num_blocks)) }
 }
 
-fn tokens(len: u32) -> Vec<TokenId> {
+pub(super) fn tokens(len: u32) -> Vec<TokenId> {
     (0..len).collect()
 }
 
-fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantRequest {
+pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantRequest {
     GrantRequest {
         key: key(n),
         prefill: NodeId::new("p0").unwrap(),
@@ -42,7 +42,7 @@ fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantRequest {
     }
 }
 
-fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks: u64) -> Handover {
+pub(super) fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks: u64) -> Handover {
     Handover {
         key: key(n),
         conductor: ConductorId(n % 2),
@@ -56,24 +56,24 @@ fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks:
 }
 
 impl Node {
-    fn new(config: DecodeConfig) -> Self {
+    pub fn new(config: DecodeConfig) -> Self {
         Self { core: DecodeCore::new(config).unwrap(), now: Instant::now(), effects: Vec::new() }
     }
 
-    fn after(&mut self, time: Duration, event: impl FnOnce(&mut DecodeCore, Instant)) {
+    pub fn after(&mut self, time: Duration, event: impl FnOnce(&mut DecodeCore, Instant)) {
         self.now += time;
         event(&mut self.core, self.now);
         self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
         self.core.check_integrity().unwrap();
     }
 
-    fn take<T>(&mut self, pick: impl Fn(&DecodeEffect) -> Option<T>) -> T {
+    pub fn take<T>(&mut self, pick: impl Fn(&DecodeEffect) -> Option<T>) -> T {
         let index = self.effects.iter().position(|effect| pick(effect).is_some());
         let index = index.unwrap_or_else(|| panic!("not among {:?}", self.effects));
         pick(&self.effects.remove(index)).unwrap()
     }
 
-    fn ask(&mut self, request: GrantRequest) -> Result<GrantReply, Refused> {
+    pub fn ask(&mut self, request: GrantRequest) -> Result<GrantReply, Refused> {
         self.after(MS, |core, now| core.on_grant_request(now, request));
         self.take(|effect| match effect {
             DecodeEffect::OpenGrant { reply, .. } => Some(Ok(reply.clone())),
@@ -82,7 +82,7 @@ impl Node {
         })
     }
 
-    fn hand_over(&mut self, handover: Handover) -> Result<(), Refused> {
+    pub fn hand_over(&mut self, handover: Handover) -> Result<(), Refused> {
         self.after(MS, |core, now| core.on_handover(now, handover));
         self.take(|effect| match effect {
             DecodeEffect::HandoverReply { result, .. } => Some(result.clone()),
@@ -90,12 +90,12 @@ impl Node {
         })
     }
 
-    fn arrive(&mut self, grant: GrantId, push: u64, blocks: u64) {
+    pub fn arrive(&mut self, grant: GrantId, push: u64, blocks: u64) {
         self.after(MS, |core, now| core.on_arrival(now, grant, PushId(push), blocks * BLOCK_BYTES));
     }
 
     /// Fences every grant that is to be revoked; how many there were.
-    fn fence(&mut self) -> usize {
+    pub fn fence(&mut self) -> usize {
         let revoked = |effect: &DecodeEffect| match effect {
             DecodeEffect::RevokeGrant { grant } => Some(*grant),
             _ => None,
@@ -109,7 +109,7 @@ impl Node {
     }
 
     /// A request in the running batch, from grant to fence.
-    fn admit(&mut self, n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantReply {
+    pub fn admit(&mut self, n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantReply {
         let reply = self.ask(grant_request(n, prompt, max_tokens)).unwrap();
         let blocks = reply.blocks.len() as u64;
         self.hand_over(handover(n, prompt, max_tokens, reply.grant, blocks)).unwrap();
@@ -120,7 +120,7 @@ impl Node {
         reply
     }
 
-    fn take_step(&mut self) -> StepPlan {
+    pub fn take_step(&mut self) -> StepPlan {
         self.take(|effect| match effect {
             DecodeEffect::RunStep(plan) => Some(plan.clone()),
             _ => None,
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// Steps until nothing runs, drawing 41; every event.
-    fn run(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
+    pub fn run(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
         while self.core.load().running > 0 {
             let plan = self.take_step();
             self.finish_step(&plan, 41);
@@ -437,7 +437,7 @@ fn the_number_of_grants_is_bounded() {
     assert_eq!(refused.message, "3 sequences are granted or running, as many as may");
 }
 
-fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJob {
+pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJob {
     PrefillJob {
         key: key(n),
         conductor: ConductorId(n % 2),
@@ -459,7 +459,7 @@ impl Node {
     }
 
     /// As the engine does it: a token where one is due.
-    fn finish(&mut self, plan: &StepPlan, token: TokenId) {
+    pub fn finish(&mut self, plan: &StepPlan, token: TokenId) {
         let output = |sequence: &crate::StepSequence| StepOutput {
             key: sequence.key,
             sampled: sequence.is_last_chunk.then_some((token, None)),
@@ -470,7 +470,7 @@ impl Node {
     }
 }
 
-fn ranges(plan: &StepPlan) -> Vec<(u128, std::ops::Range<usize>)> {
+pub(super) fn ranges(plan: &StepPlan) -> Vec<(u128, std::ops::Range<usize>)> {
     plan.sequences.iter().map(|sequence| (sequence.key.request.0, sequence.range.clone())).collect()
 }
 
@@ -570,7 +570,7 @@ fn a_grant_waits_for_room_and_is_refused_in_time() {
 }
 
 impl Node {
-    fn take_refusal(&mut self) -> Refused {
+    pub fn take_refusal(&mut self) -> Refused {
         self.take(|effect| match effect {
             DecodeEffect::RefuseGrant { refused, .. } => Some(refused.clone()),
             _ => None,

@@ -5,4 +5,5 @@ mod engine;
 mod fetch;
 mod prefill;
 mod random;
+mod room;
 pub(crate) mod world;
