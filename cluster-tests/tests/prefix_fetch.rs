@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model};
+use baton_cluster_tests::{Answer, Ask, Builder, Cluster, metric, model, signal};
 use baton_proto::v1;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,21 +30,6 @@ async fn restart_prefill(cluster: &mut Cluster, builder: &Builder, nodes: usize)
 
 fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
     answer.finished.timeline.as_ref().and_then(|timeline| timeline.prefix_fetch.clone())
-}
-
-async fn metric(address: &str, name: &str) -> anyhow::Result<f64> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut stream = tokio::net::TcpStream::connect(address).await?;
-    stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    let line = page.lines().find(|line| line.starts_with(name));
-    Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
-}
-
-fn signal(pid: u32, name: &str) {
-    let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(status.unwrap().success(), "kill -{name} {pid}");
 }
 
 #[tokio::test]

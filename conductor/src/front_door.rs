@@ -377,7 +377,7 @@ impl FrontDoor {
     }
 }
 
-fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
+pub(crate) fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {
     let info = cluster.node(&fetch.from)?.info();
     Some(FetchSource {
         node: info.node.clone(),
@@ -470,7 +470,8 @@ impl Job {
         }
     }
 
-    fn prefill_job(
+    /// The job as its node gets it.
+    pub(crate) fn prefill_job(
         &self,
         conductor: ConductorId,
         key: RequestKey,
@@ -479,7 +480,7 @@ impl Job {
         terms: QueueTerms,
     ) -> PrefillJob {
         let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        PrefillJob { key, conductor, tokens, sampling, decode, fetch, salt: Arc::from([]), terms }
+        PrefillJob { key, conductor, tokens, output_tokens: 0, sampling, decode, fetch, salt: Arc::from([]), terms }
     }
 
     /// The output's state before its first token.

@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 use baton_proto::v1;
 use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
-use baton_types::{DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
+use baton_types::{
+    DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, LeaseRequest, Load, NodeId, PrefillEvent, Refused,
+};
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, GrantAnswer, Input, LeaseDesk, NodeParts, Role, StepMetrics};
+use baton_worker::{
+    EngineEvent, FetchEvent, Fetching, GrantAnswer, Input, LeaseDesk, NodeParts, Peers, Role, StepMetrics, start_fetch,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
@@ -23,6 +27,14 @@ pub enum DecodeInput {
     Arrival(Arrival),
     /// Nothing can land under this grant any more.
     Fenced(GrantId),
+    /// About the blocks of a sequence that comes from another decode node.
+    Fetch(FetchEvent),
+}
+
+impl From<FetchEvent> for DecodeInput {
+    fn from(event: FetchEvent) -> Self {
+        Self::Fetch(event)
+    }
 }
 
 /// See the module's text.
@@ -33,8 +45,11 @@ pub struct DecodeRole {
     grant_answers: HashMap<RequestKey, oneshot::Sender<GrantAnswer>>,
     /// Prefill nodes that wait for the answer to a hand-over.
     handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
-    /// Prefill nodes that read here.
+    /// Other nodes that read here.
     leases: LeaseDesk,
+    peers: Peers,
+    /// Blocks on their way here.
+    fetches: HashMap<RequestKey, Fetching>,
     /// The step in flight: rows, tokens attended to, and how many of the rows are of prompts.
     step: Option<(StepId, u32, u64, u32)>,
     metrics: Metrics,
@@ -61,6 +76,8 @@ impl DecodeRole {
             grant_answers: HashMap::new(),
             handover_answers: HashMap::new(),
             leases: LeaseDesk::default(),
+            peers: Peers::default(),
+            fetches: HashMap::new(),
             step: None,
             metrics: Metrics::default(),
             steps: StepMetrics::default(),
@@ -89,6 +106,13 @@ impl DecodeRole {
                 self.core.on_grant_fenced(now, grant);
             }
             DecodeInput::Fenced(grant) => self.core.on_grant_fenced(now, grant),
+            DecodeInput::Fetch(FetchEvent::Begun(key, blocks)) => self.core.on_fetch_begun(key, blocks),
+            // Nothing is computed before all of them are here.
+            DecodeInput::Fetch(FetchEvent::Layer(..)) => {}
+            DecodeInput::Fetch(FetchEvent::Done(key, result)) => {
+                self.fetches.remove(&key);
+                self.core.on_fetch_done(now, key, result);
+            }
         }
     }
 
@@ -114,6 +138,29 @@ impl DecodeRole {
                 }
             }
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
+            DecodeEffect::Offer { conductor, key, output_tokens } => {
+                self.metrics.offered.increment(1);
+                let offer = v1::SequenceOffer { key: Some(key.into()), output_tokens };
+                self.parts.sessions.send(conductor, v1::node_event::Event::Offer(offer));
+            }
+            DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
+                let info = &self.parts.info;
+                let (reader, reader_generation) = (info.node.clone(), info.generation);
+                let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
+                self.fetches.insert(key, fetching);
+            }
+            DecodeEffect::CancelFetch { key } => {
+                if let Some(fetching) = self.fetches.get(&key) {
+                    fetching.cancel.cancel();
+                }
+            }
+            DecodeEffect::AnswerMove { conductor, key, result } => {
+                self.metrics.on_move(&result);
+                let event = result.map_or_else(PrefillEvent::Failed, PrefillEvent::Fetched);
+                let event = v1::PrefillEvent::from_domain(key, &event);
+                self.parts.sessions.send(conductor, v1::node_event::Event::Prefill(event));
+            }
             DecodeEffect::EmitPrefill { conductor, key, event } => {
                 self.metrics.on_prompt_event(&event);
                 let event = v1::PrefillEvent::from_domain(key, &event);

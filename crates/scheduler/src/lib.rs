@@ -28,8 +28,8 @@ pub use admission::{
     TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, NodeOutlook, NodeState,
-    PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, DecodeRoom, Explanation, LeftOut, Move, NodeOutlook,
+    NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
 pub use config::{DecodeConfig, InvalidConfig, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};

@@ -6,6 +6,7 @@ mod at_decode;
 mod candidates;
 mod explain;
 mod forecast;
+mod moves;
 mod node;
 mod outlook;
 mod place;
@@ -30,6 +31,7 @@ use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
+pub use moves::Move;
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
 

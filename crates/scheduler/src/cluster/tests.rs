@@ -8,15 +8,15 @@ use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn id(name: &str) -> NodeId {
+pub(super) fn id(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-fn key(n: u128) -> RequestKey {
+pub(super) fn key(n: u128) -> RequestKey {
     RequestKey { request: RequestId(n), attempt: Attempt(0) }
 }
 
-fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
+pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
     let layout = KvLayout {
         model: 7,
         num_layers: 4,
@@ -50,7 +50,7 @@ fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
 }
 
 /// Two prefill and two decode nodes.
-fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
+pub(super) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
     let mut cluster = Cluster::new(ClusterConfig { placement, ..ClusterConfig::default() });
     for (name, role) in
         [("p0", NodeRole::Prefill), ("p1", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)]
@@ -61,7 +61,7 @@ fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
 }
 
 /// A request of 160 tokens of prompt and 16 of output: 11 blocks.
-fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
+pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     PlacementRequest {
         key: key(n),
         prompt_tokens: 160,
@@ -75,7 +75,7 @@ fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     }
 }
 
-fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
+pub(super) fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
     cluster.place(now, request, &mut || 0)
 }
 

@@ -2,11 +2,11 @@
 //!
 //! A grant promises room for the prompt and a little of the answer, not for all of it: most answers end long before their `max_tokens`. Where the blocks run out, the youngest
 //! sequence gives its own up. What was full of them stays in the prefix cache as long as nobody needs the room; the rest is computed again, here, when there is room: the sequence
-//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on.
+//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on. Meanwhile another decode node may take it: `moves.rs`.
 
 use std::time::Instant;
 
-use baton_types::{BlockId, RequestKey};
+use baton_types::{BlockId, ErrorKind, Refused, RequestKey};
 
 use super::{DecodeCore, Phase, Sequence};
 
@@ -45,6 +45,14 @@ impl DecodeCore {
     fn preempt_younger(&mut self, key: RequestKey) -> bool {
         let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
         let younger = |sequence: &&Sequence| sequence.turn > turn && !sequence.ended && !sequence.blocks.is_empty();
+        if let Some(arriving) = self.arriving_younger_than(turn) {
+            let message = "those who were here before need the room".to_owned();
+            self.refuse_move(arriving, Refused { kind: ErrorKind::Overloaded, message });
+        }
+        // What such a one has comes free once its fetch is over.
+        if self.sequences.values().any(|sequence| sequence.ended && sequence.fetch.is_some()) {
+            return false;
+        }
         let victims = self.sequences.values().filter(younger).filter(|sequence| self.can_give_way(sequence));
         let victim = match victims.max_by_key(|sequence| sequence.turn).map(|sequence| sequence.turn) {
             Some(youngest) => youngest,
@@ -77,6 +85,7 @@ impl DecodeCore {
         let blocks = std::mem::take(&mut sequence.blocks);
         let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
         sequence.phase = Phase::Preempted;
+        sequence.offered = None;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;
         if let Some(local) = sequence.local.as_mut() {

@@ -8,6 +8,7 @@ use baton_kv_cache::{BlockHasher, Reservation};
 use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, SamplingParams, TokenId};
 
 use super::local::LocalPrompt;
+use super::moves::Fetch;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
 
@@ -42,6 +43,10 @@ pub(super) struct Sequence {
     pub num_complete_blocks: usize,
     /// Where the prompt is computed here.
     pub local: Option<LocalPrompt>,
+    /// Blocks that come from the decode node that it was on before.
+    pub fetch: Option<Fetch>,
+    /// When its conductor was last told that another decode node may take it.
+    pub offered: Option<Instant>,
     /// The engine works on it.
     pub in_step: bool,
     /// Its outcome is told; it stays only until the step is over.
@@ -57,6 +62,8 @@ pub(super) enum Phase {
     Waiting,
     /// It has no blocks, any more or yet: its tokens are computed when there is room for them.
     Preempted,
+    /// Its blocks come from another decode node: `moves.rs`.
+    Fetching,
     /// In the running batch.
     Running,
 }

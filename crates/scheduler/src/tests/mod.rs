@@ -3,6 +3,7 @@
 mod decode;
 mod engine;
 mod fetch;
+mod moves;
 mod prefill;
 mod random;
 mod room;
