@@ -141,10 +141,10 @@ async fn short_prompts_go_where_they_are_answered_as_soon_and_disturb_nobody() -
         );
         assert!(at_decode > 0 || !busy, "a queue of long prompts is no place for a short one");
     }
-    // Alone, a short prompt need not cross the network.
-    let alone = short.ask(Ask::tokens(prompt(5000, 64)).max_tokens(4).ignore_eos()).await?;
+    // Alone, a prompt of one chunk need not cross the network.
+    let alone = short.ask(Ask::tokens(prompt(5000, 32)).max_tokens(4).ignore_eos()).await?;
     assert_eq!(alone.finished.prefill_node, "decode-0");
-    let same = whole_way.ask(Ask::tokens(prompt(5000, 64)).max_tokens(4).ignore_eos()).await?;
+    let same = whole_way.ask(Ask::tokens(prompt(5000, 32)).max_tokens(4).ignore_eos()).await?;
     assert_eq!((same.finished.prefill_node.as_str(), &same.token_ids), ("prefill-0", &alone.token_ids));
     for cluster in [whole_way, short] {
         cluster.wait_idle(SECOND).await?;

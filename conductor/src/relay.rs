@@ -410,6 +410,8 @@ impl Relay {
         self.timeline.prefix_fetch = None;
         self.placement = placement;
         self.placed = door.clock.now();
+        // Its new nodes have not been silent so far.
+        self.heard = self.placed;
         self.transfer_settled = false;
         self.ended_by_node = false;
         Ok(Progress::Going)
