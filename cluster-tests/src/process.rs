@@ -1,7 +1,7 @@
 //! One process of the cluster.
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -9,6 +9,8 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
+/// Longest run of a bench.
+const BENCH_LIMIT: Duration = Duration::from_secs(60);
 /// A model may have to be loaded, on a machine that does other things too.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// A drain that takes longer is stuck.
@@ -30,6 +32,31 @@ pub struct Process {
     pub ready: Ready,
     /// Its log.
     pub log: PathBuf,
+}
+
+/// `baton bench` with these arguments, and no settings of the test's own environment.
+pub fn bench(arguments: &[&str]) -> anyhow::Result<Command> {
+    let mut command = Command::new(binary("baton")?);
+    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
+        command.env_remove(key);
+    }
+    command.arg("bench").args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command)
+}
+
+/// What it printed, once it is over.
+pub async fn bench_output(arguments: &[&str]) -> anyhow::Result<Output> {
+    let output = bench(arguments)?.output();
+    tokio::time::timeout(BENCH_LIMIT, output).await.context("the bench did not end")?.context("start")
+}
+
+/// Its report as JSON; nothing may stand on stderr, where nobody looks.
+pub async fn bench_report(arguments: &[&str]) -> anyhow::Result<serde_json::Value> {
+    let output = bench_output(arguments).await?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "{arguments:?}: {stderr}");
+    assert_eq!(stderr, "", "nothing for people where nobody looks");
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Path of a binary of the workspace, built by `cargo build --bins` beside this test.

@@ -2,31 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use std::process::{Output, Stdio};
-use std::time::Duration;
+use std::process::Output;
 
-use anyhow::Context;
-use baton_cluster_tests::binary;
+use baton_cluster_tests::{bench_output, bench_report};
 use serde_json::Value;
-use tokio::process::Command;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/sim/tests/fixtures/small.jsonl");
 
 async fn output(arguments: &[&str]) -> anyhow::Result<Output> {
-    let mut command = Command::new(binary("baton")?);
-    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
-        command.env_remove(key);
-    }
-    command.args(["bench", "index"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    tokio::time::timeout(LIMIT, command.output()).await.context("the bench did not end")?.context("start")
+    bench_output(&[&["index"], arguments].concat()).await
 }
 
 async fn report(arguments: &[&str]) -> anyhow::Result<Value> {
-    let output = output(arguments).await?;
-    anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing for people where nobody looks");
-    Ok(serde_json::from_slice(&output.stdout)?)
+    bench_report(&[&["index"], arguments].concat()).await
 }
 
 #[track_caller]

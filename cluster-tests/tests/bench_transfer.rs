@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_cluster_tests::binary;
+use baton_cluster_tests::{bench_output, bench_report};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -16,23 +16,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 const BLOCKS: [&str; 8] = ["--working-set", "16MiB", "--block-bytes", "12KiB", "--spans", "100", "--seconds", "1"];
 
 fn bench(arguments: &[&str]) -> anyhow::Result<Command> {
-    let mut command = Command::new(binary("baton")?);
-    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
-        command.env_remove(key);
-    }
-    command.args(["bench", "transfer"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    Ok(command)
+    baton_cluster_tests::bench(&[&["transfer"], arguments].concat())
 }
 
 async fn output(arguments: &[&str]) -> anyhow::Result<Output> {
-    tokio::time::timeout(LIMIT, bench(arguments)?.output()).await.context("the bench did not end")?.context("start")
+    bench_output(&[&["transfer"], arguments].concat()).await
 }
 
 async fn report(arguments: &[&str]) -> anyhow::Result<Value> {
-    let output = output(arguments).await?;
-    anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing for people where nobody looks");
-    Ok(serde_json::from_slice(&output.stdout)?)
+    bench_report(&[&["transfer"], arguments].concat()).await
 }
 
 #[track_caller]

@@ -354,22 +354,13 @@ mod tests {
     use baton_types::{Attempt, RequestId};
 
     use super::*;
+    use crate::queue::tests::terms;
 
     fn key(n: u128) -> RequestKey {
         RequestKey { request: RequestId(n), attempt: Attempt(0) }
     }
 
     const SECOND: Duration = Duration::from_secs(1);
-
-    fn terms(patience: u64, seconds: f64) -> QueueTerms {
-        QueueTerms {
-            patience: Duration::from_secs(patience),
-            value: 1.0,
-            max_wait: 300 * SECOND,
-            compute: Duration::from_secs_f64(seconds),
-            ..QueueTerms::default()
-        }
-    }
 
     fn prompt(n: u128, arrived: Instant, patience: u64, seconds: f64) -> QueuedPrompt {
         QueuedPrompt { key: key(n), arrived, terms: terms(patience, seconds), tokens: 1000, deadline: None }

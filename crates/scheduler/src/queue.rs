@@ -189,7 +189,7 @@ pub fn queue_order(now: Instant, items: &[QueueItem]) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
@@ -198,7 +198,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn terms(patience: u64, seconds: f64) -> QueueTerms {
+    /// Of a prompt that takes so many seconds, and lets others pass for so many.
+    pub(crate) fn terms(patience: u64, seconds: f64) -> QueueTerms {
         QueueTerms {
             patience: Duration::from_secs(patience),
             value: 1.0,

@@ -4,11 +4,13 @@
 //! a miss later.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockPool;
 use baton_types::{BlockHash, BlockId, RequestKey};
 
+/// A tier, or another node, that let a prefix wait for too long is not asked for so long.
+pub(crate) const AVOIDED_FOR: Duration = Duration::from_secs(5);
 /// Most blocks that wait to be written.
 const MAX_QUEUED: usize = 4096;
 

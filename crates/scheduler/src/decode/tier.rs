@@ -6,16 +6,13 @@
 //! What only the tier holds is not told to conductors and not leased: a reader would wait for this node's disk, and a grant takes no blocks from it, since a push that overlaps with
 //! compute is there sooner.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_kv_cache::BlockPool;
 use baton_types::{ErrorKind, Refused, RequestKey};
 
 use super::{DecodeCore, DecodeEffect, Phase};
-use crate::tier::{Books, Stores, TierEffect, stored_after};
-
-/// Nothing is read for so long after a read that took too long.
-const AVOIDED_FOR: Duration = Duration::from_secs(5);
+use crate::tier::{AVOIDED_FOR, Books, Stores, TierEffect, stored_after};
 
 impl Books for DecodeCore {
     fn books(&mut self) -> (&mut BlockPool, &mut Stores) {

@@ -10,7 +10,6 @@
 //! the step gives for the request is thrown away and the prefix is computed: the layers that were final before the failure are right, and are not pushed again. The same where the
 //! engine has waited for a layer as long as it may: the others in the step must not wait for a holder that stands still, and whoever was so late is not asked again for a while.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -20,11 +19,10 @@ use baton_types::{
 };
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
+use crate::backoff::Backoff;
 use crate::step::StepId;
-use crate::tier::{TierEffect, stored_after};
+use crate::tier::{AVOIDED_FOR, TierEffect, stored_after};
 
-/// Nothing is brought for so long from where a prefix was late.
-const AVOIDED_FOR: Duration = Duration::from_secs(5);
 /// Most that are avoided at once; of more, the first is asked again early.
 const MAX_AVOIDED: usize = 64;
 
@@ -45,24 +43,11 @@ pub(super) struct Fetch {
 }
 
 /// Where prefixes come from: a start of another node, or this node's SSD.
-type Source = Option<(NodeId, Generation)>;
+pub(super) type Source = Option<(NodeId, Generation)>;
 
-/// Who was late.
-#[derive(Debug, Default)]
-pub(super) struct Avoided(VecDeque<(Source, Instant)>);
-
-impl Avoided {
-    fn add(&mut self, now: Instant, source: Source) {
-        self.0.retain(|(other, until)| *other != source && *until > now);
-        if self.0.len() == MAX_AVOIDED {
-            self.0.pop_front();
-        }
-        self.0.push_back((source, now + AVOIDED_FOR));
-    }
-
-    fn contains(&self, now: Instant, source: &Source) -> bool {
-        self.0.iter().any(|(other, until)| other == source && now < *until)
-    }
+/// Who was late, and is not asked for a while: the pauses do not grow, since the conductor sees to what fails again and again.
+pub(super) fn nobody_avoided() -> Backoff<Source> {
+    Backoff::new(AVOIDED_FOR, AVOIDED_FOR, MAX_AVOIDED)
 }
 
 fn start_of(source: &FetchSource) -> Source {
@@ -97,7 +82,7 @@ impl PrefillCore {
     /// What is to be brought of a prompt whose reusable blocks have these hashes, and of which the arena holds `held` blocks: from the other node that the conductor named, where
     /// that has more than the SSD.
     pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, hashes: &[BlockHash], held: usize) -> Option<Fetch> {
-        let is_avoided = |source: &Source| self.avoided.contains(now, source);
+        let is_avoided = |source: &Source| self.avoided.is_paused(now, source);
         let stored = held + if is_avoided(&None) { 0 } else { stored_after(&self.pool, hashes, held) };
         let source = job.fetch.as_ref().filter(|source| source.node != self.config.node);
         let source = source.filter(|source| !is_avoided(&start_of(source)));
@@ -172,7 +157,7 @@ impl PrefillCore {
         request.spoiled = true;
         let Some(fetch) = request.fetch.as_mut().filter(|fetch| !fetch.is_late) else { return };
         fetch.is_late = true;
-        self.avoided.add(now, source_of(&request.job, fetch));
+        self.avoided.failed(now, source_of(&request.job, fetch));
         self.effects.push_back(PrefillEffect::CancelFetch { key });
     }
 
@@ -230,7 +215,7 @@ impl PrefillCore {
                 };
                 if let Some(request) = self.active.get_mut(&key) {
                     if refused.kind == ErrorKind::DeadlineExceeded {
-                        self.avoided.add(now, source_of(&request.job, fetch));
+                        self.avoided.failed(now, source_of(&request.job, fetch));
                     }
                     request.spoiled = request.in_step;
                     request.reset_to(fetch.blocks.start * block_tokens);

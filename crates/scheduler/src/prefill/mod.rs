@@ -26,6 +26,7 @@ use std::time::Instant;
 use baton_kv_cache::{BlockHasher, BlockPool, KvEventBatch};
 use baton_types::{BlockHash, ConductorId, ErrorKind, Load, PrefillEvent, PrefillJob, Refused, RequestKey};
 
+use crate::backoff::Backoff;
 use crate::config::{InvalidConfig, PrefillConfig};
 use crate::deadlines::Deadlines;
 use crate::lease::Leases;
@@ -36,7 +37,7 @@ pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
 use chunk::{RunningStep, reusable_blocks};
 use copy::Incoming;
-use fetch::Avoided;
+use fetch::{Source, nobody_avoided};
 use request::{Active, GrantState, HandoverState, Queued, Transfer};
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
@@ -56,7 +57,7 @@ pub struct PrefillCore {
     leases: Leases,
     copies: BTreeMap<RequestKey, Incoming>,
     stores: Stores,
-    avoided: Avoided,
+    avoided: Backoff<Source>,
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
@@ -95,7 +96,7 @@ impl PrefillCore {
             leases,
             copies: BTreeMap::new(),
             stores,
-            avoided: Avoided::default(),
+            avoided: nobody_avoided(),
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
