@@ -16,7 +16,7 @@ mod process;
 
 pub use ask::{Answer, Ask};
 pub use cluster::{Builder, Cluster};
-pub use process::{Process, bench, bench_output, bench_report, binary};
+pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
 
 use std::path::PathBuf;
 

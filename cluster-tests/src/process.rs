@@ -109,13 +109,7 @@ impl Process {
 
     /// What its metrics page says of a name with its labels; 0 where it is not there.
     pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        let address = self.ready.http.as_deref().context("no HTTP port")?;
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page).await?;
-        let line = page.lines().find(|line| line.starts_with(name));
-        Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
+        metric(self.ready.http.as_deref().context("no HTTP port")?, name).await
     }
 
     /// Ends it at once, as a crash would.
@@ -168,6 +162,25 @@ async fn ready(stdout: tokio::process::ChildStdout) -> anyhow::Result<Ready> {
         }
     }
     bail!("it ended before it was ready")
+}
+
+/// Of the process whose HTTP port that is, the first value of a metric whose line begins so; 0 where there is none.
+pub async fn metric(address: &str, name: &str) -> anyhow::Result<f64> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await?;
+    let line = page.lines().find(|line| line.starts_with(name));
+    Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0))
+}
+
+/// Sends a signal, `STOP` say, to a process that is there.
+///
+/// # Panics
+/// If it is gone.
+pub fn signal(pid: u32, name: &str) {
+    let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "kill -{name} {pid}");
 }
 
 #[cfg(test)]

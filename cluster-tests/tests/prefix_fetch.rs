@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model};
+use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model, signal};
 use baton_proto::v1;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,11 +30,6 @@ async fn restart_prefill(cluster: &mut Cluster, builder: &Builder, nodes: usize)
 
 fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
     answer.finished.timeline.as_ref().and_then(|timeline| timeline.prefix_fetch.clone())
-}
-
-fn signal(pid: u32, name: &str) {
-    let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(status.unwrap().success(), "kill -{name} {pid}");
 }
 
 #[tokio::test]

@@ -467,7 +467,8 @@ impl Job {
         }
     }
 
-    fn prefill_job(
+    /// The job as its node gets it.
+    pub(crate) fn prefill_job(
         &self,
         conductor: ConductorId,
         key: RequestKey,
@@ -476,7 +477,7 @@ impl Job {
         terms: QueueTerms,
     ) -> PrefillJob {
         let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        PrefillJob { key, conductor, tokens, sampling, decode, fetch, salt: Arc::from([]), terms }
+        PrefillJob { key, conductor, tokens, output_tokens: 0, sampling, decode, fetch, salt: Arc::from([]), terms }
     }
 
     /// The output's state before its first token.

@@ -17,6 +17,7 @@ mod hot_prefixes;
 mod http;
 mod live;
 mod membership;
+mod moves;
 mod nodes;
 mod output;
 mod prompt;

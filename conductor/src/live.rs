@@ -14,6 +14,8 @@ pub enum LiveEvent {
     Prefill(PrefillEvent),
     /// From its decode node.
     Decode(DecodeEvent),
+    /// Its decode node would rather have it go on at another one. All of its output so far, so many tokens, was sent before.
+    Offered(u32),
     /// A node that it was placed on is gone.
     NodeLost(NodeId),
 }
@@ -21,6 +23,8 @@ pub enum LiveEvent {
 struct Live {
     attempt: Attempt,
     nodes: Vec<(NodeId, Generation)>,
+    /// The attempt that another decode node was asked to go on with, beside this one, and that node.
+    moving: Option<(Attempt, NodeId, Generation)>,
     /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
     events: mpsc::UnboundedSender<(Attempt, LiveEvent)>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
@@ -86,21 +90,28 @@ impl LiveRequests {
         }
         let (events, receiver) = mpsc::unbounded_channel();
         let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
-        let live = Live { attempt: Attempt(0), nodes: Vec::new(), events, aborted: aborted.clone(), idempotency_key };
+        let live = Live {
+            attempt: Attempt(0),
+            nodes: Vec::new(),
+            moving: None,
+            events,
+            aborted: aborted.clone(),
+            idempotency_key,
+        };
         inner.requests.insert(request, live);
         Ok(Entry { registry: self.clone(), request, events: receiver, aborted })
     }
 
-    /// Delivers an event of the current attempt. `false`: the request is over, or the event is of an older attempt.
+    /// Delivers an event of the current attempt, or of the one that it moves to. `false`: the request is over, or the event is of an older attempt.
     pub fn deliver(&self, key: RequestKey, event: LiveEvent) -> bool {
         let inner = self.lock();
-        let live = inner.requests.get(&key.request).filter(|live| live.attempt == key.attempt);
+        let live = inner.requests.get(&key.request).filter(|live| live.expects(key.attempt));
         live.is_some_and(|live| live.events.send((key.attempt, event)).is_ok())
     }
 
     /// Tells every request placed on that start of a node that it is gone.
     pub fn node_lost(&self, node: &NodeId, generation: Generation) {
-        let placed = |live: &&Live| live.nodes.iter().any(|(id, start)| id == node && *start == generation);
+        let placed = |live: &&Live| live.is_on(node, generation);
         for live in self.lock().requests.values().filter(placed) {
             // A request that ended in this moment does not need to know.
             let _ = live.events.send((live.attempt, LiveEvent::NodeLost(node.clone())));
@@ -124,12 +135,38 @@ impl LiveRequests {
     }
 }
 
+impl Live {
+    fn expects(&self, attempt: Attempt) -> bool {
+        self.attempt == attempt || self.moving.as_ref().is_some_and(|(moving, ..)| *moving == attempt)
+    }
+
+    fn is_on(&self, node: &NodeId, generation: Generation) -> bool {
+        let moving = self.moving.iter().map(|(_, id, start)| (id, start));
+        self.nodes.iter().map(|(id, start)| (id, start)).chain(moving).any(|start| start == (node, &generation))
+    }
+}
+
 impl Entry {
+    /// Says that another decode node is asked to go on with the request as `attempt`. Events of both attempts come from here on.
+    pub fn moving(&self, attempt: Attempt, node: NodeId, generation: Generation) {
+        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
+            live.moving = Some((attempt, node, generation));
+        }
+    }
+
+    /// Says that it does not.
+    pub fn stays(&self) {
+        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
+            live.moving = None;
+        }
+    }
+
     /// Says where the request runs now; events of earlier attempts are dropped from here on.
     pub fn placed(&self, attempt: Attempt, nodes: Vec<(NodeId, Generation)>) {
         if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
             live.attempt = attempt;
             live.nodes = nodes;
+            live.moving = None;
         }
     }
 }
@@ -176,6 +213,30 @@ mod tests {
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
+    }
+
+    #[test]
+    fn of_a_request_that_moves_both_attempts_are_heard() {
+        let live = LiveRequests::new(4);
+        let mut entry = live.enter(RequestId(1), "").unwrap();
+        let (d0, d1) = (NodeId::new("d0").unwrap(), NodeId::new("d1").unwrap());
+        entry.placed(Attempt(0), vec![(d0.clone(), Generation(1))]);
+        entry.moving(Attempt(1), d1.clone(), Generation(2));
+        assert!(live.deliver(key(0), LiveEvent::Offered(3)) && live.deliver(key(1), LiveEvent::Offered(3)));
+        live.node_lost(&d1, Generation(2));
+        let attempts: Vec<_> =
+            std::iter::from_fn(|| entry.events.try_recv().ok()).map(|(attempt, _)| attempt.0).collect();
+        assert_eq!(attempts, [0, 1, 0]);
+        entry.stays();
+        assert!(!live.deliver(key(1), LiveEvent::Offered(3)));
+        entry.moving(Attempt(2), d1.clone(), Generation(2));
+        entry.placed(Attempt(2), vec![(d1, Generation(2))]);
+        assert!(!live.deliver(key(0), LiveEvent::Offered(3)) && live.deliver(key(2), LiveEvent::Offered(3)));
+        live.node_lost(&d0, Generation(1));
+        assert!(
+            matches!(entry.events.try_recv(), Ok((Attempt(2), LiveEvent::Offered(3))))
+                && entry.events.try_recv().is_err()
+        );
     }
 
     #[test]

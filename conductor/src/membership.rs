@@ -66,6 +66,9 @@ impl SessionEvents for FrontDoor {
                 .into_iter()
                 .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(key, event))),
             Event::Kv(events) => self.on_kv(info, events),
+            Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
+                self.live.deliver(key, LiveEvent::Offered(offer.output_tokens));
+            }),
             Event::Transfer(report) => {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
-use baton_types::{FinishReason, NodeRole, Timeline, Usage};
+use baton_types::{FetchReport, FinishReason, NodeRole, Timeline, Usage};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use crate::accuracy::{Estimate, Pair};
@@ -14,6 +14,8 @@ const REQUESTS: &str = "baton_conductor_requests_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
+const MOVES: &str = "baton_conductor_moves_total";
+const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
@@ -62,6 +64,18 @@ pub const METRICS: &[MetricDoc] = &[
         "Requests that waited at the door for the cluster to get room, within their objective.",
     ),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
+    doc(
+        MOVES,
+        MetricKind::Counter,
+        &["outcome"],
+        "Requests that another decode node was asked to go on with, because theirs had no room for them or was on its way out: taken, or failed and left where they were.",
+    ),
+    doc(
+        MOVED_TOKENS,
+        MetricKind::Counter,
+        &[],
+        "Their tokens whose KV was brought to the other node, not computed there.",
+    ),
     doc(
         AT_DECODE,
         MetricKind::Counter,
@@ -120,6 +134,9 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 pub struct Metrics {
     held: Counter,
     retries: Counter,
+    moves_taken: Counter,
+    moves_failed: Counter,
+    moved_tokens: Counter,
     at_decode: Counter,
     running: Gauge,
     ttft: Histogram,
@@ -159,6 +176,9 @@ impl Default for Metrics {
         Self {
             held: counter!(HELD),
             retries: counter!(RETRIES),
+            moves_taken: counter!(MOVES, "outcome" => "taken"),
+            moves_failed: counter!(MOVES, "outcome" => "failed"),
+            moved_tokens: counter!(MOVED_TOKENS),
             at_decode: counter!(AT_DECODE),
             running: gauge!(RUNNING),
             ttft: histogram!(TTFT),
@@ -193,6 +213,17 @@ impl Metrics {
     /// A decode node is to compute a prompt.
     pub fn on_prompt_at_decode(&self) {
         self.at_decode.increment(1);
+    }
+
+    /// A request goes on at another decode node.
+    pub fn on_moved(&self, report: &FetchReport) {
+        self.moves_taken.increment(1);
+        self.moved_tokens.increment(u64::from(report.tokens));
+    }
+
+    /// It does not, after all.
+    pub fn on_move_failed(&self) {
+        self.moves_failed.increment(1);
     }
 
     /// A request was placed again.

@@ -75,6 +75,11 @@ impl Output {
         self.sent.len() as u32
     }
 
+    /// The same tokens.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.sent
+    }
+
     /// Whether the last piece is out.
     pub fn is_finished(&self) -> bool {
         self.finished

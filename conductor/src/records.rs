@@ -105,6 +105,7 @@ impl RequestRecord {
             prompt_tokens = self.prompt_tokens,
             cached_tokens = end.usage.cached_tokens,
             output_tokens = end.usage.completion_tokens,
+            moves = end.timeline.moves,
             predicted_ttft_s = self.predicted_ttft().map(seconds),
             ttft_s = end.ttft().map(seconds),
             predicted_tbt_s = placement.and_then(|placement| placement.estimated_tbt).map(|Tbt(tbt)| seconds(tbt)),

@@ -23,6 +23,7 @@ use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Job};
 use crate::live::{Entry, LiveEvent};
+use crate::moves::Moves;
 use crate::output::{Output, OutputToken, Piece};
 use crate::records::RequestEnd;
 
@@ -38,18 +39,24 @@ type Responses = mpsc::Sender<Result<v1::GenerateResponse, GenerateError>>;
 
 /// One request on its way.
 pub struct Relay {
-    job: Job,
-    placement: Placement,
-    attempt: Attempt,
+    pub(crate) job: Job,
+    pub(crate) placement: Placement,
+    pub(crate) attempt: Attempt,
+    /// The last attempt that there was, whatever became of it.
+    pub(crate) last_attempt: Attempt,
+    /// How often it was placed again after a failure.
+    retries: u32,
     failed_nodes: Vec<NodeId>,
-    entry: Entry,
+    /// Its way to another decode node.
+    pub(crate) moves: Moves,
+    pub(crate) entry: Entry,
     out: Responses,
     interrupted: Interrupted,
     /// When the last event came.
     heard: Instant,
     /// Looks, now and then, how long ago that is: setting a timer for each token would cost more than relaying it.
     silence: Pin<Box<Sleep>>,
-    output: Output,
+    pub(crate) output: Output,
     arrived: Instant,
     /// When the attempt was placed.
     placed: Instant,
@@ -58,14 +65,14 @@ pub struct Relay {
     last_token: Option<Instant>,
     /// Between the pieces of the output.
     gaps: Vec<Duration>,
-    timeline: Timeline,
+    pub(crate) timeline: Timeline,
     cached_tokens: u32,
     prompt_logprobs_sent: bool,
-    finish: Option<FinishReason>,
+    pub(crate) finish: Option<FinishReason>,
     /// Whether no report of a hand-over is to come: the prefill node is done with the request.
-    transfer_settled: bool,
+    pub(crate) transfer_settled: bool,
     /// Whether the last token said so: the decode node is done with the request.
-    ended_by_node: bool,
+    pub(crate) ended_by_node: bool,
 }
 
 /// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
@@ -106,6 +113,9 @@ impl Relay {
             job,
             placement,
             attempt: Attempt(0),
+            last_attempt: Attempt(0),
+            retries: 0,
+            moves: Moves::default(),
             failed_nodes: Vec::new(),
             interrupted: interrupted(door, &entry, &out),
             heard: placed,
@@ -127,13 +137,14 @@ impl Relay {
         })
     }
 
-    fn key(&self) -> RequestKey {
+    pub(crate) fn key(&self) -> RequestKey {
         RequestKey { request: self.job.request, attempt: self.attempt }
     }
 
     /// Relays until the request ends, one way or the other.
     pub async fn run(&mut self, door: &FrontDoor) {
         let outcome = self.relay(door).await.map(|()| self.finish.unwrap_or(FinishReason::Length));
+        self.give_move_up(door);
         // A stop string ends the output while the decode node goes on.
         let nodes_are_done = outcome.is_ok() && self.ended_by_node;
         // Where one token was asked for, its number says nothing of answers.
@@ -217,6 +228,7 @@ impl Relay {
     async fn next_event(&mut self, door: &FrontDoor) -> Result<Option<LiveEvent>, GenerateError> {
         loop {
             match self.any_event(door).await? {
+                Some((attempt, event)) if self.moves.is_to(attempt) => self.on_moving(door, event),
                 // What was on its way when the attempt failed must not fail the next one.
                 Some((attempt, _)) if attempt != self.attempt => {}
                 event => return Ok(event.map(|(_, event)| event)),
@@ -251,6 +263,14 @@ impl Relay {
         match event {
             LiveEvent::Prefill(event) => self.on_prefill(door, event).await,
             LiveEvent::Decode(event) => self.on_decode(door, event).await,
+            LiveEvent::Offered(output_tokens) => {
+                self.on_offered(door, output_tokens);
+                Ok(self.progress())
+            }
+            LiveEvent::NodeLost(node) if self.moves.is_at(&node) => {
+                self.on_moving_failed(door, "the node was lost");
+                Ok(self.progress())
+            }
             // What the prefill node had to do is done: the decode node has everything.
             LiveEvent::NodeLost(node) if self.transfer_settled && self.placement.decode.as_ref() != Some(&node) => {
                 Ok(self.progress())
@@ -268,6 +288,10 @@ impl Relay {
             PrefillEvent::Started { queue, cached_tokens } => {
                 self.timeline.prefill_queue = queue;
                 self.cached_tokens += cached_tokens;
+                Ok(Progress::Going)
+            }
+            PrefillEvent::Fetched(report) if self.moves.has_moved() => {
+                self.on_taken(door, report);
                 Ok(Progress::Going)
             }
             PrefillEvent::Fetched(report) => {
@@ -292,6 +316,7 @@ impl Relay {
                 self.on_handed_over(transfer);
                 Ok(self.progress())
             }
+            PrefillEvent::Failed(refused) if self.moves.has_moved() => Err(self.decode_failed(refused)),
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
             PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
             // No request's.
@@ -392,7 +417,10 @@ impl Relay {
         }
         let GenerateError::Node { node, refused } = &error else { return Err(error) };
         let helps = matches!(refused.kind, ErrorKind::Unavailable | ErrorKind::Overloaded);
-        if !helps || self.attempt.0 + 1 >= door.limits.max_attempts {
+        if helps && self.go_on_at_other(door) {
+            return Ok(Progress::Going);
+        }
+        if !helps || self.retries + 1 >= door.limits.max_attempts {
             return Err(error);
         }
         tracing::warn!(request = %self.job.request, attempt = self.attempt.0, %node, reason = %refused, "placing the request again");
@@ -402,7 +430,9 @@ impl Relay {
         }
         door.end(self.key(), &self.placement, true);
         self.failed_nodes.push(node.clone());
-        let attempt = Attempt(self.attempt.0 + 1);
+        self.retries += 1;
+        self.last_attempt.0 += 1;
+        let attempt = self.last_attempt;
         // Its own reason says more than that no node is left.
         let placement = self.place_elsewhere(door, attempt).await.ok_or(error)?;
         self.attempt = attempt;
@@ -414,6 +444,7 @@ impl Relay {
         self.heard = self.placed;
         self.transfer_settled = false;
         self.ended_by_node = false;
+        self.moves.on_placed();
         Ok(Progress::Going)
     }
 

@@ -1,7 +1,7 @@
 //! The decode node's metrics.
 
 use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind};
-use baton_types::{DecodeEvent, PrefillEvent};
+use baton_types::{DecodeEvent, FetchReport, PrefillEvent, Refused};
 use metrics::{Counter, Histogram, counter, histogram};
 
 const TOKENS: &str = "baton_decode_tokens_total";
@@ -10,6 +10,9 @@ const ENDED: &str = "baton_decode_requests_total";
 const GRANTS: &str = "baton_decode_grants_total";
 const PREEMPTIONS: &str = "baton_decode_preemptions_total";
 const PROMPTS: &str = "baton_decode_prompts_total";
+const OFFERS: &str = "baton_decode_offers_total";
+const TAKEN: &str = "baton_decode_sequences_taken_total";
+const TAKEN_BYTES: &str = "baton_decode_taken_bytes_total";
 const RECEIVED: &str = "baton_decode_received_bytes_total";
 
 /// What the decode node registers.
@@ -37,13 +40,31 @@ pub const METRICS: &[MetricDoc] = &[
         name: PREEMPTIONS,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Sequences that ran and gave up their blocks for others; they are computed again.",
+        help: "Sequences that ran and gave up their blocks for others; they go on at another node, or are computed again.",
     },
     MetricDoc {
         name: PROMPTS,
         kind: MetricKind::Counter,
         labels: &["outcome"],
         help: "Prompts that were to be computed here, not by a prefill node: computed, failed.",
+    },
+    MetricDoc {
+        name: OFFERS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "How often a conductor was told that another decode node may take a sequence: one that waits for room, or any where the node is on its way out.",
+    },
+    MetricDoc {
+        name: TAKEN,
+        kind: MetricKind::Counter,
+        labels: &["outcome"],
+        help: "Sequences of other decode nodes that were to go on here: brought, computed because nothing could be brought, refused.",
+    },
+    MetricDoc {
+        name: TAKEN_BYTES,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Bytes of KV brought from other decode nodes.",
     },
     MetricDoc { name: RECEIVED, kind: MetricKind::Counter, labels: &[], help: "Bytes of KV that arrived." },
 ];
@@ -65,6 +86,12 @@ pub struct Metrics {
     pub received: Counter,
     /// Sequences that gave up their blocks.
     pub preemptions: Counter,
+    /// Sequences that others may take.
+    pub offered: Counter,
+    taken_brought: Counter,
+    taken_computed: Counter,
+    taken_refused: Counter,
+    taken_bytes: Counter,
     prompts_computed: Counter,
     prompts_failed: Counter,
 }
@@ -82,6 +109,11 @@ impl Default for Metrics {
             expired: counter!(GRANTS, "outcome" => "expired"),
             received: counter!(RECEIVED),
             preemptions: counter!(PREEMPTIONS),
+            offered: counter!(OFFERS),
+            taken_brought: counter!(TAKEN, "outcome" => "brought"),
+            taken_computed: counter!(TAKEN, "outcome" => "computed"),
+            taken_refused: counter!(TAKEN, "outcome" => "refused"),
+            taken_bytes: counter!(TAKEN_BYTES),
             prompts_computed: counter!(PROMPTS, "outcome" => "computed"),
             prompts_failed: counter!(PROMPTS, "outcome" => "failed"),
         }
@@ -99,6 +131,18 @@ impl Metrics {
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.prompts_failed.increment(1),
             PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOver(_) => {}
             PrefillEvent::Copied(_) => {}
+        }
+    }
+
+    /// A sequence of another decode node was to go on here.
+    pub fn on_move(&self, result: &Result<FetchReport, Refused>) {
+        match result {
+            Ok(report) if report.failure.is_some() => self.taken_computed.increment(1),
+            Ok(report) => {
+                self.taken_brought.increment(1);
+                self.taken_bytes.increment(report.bytes);
+            }
+            Err(_) => self.taken_refused.increment(1),
         }
     }
 

@@ -6,10 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use baton_proto::v1;
 use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
-use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
-use baton_types::{DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Load, NodeId, Refused};
+use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec, Priority};
+use baton_types::{
+    DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, LeaseRequest, Load, NodeId, PrefillEvent, Refused,
+};
 use baton_worker::config::Settings;
-use baton_worker::{EngineEvent, GrantAnswer, Input, LeaseDesk, NodeParts, Role, Ssd, StepMetrics, TierEvent};
+use baton_worker::{
+    EngineEvent, FetchEvent, Fetching, GrantAnswer, Input, LeaseDesk, NodeParts, Peers, Role, Ssd, StepMetrics,
+    TierEvent, start_fetch,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
@@ -26,11 +31,19 @@ pub enum DecodeInput {
     Fenced(GrantId),
     /// The SSD has something to say.
     Tier(TierEvent),
+    /// About the blocks of a sequence that comes from another decode node.
+    Fetch(FetchEvent),
 }
 
 impl From<TierEvent> for DecodeInput {
     fn from(event: TierEvent) -> Self {
         Self::Tier(event)
+    }
+}
+
+impl From<FetchEvent> for DecodeInput {
+    fn from(event: FetchEvent) -> Self {
+        Self::Fetch(event)
     }
 }
 
@@ -42,10 +55,13 @@ pub struct DecodeRole {
     grant_answers: HashMap<RequestKey, oneshot::Sender<GrantAnswer>>,
     /// Prefill nodes that wait for the answer to a hand-over.
     handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
-    /// Prefill nodes that read here.
+    /// Other nodes that read here.
     leases: LeaseDesk,
     /// The tier below the arena, where there is one.
     ssd: Option<Ssd>,
+    peers: Peers,
+    /// Blocks on their way here.
+    fetches: HashMap<RequestKey, Fetching>,
     /// The step in flight: rows, tokens attended to, and how many of the rows are of prompts.
     step: Option<(StepId, u32, u64, u32)>,
     metrics: Metrics,
@@ -74,6 +90,8 @@ impl DecodeRole {
             handover_answers: HashMap::new(),
             leases: LeaseDesk::default(),
             ssd,
+            peers: Peers::default(),
+            fetches: HashMap::new(),
             step: None,
             metrics: Metrics::default(),
             steps: StepMetrics::default(),
@@ -103,6 +121,13 @@ impl DecodeRole {
             }
             DecodeInput::Fenced(grant) => self.core.on_grant_fenced(now, grant),
             DecodeInput::Tier(event) => self.on_tier(now, event),
+            DecodeInput::Fetch(FetchEvent::Begun(key, blocks)) => self.core.on_fetch_begun(key, blocks),
+            // Nothing is computed before all of them are here.
+            DecodeInput::Fetch(FetchEvent::Layer(..)) => {}
+            DecodeInput::Fetch(FetchEvent::Done(key, result)) => {
+                self.fetches.remove(&key);
+                self.core.on_fetch_done(now, key, result);
+            }
         }
     }
 
@@ -147,6 +172,30 @@ impl DecodeRole {
                 ssd.carry_out(&self.parts, &mut self.core, effect);
             }
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
+            DecodeEffect::Offer { conductor, key, output_tokens } => {
+                self.metrics.offered.increment(1);
+                let offer = v1::SequenceOffer { key: Some(key.into()), output_tokens };
+                self.parts.sessions.send(conductor, v1::node_event::Event::Offer(offer));
+            }
+            DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
+                let info = &self.parts.info;
+                let (reader, reader_generation) = (info.node.clone(), info.generation);
+                let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
+                let (parts, urgent) = (&mut self.parts, Priority::Urgent);
+                let fetching = start_fetch(parts, &self.peers, source, lease, destinations, urgent);
+                self.fetches.insert(key, fetching);
+            }
+            DecodeEffect::CancelFetch { key } => {
+                if let Some(fetching) = self.fetches.get(&key) {
+                    fetching.cancel.cancel();
+                }
+            }
+            DecodeEffect::AnswerMove { conductor, key, result } => {
+                self.metrics.on_move(&result);
+                let event = result.map_or_else(PrefillEvent::Failed, PrefillEvent::Fetched);
+                let event = v1::PrefillEvent::from_domain(key, &event);
+                self.parts.sessions.send(conductor, v1::node_event::Event::Prefill(event));
+            }
             DecodeEffect::EmitPrefill { conductor, key, event } => {
                 self.metrics.on_prompt_event(&event);
                 let event = v1::PrefillEvent::from_domain(key, &event);

@@ -3,9 +3,7 @@
 //! **Invariant**: every effect that names an answer gets it exactly once, whatever happens to the peer; a block is not given back to the core while the transfer
 //! engine still reads it.
 
-mod fetch;
 mod metrics;
-mod remote;
 mod role;
 
 pub use metrics::METRICS;

@@ -14,13 +14,11 @@ use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, Tra
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
-    EngineEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, Role, Ssd, StepMetrics, TierEvent, paced,
-    refused,
+    EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role, Ssd,
+    StepMetrics, TierEvent, paced, refused, start_fetch,
 };
 
-use crate::fetch;
 use crate::metrics::Metrics;
-use crate::remote::RemoteArena;
 
 /// A push makes progress or is given up within this time.
 const PUSH_DEADLINE: Duration = Duration::from_secs(30);
@@ -56,6 +54,16 @@ impl From<TierEvent> for PrefillInput {
             TierEvent::Layer(key, layer) => Self::Fetched(key, layer),
             TierEvent::Done(key, result) => Self::FetchDone(key, result),
             event => Self::Tier(event),
+        }
+    }
+}
+
+impl From<FetchEvent> for PrefillInput {
+    fn from(event: FetchEvent) -> Self {
+        match event {
+            FetchEvent::Begun(key, blocks) => Self::FetchBegun(key, blocks),
+            FetchEvent::Layer(key, layer) => Self::Fetched(key, layer),
+            FetchEvent::Done(key, result) => Self::FetchDone(key, result),
         }
     }
 }
@@ -182,7 +190,7 @@ impl PrefillRole {
             }
             PrefillEffect::Fetch { source, lease, destinations, is_copy } => {
                 let (key, priority) = (lease.key, if is_copy { Priority::Bulk } else { Priority::Urgent });
-                let fetching = fetch::start(&mut self.parts, &self.peers, source, lease, destinations, priority);
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations, priority);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {

@@ -221,6 +221,7 @@ impl From<&d::Load> for w::Load {
             prefix_queries: load.prefix_queries,
             prefix_hits: load.prefix_hits,
             preemptions: load.preemptions,
+            takes_sequences: load.takes_sequences,
             blocks_ssd: load.blocks_ssd,
             step: load
                 .step
@@ -251,6 +252,7 @@ impl TryFrom<w::Load> for d::Load {
             prefix_queries: load.prefix_queries,
             prefix_hits: load.prefix_hits,
             preemptions: load.preemptions,
+            takes_sequences: load.takes_sequences,
             blocks_ssd: load.blocks_ssd,
             step: load.step.map(progress).transpose()?,
             blocks_cold: load.blocks_cold,
@@ -312,6 +314,7 @@ impl From<&d::PrefillJob> for w::PrefillJob {
         Self {
             key: Some(job.key.into()),
             tokens: job.tokens.to_vec(),
+            output_tokens: job.output_tokens,
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(target),
             fetch: job.fetch.as_ref().map(Into::into),
@@ -418,10 +421,15 @@ impl w::PrefillJob {
         if self.tokens.is_empty() {
             return Err(InvalidMessage { field: "tokens", found: "empty".into() });
         }
+        if self.output_tokens as usize >= self.tokens.len() {
+            let found = format!("{} of {} tokens, but there must be a prompt", self.output_tokens, self.tokens.len());
+            return Err(InvalidMessage { field: "output_tokens", found });
+        }
         Ok(d::PrefillJob {
             key: key(self.key)?,
             conductor,
             tokens: self.tokens.into(),
+            output_tokens: self.output_tokens,
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(target).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,
@@ -482,6 +490,8 @@ impl From<&d::Timeline> for w::Timeline {
             decode_queue_s: t.decode_queue.as_secs_f64(),
             total_s: t.total.as_secs_f64(),
             prefix_fetch: t.prefix_fetch.as_ref().map(Into::into),
+            moves: t.moves,
+            moved: (t.moves > 0).then(|| (&t.moved).into()),
         }
     }
 }

@@ -77,6 +77,7 @@ proptest! {
             fetch: (!has_target).then_some(source),
             key: k,
             conductor: d::ConductorId(5),
+            output_tokens: tokens.len() as u32 / 2,
             tokens: tokens.into(),
             sampling: Arc::new(s),
             decode: has_target.then_some(target),

@@ -107,6 +107,12 @@ impl Record {
                 transport: named(fetch.transport),
                 seconds: fetch.seconds,
             }),
+            moved: timeline.moved.map(|moved| Moved {
+                times: timeline.moves,
+                bytes: moved.bytes,
+                transport: named(moved.transport),
+                seconds: moved.seconds,
+            }),
             timeline: Timeline {
                 placement_s: timeline.placement_s,
                 prefill_queue_s: timeline.prefill_queue_s,
@@ -162,6 +168,8 @@ pub struct Report {
     pub kv_transfer: KvTransfer,
     /// What was brought to the prefill node from another one; null where nothing was.
     pub prefix_fetch: Option<PrefixFetch>,
+    /// How it came to the decode node from others that it was on before; null where it was on none.
+    pub moved: Option<Moved>,
     /// Where the time went.
     pub timeline: Timeline,
 }
@@ -240,6 +248,19 @@ pub struct PrefixFetch {
     /// What carried them.
     pub transport: Option<String>,
     /// From the question to the holder to the last byte.
+    pub seconds: f64,
+}
+
+/// Ways from decode node to decode node, because one had no room or was on its way out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Moved {
+    /// How many.
+    pub times: u32,
+    /// Of the blocks brought, all layers.
+    pub bytes: u64,
+    /// What carried the last of them.
+    pub transport: Option<String>,
+    /// From the questions to the last bytes.
     pub seconds: f64,
 }
 

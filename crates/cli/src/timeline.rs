@@ -5,7 +5,7 @@ use crate::screen::Paint;
 
 /// The timeline as a few lines.
 pub fn render(report: &Report, paint: Paint) -> String {
-    let rows = [
+    let mut rows = vec![
         ("queue", queue(report)),
         ("cached tokens", cached(report)),
         ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
@@ -14,8 +14,21 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("TBT", gaps(report)),
         ("output", output(report)),
     ];
-    let rows = rows.map(|(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}"))));
+    if let Some(moves) = moves(report) {
+        rows.insert(4, ("decode moved", moves));
+    }
+    let row = |(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}")));
+    let rows: Vec<_> = rows.into_iter().map(row).collect();
     format!("{}\n{}", paint.bold("timeline"), rows.join("\n"))
+}
+
+/// Where it went on at another decode node.
+fn moves(report: &Report) -> Option<String> {
+    let moved = report.moved.as_ref()?;
+    let times = if moved.times == 1 { "once".to_owned() } else { format!("{} times", moved.times) };
+    let transport = moved.transport.as_deref().unwrap_or("-");
+    let (brought, time) = (bytes(moved.bytes), seconds(moved.seconds));
+    Some(format!("{times}, to {}: {brought} brought over {transport} in {time}", node(&report.decode_node)))
 }
 
 fn queue(report: &Report) -> String {
@@ -126,6 +139,8 @@ mod tests {
             prefill_queue_s: 0.007,
             prefill_compute_s: 0.5,
             ttft_s: 0.6,
+            moves: 2,
+            moved: Some(v1::KvTransfer { bytes: 2048, seconds: 0.003, ..transfer.clone() }),
             kv_transfer: Some(transfer),
             ..Default::default()
         };
@@ -144,6 +159,7 @@ mod tests {
             "32 of 45",
             "500.0 ms on prefill-0",
             "3.0 MiB over tcp to decode-1 in 40.0 ms, 2.0 ms of it exposed",
+            "2 times, to decode-1: 2.0 KiB brought over tcp in 3.0 ms",
             "600.0 ms",
             "1 tokens in 0 us, finish reason: stop",
         ] {

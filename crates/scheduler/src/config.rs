@@ -175,6 +175,8 @@ pub struct DecodeConfig {
     pub growth_blocks: usize,
     /// How long a grant waits for room before it is refused.
     pub grant_wait: Duration,
+    /// How often a sequence that waits for room, or all of them where the node is on its way out, are offered to other decode nodes.
+    pub offer_every: Duration,
     /// Most tokens of prompts, and of sequences that were preempted, in one step beside the batch.
     pub prompt_budget: usize,
     /// A grant ends when neither bytes nor the hand-over came for this long.
@@ -202,6 +204,7 @@ impl DecodeConfig {
             max_waiting: 256,
             growth_blocks: 4,
             grant_wait: Duration::from_secs(4),
+            offer_every: Duration::from_millis(500),
             prompt_budget: 64,
             grant_ttl: Duration::from_secs(60),
             max_leases: MAX_LEASES,

@@ -6,7 +6,7 @@
 //!
 //! **Invariant**: leased blocks are held, so nobody evicts or writes them. A lease that ends needs no fence: its reader does not believe what it read while the
 //! lease ended. Readers come and go, so blocks that many ask for might be leased without end: where one of the node's own requests waits for room that it would have without
-//! readers, no lease is given until it has it.
+//! readers, no lease is given until it has it, but to a node that takes one of the sequences off this one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

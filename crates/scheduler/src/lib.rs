@@ -32,7 +32,7 @@ pub use admission::{
 };
 pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, DecodeRoom, Explanation, HotChain, LeftOut,
-    NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
+    Move, NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
 pub use config::{COLD_AFTER, DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};

@@ -26,8 +26,10 @@ pub struct PrefillJob {
     pub key: RequestKey,
     /// Whose request it is; events go there.
     pub conductor: ConductorId,
-    /// The prompt; never empty.
+    /// The prompt, and what there is of the output; never empty.
     pub tokens: Arc<[TokenId]>,
+    /// How many of `tokens` are output: a decode node is to go on after them. 0 for a prompt.
+    pub output_tokens: u32,
     /// How to draw.
     pub sampling: Arc<SamplingParams>,
     /// Where the KV goes; `None` where one token or only scoring is asked.
@@ -290,6 +292,8 @@ pub struct Load {
     pub blocks_ssd: u32,
     /// How often a sequence that ran gave up its blocks for others so far.
     pub preemptions: u64,
+    /// Whether a sequence of another decode node would get a place now, if there are blocks for it: nobody waits here.
+    pub takes_sequences: bool,
     /// The node finishes what it has and takes nothing new.
     pub draining: bool,
 }

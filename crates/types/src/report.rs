@@ -89,4 +89,8 @@ pub struct Timeline {
     pub total: Duration,
     /// A prefix that another node held, on its way to the prefill node; `None` where none came.
     pub prefix_fetch: Option<KvTransfer>,
+    /// How often the request went on at another decode node because the one that it was on had no room for it, or was on its way out.
+    pub moves: u32,
+    /// What was brought to those nodes, in all.
+    pub moved: KvTransfer,
 }

@@ -7,6 +7,7 @@
 pub mod config;
 
 mod engine_thread;
+mod fetch;
 mod http;
 mod input;
 mod layer_gate;
@@ -20,12 +21,14 @@ mod pacer;
 mod peers;
 mod profile;
 mod register;
+mod remote;
 mod service;
 mod sessions;
 mod ssd;
 mod transfer;
 
 pub use engine_thread::{AwaitedPrefix, EngineEvent, EngineThread};
+pub use fetch::{FetchEvent, start_fetch};
 pub use input::{GrantAnswer, Input, IntegrityReport};
 pub use layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 pub use lease_desk::{LeaseAnswer, LeaseDesk};
@@ -35,5 +38,6 @@ pub use node::{NodeParts, run};
 pub use node_loop::{NodeLoop, Role};
 pub use pacer::{LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};
+pub use remote::RemoteArena;
 pub use sessions::Sessions;
 pub use ssd::{Fetching, Ssd, TierEvent};

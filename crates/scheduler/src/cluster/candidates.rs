@@ -354,7 +354,7 @@ fn free_blocks(node: &ClusterNode) -> usize {
     (node.info().layout.num_blocks as usize).saturating_sub(node.charges.blocks)
 }
 
-fn has_seat(node: &ClusterNode) -> bool {
+pub(super) fn has_seat(node: &ClusterNode) -> bool {
     let profile = &node.info().profile;
     let seats = (profile.max_running as usize).saturating_add(profile.max_waiting as usize);
     seats == 0 || node.charges.sequences() < seats

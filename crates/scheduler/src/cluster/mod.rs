@@ -7,6 +7,7 @@ mod candidates;
 mod explain;
 mod forecast;
 mod holders;
+mod moves;
 mod node;
 mod outlook;
 mod place;
@@ -34,6 +35,7 @@ use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
+pub use moves::Move;
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
 pub use replicate::{CopyOrder, HotChain};

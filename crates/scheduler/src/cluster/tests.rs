@@ -51,7 +51,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
 }
 
 /// Two prefill and two decode nodes.
-fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
+pub(super) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
     let mut cluster = Cluster::new(ClusterConfig { placement, ..ClusterConfig::default() });
     for (name, role) in
         [("p0", NodeRole::Prefill), ("p1", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)]

@@ -150,6 +150,7 @@ impl DecodeCore {
             self.run_batch();
         }
         self.answer_asked(now);
+        self.offer_due(now);
     }
 
     /// Sequences join while there are places, the oldest first. Those that have their blocks need not wait for those that have none.

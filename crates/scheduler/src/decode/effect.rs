@@ -1,7 +1,10 @@
 //! What a decode node's core asks its shell to do.
 
+use std::sync::Arc;
+
 use baton_types::{
-    ConductorId, DecodeEvent, Generation, GrantId, GrantReply, NodeId, PrefillEvent, Refused, RequestKey,
+    BlockHash, BlockId, ConductorId, DecodeEvent, FetchReport, FetchSource, Generation, GrantId, GrantReply, NodeId,
+    PrefillEvent, Refused, RequestKey,
 };
 
 use crate::{LeaseEffect, StepPlan, TierEffect};
@@ -52,6 +55,40 @@ pub enum DecodeEffect {
         conductor: ConductorId,
         /// In the order of the step's sequences.
         events: Vec<(RequestKey, DecodeEvent)>,
+    },
+    /// Tell a conductor that another decode node may take this sequence, after all that it was told of it. No answer; the sequence stays until it is aborted.
+    Offer {
+        /// The conductor.
+        conductor: ConductorId,
+        /// The request.
+        key: RequestKey,
+        /// Of its output, all of which were told.
+        output_tokens: u32,
+    },
+    /// Bring blocks from another node, as many of them as that still has. Answers: `on_fetch_begun`, unless it fails before, and `on_fetch_done`.
+    Fetch {
+        /// The request.
+        key: RequestKey,
+        /// Who has them.
+        source: FetchSource,
+        /// Of consecutive blocks.
+        block_hashes: Arc<[BlockHash]>,
+        /// Where they go, in the order of the hashes.
+        destinations: Vec<BlockId>,
+    },
+    /// Tell the conductor whether a sequence of another decode node is this node's now, and what was brought of it. No answer.
+    AnswerMove {
+        /// The conductor.
+        conductor: ConductorId,
+        /// The request.
+        key: RequestKey,
+        /// Refused: it stays where it is.
+        result: Result<FetchReport, Refused>,
+    },
+    /// End the request's fetch early. The answer is that of the fetch.
+    CancelFetch {
+        /// The request.
+        key: RequestKey,
     },
     /// Tell a conductor about a prompt that is computed here. No answer.
     EmitPrefill {

@@ -242,6 +242,8 @@ impl DecodeCore {
             num_complete_blocks: held_blocks,
             local: None,
             loading: None,
+            fetch: None,
+            offered: None,
             in_step: false,
             ended: false,
         };
@@ -399,7 +401,7 @@ impl DecodeCore {
                 self.pool.quarantine(receiving);
                 (receiving.to_vec(), Vec::new())
             }
-            Phase::Waiting | Phase::Preempted | Phase::Running => (Vec::new(), blocks),
+            Phase::Waiting | Phase::Fetching | Phase::Preempted | Phase::Running => (Vec::new(), blocks),
         };
         let Some(grant) = open else {
             self.pool.unquarantine(&quarantined);

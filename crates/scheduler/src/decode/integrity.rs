@@ -44,15 +44,20 @@ impl DecodeCore {
         for (key, sequence) in &self.sequences {
             ensure(in_step(key) == sequence.in_step, || format!("{key:?} is in the step: {}", in_step(key)))?;
             let expected = match (sequence.ended, sequence.phase) {
-                (true, _) => sequence.in_step || sequence.loading.is_some(),
+                (true, _) => !sequence.is_untouched(),
                 (false, Phase::Granted) => sequence.grant.is_some_and(|grant| self.grants.contains_key(&grant)),
                 (false, Phase::Waiting | Phase::Preempted) => self.waiting.get(&sequence.turn) == Some(key),
+                (false, Phase::Fetching) => sequence.fetch.is_some(),
                 (false, Phase::Running) => self.running.contains(key),
             };
             ensure(expected, || format!("{key:?} waits for nothing: {sequence:?}"))?;
         }
         let listed = self.waiting.len() + self.running.len();
-        let live = self.sequences.values().filter(|s| !s.ended && s.phase != Phase::Granted).count();
+        let live = self
+            .sequences
+            .values()
+            .filter(|s| !s.ended && !matches!(s.phase, Phase::Granted | Phase::Fetching))
+            .count();
         ensure(listed == live, || format!("{live} sequences wait or run, {listed} are listed"))
     }
 }

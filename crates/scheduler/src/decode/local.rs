@@ -26,6 +26,9 @@ impl DecodeCore {
         if self.sequences.contains_key(&key) {
             return;
         }
+        if job.output_tokens > 0 {
+            return self.on_resume(now, job);
+        }
         match self.local_sequence(now, job) {
             Ok(sequence) => {
                 self.waiting.insert(sequence.turn, key);
@@ -39,7 +42,7 @@ impl DecodeCore {
         }
     }
 
-    fn local_sequence(&mut self, now: Instant, job: PrefillJob) -> Result<Sequence, Refused> {
+    pub(super) fn local_sequence(&mut self, now: Instant, job: PrefillJob) -> Result<Sequence, Refused> {
         let max_total_tokens = self.check_job(&job)?;
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens);
@@ -57,7 +60,7 @@ impl DecodeCore {
             grant: None,
             is_foreign: false,
             turn: self.next_turn(),
-            prompt_tokens: job.tokens.len(),
+            prompt_tokens: job.tokens.len() - job.output_tokens as usize,
             max_tokens: job.sampling.max_tokens,
             max_total_tokens,
             hashes,
@@ -71,8 +74,14 @@ impl DecodeCore {
             phase: Phase::Preempted,
             num_computed_tokens: 0,
             num_complete_blocks: 0,
-            local: Some(LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() }),
+            local: (job.output_tokens == 0).then(|| LocalPrompt {
+                submitted: now,
+                started: None,
+                prompt_logprobs: Vec::new(),
+            }),
             loading: None,
+            fetch: None,
+            offered: None,
             in_step: false,
             ended: false,
         })
@@ -81,7 +90,8 @@ impl DecodeCore {
     /// Most tokens of prompt and output together, if the job can be taken.
     fn check_job(&self, job: &PrefillJob) -> Result<usize, Refused> {
         let refuse = |kind, message| Err(Refused { kind, message });
-        let (model, prompt) = (&self.config.model, job.tokens.len());
+        let (model, tokens) = (&self.config.model, job.tokens.len());
+        let prompt = tokens.saturating_sub(job.output_tokens as usize);
         let context = model.context_length as usize;
         if self.draining {
             return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
@@ -97,6 +107,10 @@ impl DecodeCore {
             return refuse(ErrorKind::Invalid, message);
         }
         let max_total_tokens = prompt.saturating_add(job.sampling.max_tokens as usize).min(context);
+        if tokens >= max_total_tokens && job.output_tokens > 0 {
+            let message = format!("{tokens} tokens are here of {max_total_tokens}: nothing to decode");
+            return refuse(ErrorKind::Invalid, message);
+        }
         let (blocks, total) = (model.layout.blocks_for(max_total_tokens - 1), model.layout.num_blocks as usize);
         if blocks > total {
             let message = format!(

@@ -4,7 +4,7 @@
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
 //!                                                   on_handover ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
 //!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
-//!                                                                                    └ preempted┘ where blocks run out: `room.rs`
+//!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ where blocks run out: `room.rs`
 //! ```
 //!
 //! **Invariant**: a sequence that was handed over, or submitted, ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
@@ -15,6 +15,7 @@ mod effect;
 mod grant;
 mod integrity;
 mod local;
+mod moves;
 mod room;
 mod sequence;
 mod tier;
@@ -65,6 +66,8 @@ pub struct DecodeCore {
     next_grant: u64,
     next_turn: u64,
     preemptions: u64,
+    /// When a sequence that waits for room is offered next.
+    next_offer: Option<Instant>,
     /// Whether somebody who is here waits for blocks: then nobody else gets any.
     lacks_room: bool,
     prefix_queries: u64,
@@ -104,6 +107,7 @@ impl DecodeCore {
             next_grant: 0,
             next_turn: 0,
             preemptions: 0,
+            next_offer: None,
             lacks_room: false,
             prefix_queries: 0,
             prefix_hits: 0,
@@ -119,7 +123,7 @@ impl DecodeCore {
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let asked = self.asked.iter().map(|asked| asked.until).min();
-        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(asked).min()
+        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(asked).chain(self.next_offer).min()
     }
 
     /// What the node is doing now.
@@ -138,6 +142,7 @@ impl DecodeCore {
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             draining: self.draining,
+            takes_sequences: self.check_takes_sequences().is_ok(),
             ..pool_load(&self.pool)
         }
     }
@@ -182,11 +187,12 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// Finish what is here, take nothing new.
-    pub fn on_drain(&mut self, _now: Instant) {
+    /// Finish what is here, or let other decode nodes take it; take nothing new.
+    pub fn on_drain(&mut self, now: Instant) {
         self.draining = true;
         self.stores.stop();
         self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_| true);
+        self.offer_due(now);
     }
 
     /// Deadlines that have come: grants that got no room are refused, and those under which nothing moves any more end.
@@ -204,14 +210,16 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// A prefill node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
+    /// Another node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
-        let effect = match self.draining {
+        let moves = self.is_moving(request.key);
+        let effect = match self.draining && !moves {
             true => self.leases.refuse_draining(&request),
             false => {
-                let wanted = self.wanted_blocks();
+                // Who takes a sequence off this node reads its blocks once, and is not one of those that come without end.
+                let wanted = self.wanted_blocks().filter(|_| !moves);
                 self.leases.open(now, &mut self.pool, id, request, wanted)
             }
         };
@@ -230,6 +238,9 @@ impl DecodeCore {
     fn end(&mut self, key: RequestKey, outcome: Outcome, event: Option<DecodeEvent>) {
         let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
         sequence.ended = true;
+        if sequence.fetch.is_some() {
+            self.effects.push_back(DecodeEffect::CancelFetch { key });
+        }
         let conductor = sequence.handed_over.as_ref().map(|handed_over| handed_over.conductor);
         if let (Some(event), Some(conductor)) = (event, conductor) {
             self.effects.push_back(DecodeEffect::Emit { conductor, events: vec![(key, event)] });
@@ -241,9 +252,9 @@ impl DecodeCore {
         self.release_if_unused(key);
     }
 
-    /// Lets go of the blocks of a sequence that ended, once neither the engine nor the tier touches them.
+    /// Lets go of the blocks of a sequence that ended, once nobody touches them.
     fn release_if_unused(&mut self, key: RequestKey) {
-        let unused = |sequence: &Sequence| sequence.ended && !sequence.in_step && sequence.loading.is_none();
+        let unused = |sequence: &Sequence| sequence.ended && sequence.is_untouched();
         if self.sequences.get(&key).is_some_and(unused)
             && let Some(sequence) = self.sequences.remove(&key)
         {

@@ -2,11 +2,11 @@
 //!
 //! A grant promises room for the prompt and a little of the answer, not for all of it: most answers end long before their `max_tokens`. Where the blocks run out, the youngest
 //! sequence gives its own up. What was full of them stays in the prefix cache as long as nobody needs the room; the rest is computed again, here, when there is room: the sequence
-//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on.
+//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on. Meanwhile another decode node may take it: `moves.rs`.
 
 use std::time::Instant;
 
-use baton_types::{BlockId, RequestKey};
+use baton_types::{BlockId, ErrorKind, Refused, RequestKey};
 
 use super::{DecodeCore, Phase, Sequence};
 
@@ -45,6 +45,14 @@ impl DecodeCore {
     fn preempt_younger(&mut self, key: RequestKey) -> bool {
         let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
         let younger = |sequence: &&Sequence| sequence.turn > turn && !sequence.ended && !sequence.blocks.is_empty();
+        if let Some(arriving) = self.arriving_younger_than(turn) {
+            let message = "those who were here before need the room".to_owned();
+            self.refuse_move(arriving, Refused { kind: ErrorKind::Overloaded, message });
+        }
+        // What such a one has comes free once its fetch is over.
+        if self.sequences.values().any(|sequence| sequence.ended && sequence.fetch.is_some()) {
+            return false;
+        }
         let victims = self.sequences.values().filter(younger).filter(|sequence| self.can_give_way(sequence));
         let victim = match victims.max_by_key(|sequence| sequence.turn).map(|sequence| sequence.turn) {
             Some(youngest) => youngest,
@@ -69,8 +77,7 @@ impl DecodeCore {
     /// Whether a sequence's blocks could be used at once: nobody writes them any more.
     fn can_give_way(&self, sequence: &Sequence) -> bool {
         let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
-        let untouched = !sequence.in_step && sequence.loading.is_none();
-        matches!(sequence.phase, Phase::Waiting | Phase::Running) && untouched && fenced
+        matches!(sequence.phase, Phase::Waiting | Phase::Running) && sequence.is_untouched() && fenced
     }
 
     fn preempt(&mut self, key: RequestKey) {
@@ -80,6 +87,7 @@ impl DecodeCore {
         sequence.phase = Phase::Preempted;
         // All of it is computed here now.
         sequence.is_foreign = false;
+        sequence.offered = None;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;
         if let Some(local) = sequence.local.as_mut() {
@@ -94,19 +102,32 @@ impl DecodeCore {
     }
 
     /// Gives a sequence without blocks those of all its tokens, as far as there is room for them and for everybody's next ones.
+    /// What is not here comes from the tier, as far as that has it.
     pub(super) fn find_room(&mut self, now: Instant, key: RequestKey) -> bool {
-        let Some(sequence) = self.sequences.get(&key) else { return false };
-        let (matched, missing, spare) = self.room_for(sequence);
-        if self.pool.check_fits(&matched, missing.saturating_add(spare)).is_err() {
-            return false;
+        let Some(held) = self.take_room(key) else { return false };
+        if !self.start_load(now, key, held) {
+            self.on_local_started(now, key);
         }
+        true
+    }
+
+    /// The same, of the arena alone: how many leading blocks were here, or `None` where there is no room.
+    pub(super) fn take_room(&mut self, key: RequestKey) -> Option<usize> {
+        let (matched, missing, spare) = self.room_for(self.sequences.get(&key)?);
+        self.pool.check_fits(&matched, missing.saturating_add(spare)).ok()?;
         self.pool.acquire(&matched);
         let Ok(new) = self.pool.allocate(missing) else {
             self.pool.release(&matched);
-            return false;
+            return None;
         };
-        self.take_room(now, key, matched, new);
-        true
+        let sequence = self.sequences.get_mut(&key)?;
+        let held = matched.len();
+        sequence.num_complete_blocks = held;
+        sequence.num_computed_tokens = held * self.config.model.block_tokens();
+        sequence.blocks = matched.into_iter().chain(new).collect();
+        self.prefix_queries += sequence.num_tokens() as u64;
+        self.prefix_hits += sequence.num_computed_tokens as u64;
+        Some(held)
     }
 
     /// Blocks of a sequence that are here, how many are not, and how many more it leaves for the next tokens of all.
@@ -130,19 +151,5 @@ impl DecodeCore {
         }
         let stands = self.running.iter().any(|key| self.lacks_block(*key));
         if stands { Some(1) } else { self.asked_blocks() }
-    }
-
-    fn take_room(&mut self, now: Instant, key: RequestKey, matched: Vec<BlockId>, new: Vec<BlockId>) {
-        let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        sequence.num_complete_blocks = matched.len();
-        sequence.num_computed_tokens = matched.len() * block_tokens;
-        sequence.blocks = matched.into_iter().chain(new).collect();
-        let (tokens, held) = (sequence.num_tokens(), sequence.num_computed_tokens);
-        self.prefix_queries += tokens as u64;
-        self.prefix_hits += held as u64;
-        if !self.start_load(now, key, held / block_tokens) {
-            self.on_local_started(now, key);
-        }
     }
 }

@@ -9,6 +9,7 @@ use baton_kv_cache::{BlockHasher, Reservation};
 use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, SamplingParams, TokenId};
 
 use super::local::LocalPrompt;
+use super::moves::Fetch;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
 
@@ -47,6 +48,10 @@ pub(super) struct Sequence {
     pub local: Option<LocalPrompt>,
     /// Blocks that come from the tier; it joins the batch when they are here.
     pub loading: Option<Range<usize>>,
+    /// Blocks that come from the decode node that it was on before.
+    pub fetch: Option<Fetch>,
+    /// When its conductor was last told that another decode node may take it.
+    pub offered: Option<Instant>,
     /// The engine works on it.
     pub in_step: bool,
     /// Its outcome is told; it stays only until the step is over.
@@ -62,6 +67,8 @@ pub(super) enum Phase {
     Waiting,
     /// It has no blocks, any more or yet: its tokens are computed when there is room for them.
     Preempted,
+    /// Its blocks come from another decode node: `moves.rs`.
+    Fetching,
     /// In the running batch.
     Running,
 }
@@ -94,6 +101,11 @@ impl HandedOver {
 impl Sequence {
     pub(super) fn is_complete(&self) -> bool {
         self.handed_over.is_some() && self.arrived_bytes == self.expected_bytes
+    }
+
+    /// Whether neither the engine, nor the tier, nor a fetch has anything to do with its blocks.
+    pub(super) fn is_untouched(&self) -> bool {
+        !self.in_step && self.loading.is_none() && self.fetch.is_none()
     }
 
     /// Tokens known; 0 before the hand-over.

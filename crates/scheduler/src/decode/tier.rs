@@ -1,7 +1,7 @@
 //! What a decode core has to do with the tier below its arena.
 //!
-//! Every block that is full is written through. It comes back where a sequence gets its blocks: one that gave way, or whose prompt is computed here. Such a sequence joins the batch
-//! once everything has come, or failed: then it is computed.
+//! Every block that is full is written through. It comes back where a sequence gets its blocks: one that gave way, or whose prompt is computed here, or that came from another decode
+//! node and was not brought whole. Such a sequence joins the batch once everything has come, or failed: then it is computed.
 //!
 //! What only the tier holds is not told to conductors and not leased: a reader would wait for this node's disk, and a grant takes no blocks from it, since a push that overlaps with
 //! compute is there sooner.

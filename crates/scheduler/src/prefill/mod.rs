@@ -249,6 +249,9 @@ impl PrefillCore {
         if tokens == 0 {
             return refuse(ErrorKind::Invalid, "the prompt is empty".into());
         }
+        if job.output_tokens > 0 {
+            return refuse(ErrorKind::Invalid, "output_tokens: only decode nodes go on with an output".into());
+        }
         if tokens >= model.context_length as usize {
             let context = model.context_length;
             let message = format!("the prompt has {tokens} tokens, the context holds {context}, the output included");

@@ -443,6 +443,7 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
         key: key(n),
         conductor: ConductorId(n % 2),
         tokens: prompt.into(),
+        output_tokens: 0,
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         decode: None,
         fetch: None,

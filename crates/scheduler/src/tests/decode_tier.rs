@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{BlockHash, BlockId, ErrorKind, PrefillEvent, Refused, RequestKey};
+use baton_types::{
+    BlockHash, BlockId, ErrorKind, FetchSource, Generation, PrefillEvent, PrefillJob, Refused, RequestKey,
+};
 
 use super::prefill::job;
-use super::world::{key, model};
+use super::world::{key, model, target};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, StepOutput, TierEffect, TieredCore};
 
 /// A core of 12 blocks, whose tier writes two blocks at once.
@@ -143,4 +145,26 @@ fn blocks_of_a_request_that_was_aborted_wait_for_the_tier() {
     node.now(|core, now| core.on_load_done(now, key(2), Ok(1)));
     assert_eq!((node.core.load().blocks_used, node.core.is_idle()), (0, true));
     assert_eq!(node.step(), None);
+}
+
+#[test]
+fn what_is_not_brought_of_a_sequence_that_moves_comes_from_the_tier() {
+    let mut node = Node::with_lost_prompt();
+    let fetch = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens: 17 };
+    let resumed = PrefillJob { output_tokens: 2, fetch: Some(fetch), ..job(2, 0..18, 4) };
+    node.now(|core, now| core.on_submit(now, resumed));
+    assert!(node.load().is_none(), "nothing else is written into its blocks while it is brought");
+    let gone = Refused { kind: ErrorKind::NotFound, message: String::new() };
+    node.now(|core, now| core.on_fetch_done(now, key(2), Err(gone)));
+    let taken = node.take(|effect| match effect {
+        DecodeEffect::AnswerMove { result, .. } => Some(result.is_ok()),
+        _ => None,
+    });
+    let (of, hashes, _) = node.load().unwrap();
+    assert_eq!((taken, of, node.step()), (Some(true), key(2), None));
+    node.now(|core, now| core.on_load_done(now, key(2), Ok(hashes.len())));
+    assert_eq!(node.step(), Some((key(2), 16..18)));
+    while node.step().is_some() {}
+    node.write_all();
+    assert!(node.core.is_idle());
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use baton_kv_cache::BlockHasher;
-use baton_types::{ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
+use baton_types::{Attempt, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
 
 use super::engine::BLOCK_TOKENS;
 use super::prefill::{MS, Node, config, job};
@@ -92,6 +92,11 @@ fn the_same_at_a_decode_node() {
     node.0.on_submit(node.1, job(1, 5..45, 1));
     assert_eq!(node.step(), None, "10 of 12 blocks, and four are read");
     assert_eq!(node.lease(lease(8, 0..16)), Err(ErrorKind::Overloaded));
+    // Who takes the sequence elsewhere relieves the node.
+    let mut takes_over = lease(1, 0..16);
+    takes_over.key.attempt = Attempt(1);
+    let second = node.lease(takes_over).unwrap();
+    node.0.on_release_lease(node.1, second);
     node.0.on_release_lease(node.1, first);
     assert_eq!(node.step().unwrap().sequences[0].key, key(1));
 }

@@ -6,6 +6,7 @@ mod decode_tier;
 mod engine;
 mod fetch;
 mod leases;
+mod moves;
 mod prefill;
 mod random;
 mod room;

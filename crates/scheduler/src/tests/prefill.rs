@@ -37,6 +37,7 @@ pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens:
         key: key(n),
         conductor: ConductorId(0),
         tokens: tokens.into_iter().collect(),
+        output_tokens: 0,
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
         fetch: None,

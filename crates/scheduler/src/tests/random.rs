@@ -38,6 +38,12 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.loaded_at_decode += counts.loaded_at_decode;
         sum.local_prompts += counts.local_prompts;
         sum.preemptions += counts.preemptions;
+        sum.taken += counts.taken;
+        sum.not_taken += counts.not_taken;
+        sum.moved_tokens += counts.moved_tokens;
+        sum.finished_there += counts.finished_there;
+        sum.adopted += counts.adopted;
+        sum.offered_running += counts.offered_running;
     }
     sum
 }
@@ -54,11 +60,22 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
     assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
     assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
+    assert!(counts.taken > 0 && counts.moved_tokens > 0 && counts.finished_there > 0, "{counts:?}");
+}
+
+#[test]
+fn a_decode_node_on_its_way_out_hands_its_sequences_on() {
+    let counts = total(3000..3060, Faults { drain: 100, ..Faults::default() });
+    assert!(counts.offered_running > 30 && counts.taken > 30 && counts.finished_there > 30, "{counts:?}");
+    let faults = Faults { abort: 20, step: 4, lost_conductor: 20, late: 2, fetch: 15, drain: 100, ..Faults::default() };
+    let counts = total(4000..4120, faults);
+    assert!(counts.taken > 30 && counts.not_taken > 0 && counts.adopted > 0, "{counts:?}");
 }
 
 #[test]
 fn every_request_ends_once_under_aborts_and_faults() {
-    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8 };
+    let faults =
+        Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8, drain: 0 };
     let counts = total(1000..1120, faults);
     assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
@@ -69,15 +86,25 @@ fn every_request_ends_once_under_aborts_and_faults() {
 
 #[test]
 fn every_request_ends_once_where_nearly_everything_fails() {
-    let faults =
-        Faults { abort: 60, grant: 30, push: 30, handover: 30, step: 10, lost_conductor: 60, late: 20, fetch: 30 };
+    let faults = Faults {
+        abort: 60,
+        grant: 30,
+        push: 30,
+        handover: 30,
+        step: 10,
+        lost_conductor: 60,
+        late: 20,
+        fetch: 30,
+        drain: 0,
+    };
     let counts = total(2000..2060, faults);
     assert!(counts.finished > 0 && counts.failed > 100);
 }
 
 #[test]
 fn the_same_seed_gives_the_same_trace() {
-    let faults = Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8 };
+    let faults =
+        Faults { abort: 33, grant: 5, push: 3, handover: 5, step: 1, lost_conductor: 30, late: 2, fetch: 8, drain: 0 };
     assert_eq!(run(7, faults), run(7, faults));
     assert_ne!(run(7, faults).0, run(8, faults).0);
 }

@@ -2,6 +2,7 @@
 
 mod decode_tier;
 mod fetches;
+mod moves;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use baton_types::{
 };
 
 use fetches::Fetching;
+use moves::Other;
 
 use super::engine::{Arena, BLOCK_TOKENS, NUM_LAYERS, VOCAB, outputs, reference};
 use crate::{
@@ -58,6 +60,8 @@ pub struct Faults {
     pub late: u64,
     /// Of a lease, and of each layer that is read under it.
     pub fetch: u64,
+    /// Of the decode node, which then is on its way out.
+    pub drain: u64,
 }
 
 /// Something on its way.
@@ -86,6 +90,11 @@ enum Event {
     ReleaseGrant(RequestKey, GrantId),
     Fenced(GrantId),
     DecodeStep(Arc<StepPlan>, bool),
+    DrainDecode,
+    Resume(PrefillJob),
+    AbortOther(RequestKey),
+    OtherLayer(RequestKey, u32),
+    OtherStep(Arc<StepPlan>, bool),
 }
 
 struct Write {
@@ -112,6 +121,11 @@ pub struct Story {
     pub granted_blocks: Option<usize>,
     /// Whether the decode node computes the prompt.
     pub is_local: bool,
+    /// The attempt that counts: the first one is at the decode node that was chosen, later ones are at the other.
+    pub attempt: Attempt,
+    pub last_attempt: Attempt,
+    /// The attempt that the other decode node was asked for.
+    pub moving: Option<Attempt>,
 }
 
 /// How often each thing happened, so that a test that tests nothing is noticed.
@@ -147,6 +161,17 @@ pub struct Counts {
     /// Prompts that the decode node computed.
     pub local_prompts: u32,
     pub preemptions: u64,
+    /// Sequences that the other decode node took, and did not.
+    pub taken: u32,
+    pub not_taken: u32,
+    /// Of those taken.
+    pub moved_tokens: u64,
+    /// That went on there.
+    pub finished_there: u32,
+    /// Taken over because the first decode node had failed.
+    pub adopted: u32,
+    /// Offered though they run.
+    pub offered_running: u32,
 }
 
 pub struct World {
@@ -177,6 +202,8 @@ pub struct World {
     decode_ssd: Vec<(BlockHash, Vec<u64>)>,
     cancelled: BTreeSet<RequestKey>,
     lost: BTreeSet<ConductorId>,
+    /// Another decode node.
+    other: Other,
     /// As a conductor keeps it, from the events of both nodes.
     index: PrefixIndex,
 }
@@ -237,7 +264,9 @@ impl World {
         decode.max_tombstones = 30;
         decode.max_kv_events = 50;
         let start = Instant::now();
+        let other = Other::new(&mut rng);
         Self {
+            other,
             prefill: PrefillCore::new(prefill).unwrap(),
             decode: DecodeCore::new(decode).unwrap(),
             stories: BTreeMap::new(),
@@ -290,6 +319,10 @@ impl World {
             self.order_copy(&job);
             self.send_after(at, Event::Submit(job));
         }
+        if self.rng.chance(self.faults.drain) {
+            let at = Duration::from_micros(self.rng.below(200_000));
+            self.send_after(at, Event::DrainDecode);
+        }
         if self.rng.chance(self.faults.lost_conductor) {
             let at = Duration::from_micros(self.rng.below(100_000));
             self.send_after(at, Event::ConductorLost(ConductorId(1)));
@@ -319,6 +352,7 @@ impl World {
             key: key(n),
             conductor: ConductorId(self.rng.below(2)),
             tokens: tokens.into(),
+            output_tokens: 0,
             fetch,
             decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(target),
             sampling: Arc::new(sampling),
@@ -339,7 +373,8 @@ impl World {
     pub fn run(&mut self) {
         for _ in 0..1_000_000 {
             let event = self.events.keys().next().map(|(at, _)| *at);
-            let wakeup = [self.prefill.next_wakeup(), self.decode.next_wakeup()].into_iter().flatten().min();
+            let wakeup = [self.prefill.next_wakeup(), self.decode.next_wakeup(), self.other.core.next_wakeup()];
+            let wakeup = wakeup.into_iter().flatten().min();
             match (event, wakeup) {
                 (None, None) => return,
                 (Some(at), wakeup) if wakeup.is_none_or(|wakeup| at <= wakeup) => {
@@ -351,6 +386,7 @@ impl World {
                     self.now = wakeup;
                     self.prefill.on_wakeup(wakeup);
                     self.decode.on_wakeup(wakeup);
+                    self.other.core.on_wakeup(wakeup);
                 }
                 (Some(_), None) => unreachable!("taken above"),
             }
@@ -361,6 +397,7 @@ impl World {
             }
             self.prefill.check_integrity().unwrap();
             self.decode.check_integrity().unwrap();
+            self.other.core.check_integrity().unwrap();
         }
         panic!("the world does not come to rest");
     }
@@ -377,17 +414,30 @@ impl World {
                 }
                 self.prefill.on_abort(now, key);
             }
-            Event::AbortDecode(key) => self.decode.on_abort(now, key),
+            Event::AbortDecode(key) => {
+                // Not where it is told to forget what went on elsewhere.
+                if self.stories.get(&key).is_some_and(|story| story.aborted) {
+                    self.give_move_up(key);
+                }
+                self.decode.on_abort(now, key);
+            }
+            Event::DrainDecode => self.decode.on_drain(now),
+            Event::Resume(job) => self.other.core.on_submit(now, job),
+            Event::AbortOther(key) => self.other.core.on_abort(now, key),
+            Event::OtherLayer(key, layer) => self.on_other_layer(key, layer),
+            Event::OtherStep(plan, ok) => self.on_other_step(&plan, ok),
             Event::ConductorLost(conductor) => {
                 self.lost.insert(conductor);
                 self.prefill.on_conductor_lost(now, conductor);
                 self.decode.on_conductor_lost(now, conductor);
+                self.other.core.on_conductor_lost(now, conductor);
             }
             Event::GrantRequest(request) => self.decode.on_grant_request(now, request),
             Event::GrantReply(key, reply) => self.prefill.on_grant_reply(now, key, reply),
             Event::PrefillLayer(plan, layer) => self.on_prefill_layer(plan, layer),
             Event::PrefillStep(plan, ok) => self.on_prefill_step(plan, ok),
             Event::LeaseRequest(request) => self.decode.on_lease_request(now, request),
+            Event::LeaseReply(key, reply) if key.attempt > Attempt(0) => self.on_other_lease(key, reply),
             Event::LeaseReply(key, reply) => self.on_lease_reply(key, reply),
             Event::FetchLayer(key, layer) => self.on_fetch_layer(key, layer),
             Event::Stored(hash, block, values) => self.on_ssd_written(hash, block, values),
@@ -429,6 +479,9 @@ impl World {
             accepted: false,
             granted_blocks: None,
             is_local: self.rng.chance(15),
+            attempt: Attempt(0),
+            last_attempt: Attempt(0),
+            moving: None,
         };
         let is_local = story.is_local;
         self.stories.insert(job.key, story);
@@ -477,6 +530,10 @@ impl World {
         while let Some(effect) = self.decode.poll_effect() {
             self.record(&effect);
             self.on_decode_effect(effect);
+        }
+        while let Some(effect) = self.other.core.poll_effect() {
+            self.record(&effect);
+            self.on_other_effect(effect);
         }
     }
 
@@ -568,6 +625,10 @@ impl World {
             }
             DecodeEffect::Lease(effect) => self.on_lease_effect(effect),
             DecodeEffect::Tier(effect) => self.on_decode_tier_effect(effect),
+            DecodeEffect::Offer { key, output_tokens, .. } => self.on_offer(key, output_tokens),
+            DecodeEffect::Fetch { .. } | DecodeEffect::CancelFetch { .. } | DecodeEffect::AnswerMove { .. } => {
+                panic!("nobody moves to the first decode node, but {effect:?}")
+            }
             DecodeEffect::HandoverReply { key, result } => {
                 self.stories.get_mut(&key).unwrap().accepted |= result.is_ok();
                 let lost = self.rng.chance(self.faults.handover);
@@ -626,14 +687,24 @@ impl World {
     fn on_decode_event(&mut self, key: RequestKey, event: DecodeEvent) {
         let story = self.stories.get_mut(&key).unwrap();
         assert_eq!(story.decode_ends, 0, "an event after the end: {event:?}");
+        // What comes from where it was before it moved is not believed.
+        if story.attempt != key.attempt {
+            return;
+        }
         match event {
             DecodeEvent::Token { index, token, finish, queue, .. } => {
                 assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), index == 1 && !story.is_local));
                 story.tokens.push(token);
                 story.finish = finish;
                 story.decode_ends += u32::from(finish.is_some());
+                if finish.is_some() {
+                    self.give_move_up(key);
+                }
             }
-            DecodeEvent::Failed(_) => story.decode_ends += 1,
+            DecodeEvent::Failed(_) => {
+                story.decode_ends += 1;
+                self.adopt(key);
+            }
         }
     }
 
@@ -671,16 +742,18 @@ impl World {
         self.check_index();
         assert!(self.copies.values().all(|answers| *answers == 1), "{:?}", self.copies);
         self.counts.preemptions = self.decode.load().preemptions;
+        assert!(self.decode.is_idle(), "{:?}", self.decode);
         for (key, story) in &self.stories {
             check_story(story, self.lost.contains(&story.job.conductor), key);
+            self.other.check_story(story, self.lost.contains(&story.job.conductor));
             match (story.finish, story.aborted) {
                 (Some(_), _) => self.counts.finished += 1,
                 (None, true) => self.counts.aborted += 1,
                 (None, false) => self.counts.failed += 1,
             }
         }
-        assert!(self.prefill.is_idle() && self.decode.is_idle());
-        for load in [self.prefill.load(self.now), self.decode.load()] {
+        assert!(self.prefill.is_idle() && self.decode.is_idle() && self.other.core.is_idle());
+        for load in [self.prefill.load(self.now), self.decode.load(), self.other.core.load()] {
             assert_eq!((load.blocks_used, load.blocks_reserved, load.running, load.waiting), (0, 0, 0, 0));
             assert_eq!(load.queued_tokens, 0);
         }
@@ -698,6 +771,8 @@ fn check_story(story: &Story, lost: bool, key: &RequestKey) {
     let silent = story.aborted || lost;
     assert!(story.prefill_ends == 1 || silent && story.prefill_ends == 0, "{key:?} at prefill: {story:?}");
     let taken_over = u32::from(story.accepted);
+    // Where it went on elsewhere it was aborted here, or ended in the same moment.
+    let silent = silent || story.attempt > Attempt(0);
     assert!(story.decode_ends == taken_over || silent && story.decode_ends == 0, "{key:?} at decode: {story:?}");
     if let Some(transfer) = &story.handed_over {
         // None were granted where the prompt was computed at the decode node.

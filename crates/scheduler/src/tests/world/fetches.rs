@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_kv_cache::BlockHasher;
 use baton_types::{
     Attempt, BlockHash, BlockId, FetchReport, FetchSource, Generation, GrantId, LeaseReply, LeaseRequest, PrefillJob,
-    PrefixCopy, Refused, RequestKey,
+    PrefixCopy, Refused, RequestId, RequestKey,
 };
 
 use super::super::engine::{BLOCK_TOKENS, NUM_LAYERS, Past, VOCAB, outputs};
@@ -41,7 +41,8 @@ impl World {
             tokens: job.tokens.len() as u32,
         };
         if !block_hashes.is_empty() {
-            let key = RequestKey { attempt: Attempt(7), ..job.key };
+            // The name of no request.
+            let key = RequestKey { request: RequestId(job.key.request.0 + 1_000_000), attempt: Attempt(0) };
             let at = Duration::from_micros(self.rng.below(150_000));
             self.send_after(at, Event::Copy(PrefixCopy { key, conductor: job.conductor, source, block_hashes }));
         }

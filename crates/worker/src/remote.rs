@@ -6,7 +6,9 @@ use baton_types::{BlockId, ErrorKind, KvLayout, NodeId, Refused};
 /// Another node's arena.
 #[derive(Debug, Clone)]
 pub struct RemoteArena {
+    /// How to reach it.
     pub segment: SegmentDescriptor,
+    /// Ours, with its number of blocks.
     pub layout: KvLayout,
 }
 

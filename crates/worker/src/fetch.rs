@@ -9,15 +9,17 @@ use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{FetchedBytes, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
-use baton_worker::{
-    Fetching, Input, LayerGateKeeper, LinkPacer, NodeParts, PacedCancel, Peers, layer_gate, paced, refused,
-};
 use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::input::Input;
+use crate::layer_gate::{LayerGateKeeper, layer_gate};
+use crate::node::NodeParts;
+use crate::pacer::{LinkPacer, PacedCancel, paced};
+use crate::peers::{Peers, refused};
 use crate::remote::RemoteArena;
-use crate::role::PrefillInput;
+use crate::ssd::Fetching;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
@@ -29,6 +31,17 @@ const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 const READS_AHEAD: usize = 4;
 /// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 2;
+
+/// What a fetch tells the node's loop, in this order.
+#[derive(Debug)]
+pub enum FetchEvent {
+    /// The holder agreed, and has so many of the blocks asked for.
+    Begun(RequestKey, usize),
+    /// One layer is here.
+    Layer(RequestKey, u32),
+    /// Everything is here, or the rest will not come. Always told, and last: nothing is written any more.
+    Done(RequestKey, Result<FetchedBytes, Refused>),
+}
 
 /// One layer on its way.
 type Read = BoxFuture<'static, Result<BatchReport, TransferError>>;
@@ -57,7 +70,7 @@ impl Open {
 }
 
 /// What a fetch needs, apart from the node.
-struct Fetch {
+struct Fetch<E> {
     key: RequestKey,
     source: FetchSource,
     lease: LeaseRequest,
@@ -70,7 +83,7 @@ struct Fetch {
     segment: SegmentId,
     transfer: TransferEngine,
     peers: Peers,
-    inputs: mpsc::Sender<Input<PrefillInput>>,
+    inputs: mpsc::Sender<Input<E>>,
 }
 
 /// Where leased blocks are.
@@ -81,8 +94,8 @@ struct Leased {
 }
 
 /// Starts bringing a prefix into `destinations`; the answers go to the node's loop.
-pub fn start(
-    parts: &mut NodeParts<PrefillInput>,
+pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
+    parts: &mut NodeParts<E>,
     peers: &Peers,
     source: FetchSource,
     lease: LeaseRequest,
@@ -117,7 +130,7 @@ fn failed(kind: ErrorKind, message: String) -> Refused {
     Refused { kind, message }
 }
 
-impl Fetch {
+impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
     async fn run(self, keeper: LayerGateKeeper, cancel: CancellationToken) {
         let mut open = Open::default();
         // Whatever happens, the core hears the end, and the holder gets its lease back.
@@ -127,7 +140,7 @@ impl Fetch {
         };
         open.end_reads().await;
         // The core first: what the engine computes after a failure must not count.
-        self.tell(PrefillInput::FetchDone(self.key, result)).await;
+        self.tell(FetchEvent::Done(self.key, result)).await;
         keeper.finish();
         self.give_back(open).await;
         if let Some(panic) = panic {
@@ -146,9 +159,9 @@ impl Fetch {
         self.read(&leased, keeper, cancel, deadline, &mut open.reads).await
     }
 
-    async fn tell(&self, input: PrefillInput) {
+    async fn tell(&self, event: FetchEvent) {
         // The loop is gone only when the process ends.
-        let _ = self.inputs.send(Input::Role(input)).await;
+        let _ = self.inputs.send(Input::Role(event.into())).await;
     }
 
     /// Asks the holder which of the blocks it still has.
@@ -181,7 +194,7 @@ impl Fetch {
         let reply = answer.inspect_err(|_| open.asked = Some(call))?;
         open.lease = Some(GrantId(reply.lease));
         let leased = self.check(reply)?;
-        self.tell(PrefillInput::FetchBegun(self.key, leased.blocks.len())).await;
+        self.tell(FetchEvent::Begun(self.key, leased.blocks.len())).await;
         Ok(leased)
     }
 
@@ -225,7 +238,7 @@ impl Fetch {
             })?;
             bytes += report.bytes;
             transport = report.transport.as_str();
-            self.tell(PrefillInput::Fetched(self.key, layer)).await;
+            self.tell(FetchEvent::Layer(self.key, layer)).await;
             // The last one is passed when the core knows that all is here.
             if layer + 1 < layers {
                 keeper.open(layer + 1);

@@ -1,0 +1,166 @@
+//! Sequences that go on at another decode node, because theirs has no room for them or is on its way out: with the same tokens, whatever becomes of either.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use baton_cluster_tests::{Answer, Ask, Builder, Cluster, metric, model, signal};
+use baton_proto::v1;
+
+const SECOND: Duration = Duration::from_secs(1);
+const PROMPT_TOKENS: u32 = 96;
+const OUTPUT_TOKENS: u32 = 96;
+const SEQUENCES: u32 = 6;
+/// Of prompt and answer; the last token's KV is never computed.
+const BLOCKS: u32 = (PROMPT_TOKENS + OUTPUT_TOKENS - 1).div_ceil(16);
+
+fn ask(n: u32) -> Ask {
+    let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(|i| 1000 + (n * 997 + i * 7919) % 40_000).collect();
+    let ask = Ask::tokens(prompt).max_tokens(OUTPUT_TOKENS).ignore_eos();
+    let ask = ask.sampling(|sampling| {
+        sampling.logprobs = Some(2);
+        sampling.repetition_penalty = Some(1.1);
+    });
+    if n.is_multiple_of(2) { ask } else { ask.seeded(n.into(), 0.8) }
+}
+
+/// A cluster whose first decode node has room for the prompts, but not for the answers.
+async fn small(model: &std::path::Path) -> anyhow::Result<(Builder, Cluster)> {
+    let blocks = (BLOCKS * SEQUENCES * 3 / 5).to_string();
+    let roomy = Cluster::model(model);
+    let cluster = roomy.clone().decode_flags(&["--cache-blocks", &blocks, "--growth-blocks", "0"]).start().await?;
+    Ok((roomy, cluster))
+}
+
+async fn alone(cluster: &Cluster) -> anyhow::Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    for n in 0..SEQUENCES {
+        answers.push(cluster.ask(ask(n)).await?);
+    }
+    Ok(answers)
+}
+
+fn assert_same(together: &[Answer], alone: &[Answer]) {
+    for (n, (together, alone)) in together.iter().zip(alone).enumerate() {
+        assert_eq!(together.token_ids.len(), OUTPUT_TOKENS as usize);
+        assert_eq!(together.token_ids, alone.token_ids, "request {n}");
+        assert_eq!(together.logprobs, alone.logprobs, "request {n}");
+    }
+}
+
+fn timeline(answer: &Answer) -> v1::Timeline {
+    answer.finished.timeline.clone().unwrap_or_default()
+}
+
+fn moves(answers: &[Answer]) -> u32 {
+    answers.iter().map(|answer| timeline(answer).moves).sum()
+}
+
+/// Sends all of them, and, once they run, does something else beside.
+async fn while_all_run<T>(
+    cluster: &Cluster,
+    beside: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(Vec<Answer>, T)> {
+    let all = futures::future::try_join_all((0..SEQUENCES).map(|n| cluster.ask(ask(n))));
+    tokio::try_join!(all, async {
+        cluster.wait_for("preemption", Duration::from_secs(20), || preempted(cluster)).await?;
+        beside.await
+    })
+}
+
+async fn preempted(cluster: &Cluster) -> anyhow::Result<bool> {
+    Ok(cluster.check_integrity().await?.iter().any(|(_, load)| load.preemptions > 0))
+}
+
+/// Waits until the nodes that are left hold no block for a request; of one that is gone nothing can be proved.
+async fn wait_idle(cluster: &Cluster) -> anyhow::Result<()> {
+    let is_idle = |node: &v1::NodeStatus| {
+        let load = node.load.unwrap_or_default();
+        node.state != "ready" || load.running + load.waiting + load.blocks_used + load.blocks_reserved == 0
+    };
+    cluster.wait_for("idle nodes", 2 * SECOND, || async { Ok(cluster.nodes().await?.iter().all(is_idle)) }).await
+}
+
+#[tokio::test]
+async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::Result<()> {
+    let Some(model) = model("what_a_decode_node_has_no_room_for_goes_on_where_there_is") else { return Ok(()) };
+    let (roomy, mut cluster) = small(&model).await?;
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let alone = alone(&cluster).await?;
+    assert_eq!(moves(&alone), 0);
+    let folder = cluster.folder().to_owned();
+    let (together, second) =
+        while_all_run(&cluster, async { roomy.start_node("decode", 1, &conductor, &folder).await }).await?;
+    cluster.decode.push(second);
+    assert_same(&together, &alone);
+    assert!(moves(&together) > 0, "nobody moved");
+    let moved = together.iter().filter(|answer| timeline(answer).moves > 0);
+    for answer in moved.clone() {
+        assert_eq!(answer.finished.decode_node, "decode-1");
+    }
+    let brought: u64 = moved.filter_map(|answer| timeline(answer).moved).map(|moved| moved.bytes).sum();
+    let (_, page) = cluster.http("/metrics", None).await?;
+    let taken = page.lines().find(|line| line.starts_with("baton_conductor_moves_total{outcome=\"taken\"}"));
+    println!("{} moves, {brought} bytes brought; {}", moves(&together), taken.unwrap_or_default());
+    assert!(brought > 0 && taken.is_some());
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_decode_node_that_drains_hands_its_sequences_on_and_exits() -> anyhow::Result<()> {
+    let Some(model) = model("a_decode_node_that_drains_hands_its_sequences_on_and_exits") else { return Ok(()) };
+    let roomy = Cluster::model(&model);
+    let mut cluster = roomy.clone().start().await?;
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let long = ask(1).max_tokens(160);
+    let alone = cluster.ask(long.clone()).await?;
+    let draining = cluster.decode.remove(0);
+    let folder = cluster.folder().to_owned();
+    let began = Instant::now();
+    let (answer, (second, gone)) = tokio::try_join!(cluster.ask(long), async {
+        let running = || async {
+            Ok(cluster.check_integrity().await?.iter().any(|(node, load)| node == "decode-0" && load.running > 0))
+        };
+        cluster.wait_for("running sequence", Duration::from_secs(10), running).await?;
+        let second = roomy.start_node("decode", 1, &conductor, &folder).await?;
+        cluster.wait_ready(3).await?;
+        draining.stop().await?;
+        anyhow::Ok((second, began.elapsed()))
+    })?;
+    println!("the node was gone after {gone:?}, the answer was complete after {:?}", began.elapsed());
+    cluster.decode.push(second);
+    assert_eq!((answer.token_ids, answer.logprobs), (alone.token_ids, alone.logprobs));
+    assert_eq!(answer.finished.timeline.context("a timeline")?.moves, 1);
+    assert_eq!(answer.finished.decode_node, "decode-1");
+    assert!(gone < began.elapsed(), "it waited for the end of the answer");
+    wait_idle(&cluster).await?;
+    cluster.stop().await
+}
+
+/// The node that takes sequences is stopped while it reads, and killed.
+#[tokio::test]
+async fn a_node_that_dies_while_it_takes_sequences_changes_nothing() -> anyhow::Result<()> {
+    let Some(model) = model("a_node_that_dies_while_it_takes_sequences_changes_nothing") else { return Ok(()) };
+    let (roomy, cluster) = small(&model).await?;
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let alone = alone(&cluster).await?;
+    let http = cluster.decode[0].ready.http.clone().unwrap();
+    let folder = cluster.folder().to_owned();
+    let (together, leased) = while_all_run(&cluster, async {
+        let second = roomy.start_node("decode", 1, &conductor, &folder).await?;
+        let (granted, began) = ("baton_node_leases_total{outcome=\"granted\"}", Instant::now());
+        while metric(&http, granted).await? == 0.0 && began.elapsed() < Duration::from_secs(10) {}
+        signal(second.pid(), "STOP");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        second.kill().await?;
+        metric(&http, granted).await
+    })
+    .await?;
+    println!("{leased} leases, {} moves", moves(&together));
+    assert!(leased > 0.0, "nobody was asked to take anything");
+    assert_same(&together, &alone);
+    wait_idle(&cluster).await?;
+    cluster.stop().await
+}

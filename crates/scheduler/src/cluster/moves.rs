@@ -1,0 +1,170 @@
+//! Where a sequence goes on whose decode node has no room for it, or is on its way out.
+
+use std::time::Instant;
+
+use baton_types::{NodeId, NodeRole, RequestKey};
+
+use super::candidates::has_seat;
+use super::{Cluster, ClusterNode};
+use crate::ledger::{Charge, DecodeCharge, NodeStart};
+use crate::placement::PrefixFetch;
+
+/// Tokens of its output that a sequence should find room for where it goes.
+const GROWTH_TOKENS: usize = 64;
+
+/// Another decode node for a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// Where it goes on.
+    pub to: NodeId,
+    /// Where it is, and what of it can be brought from there.
+    pub fetch: PrefixFetch,
+}
+
+impl Cluster {
+    /// The decode node with the most room, by its last report, for a sequence of `tokens` tokens so far that decodes under `key`: another one than it is on, of the same arithmetic. It is charged
+    /// there as `moved`, beside what it is charged where it is, and the caller ends one of the two. `None` where no node has room now.
+    pub fn place_move(&mut self, now: Instant, key: RequestKey, moved: RequestKey, tokens: u32) -> Option<Move> {
+        let (from, charge) = self.charges.get(&key)?.decode.clone()?;
+        let source = self.nodes.get(&from.0)?;
+        let class = source.class;
+        let layout = &source.info().layout;
+        let full = tokens.saturating_sub(1) / layout.block_tokens;
+        let bytes = u64::from(full) * layout.block_bytes_all_layers() as u64;
+        let nodes = self.nodes.of_role(NodeRole::Decode);
+        let others = nodes.filter(|node| node.class == class && node.info().node != from.0 && node.is_ready());
+        let takers = others.filter(|node| node.load().takes_sequences && has_seat(node));
+        let roomy = takers.filter_map(|node| Some((self.spare_blocks(node, &charge, tokens)?, node)));
+        let kept = roomy.filter(|(_, node)| self.keeps_paces(node, &charge, tokens));
+        let to = kept.max_by_key(|(spare, _)| *spare)?.1;
+        let start = (to.info().node.clone(), to.info().generation);
+        let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
+        self.charge_move(now, moved, (start.clone(), charge), (from, bytes));
+        Some(Move { to: start.0, fetch })
+    }
+
+    /// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where there is no room.
+    fn spare_blocks(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
+        let (load, layout) = (node.load(), &node.info().layout);
+        let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
+        if layout.blocks_for(total.saturating_sub(1)) > layout.num_blocks as usize {
+            return None;
+        }
+        let free = (load.blocks_total as usize).checked_sub((load.blocks_used + load.blocks_reserved) as usize)?;
+        // What was placed there since is not in the report.
+        let here = |(start, _): &(NodeStart, DecodeCharge)| start.0 == node.info().node;
+        let unknown = self.charges.values().filter(|charge| charge.placed >= node.reported());
+        let unknown = unknown.filter_map(|charge| charge.decode.as_ref().filter(|decode| here(decode)));
+        let unknown: usize = unknown.map(|(_, charge)| charge.blocks).sum();
+        let grown = layout.blocks_for(total.min(tokens as usize + GROWTH_TOKENS));
+        free.checked_sub(unknown + grown + load.running as usize)
+    }
+
+    /// Whether the node's steps with the sequence keep to its objective, and to those of the ones that are there.
+    fn keeps_paces(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> bool {
+        let (sequences, kv_tokens) = (node.charges.sequences() as f64, node.charges.kv_tokens as f64);
+        let without = self.high_step_seconds(node, sequences, kv_tokens);
+        let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
+        charge.tbt.is_none_or(|limit| with <= limit.as_secs_f64()) && !node.charges.has_tbt_limit_in(without, with)
+    }
+
+    fn charge_move(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        decode: (NodeStart, DecodeCharge),
+        fetch: (NodeStart, u64),
+    ) {
+        let (start, charge) = decode;
+        let charge = DecodeCharge { begins: now, begun: true, ..charge };
+        let Some(node) = self.nodes.get_mut(&start.0) else { return };
+        node.charges.add_decode(key, charge);
+        self.transfers.begin(&fetch.0.0, fetch.1);
+        let charge = Charge {
+            prefill: None,
+            helpers: Vec::new(),
+            fetch: Some(fetch),
+            decode: Some((start, charge)),
+            placed: now,
+            ttft: std::time::Duration::ZERO,
+            prefilled: true,
+        };
+        self.charges.insert(key, charge);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_types::{Attempt, Load, Slo, Tbt};
+
+    use super::super::tests::{cluster, id, info, key, place, request};
+    use super::*;
+    use crate::cost::duration;
+    use crate::placement::{PlacementKind, PlacementRequest};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn moved(n: u128) -> RequestKey {
+        RequestKey { attempt: Attempt(1), ..key(n) }
+    }
+
+    fn report(blocks_used: u32) -> Load {
+        Load { blocks_total: 100, blocks_used, takes_sequences: true, ..Load::default() }
+    }
+
+    #[test]
+    fn a_sequence_goes_where_the_last_report_says_that_there_is_room() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        cluster.on_node_joined(now, info("d2", NodeRole::Decode, 1));
+        let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
+        let others: Vec<_> = ["d0", "d1", "d2"].into_iter().map(id).filter(|node| *node != from).collect();
+        assert_eq!(cluster.place_move(now, key(1), moved(1), 170), None, "nobody said that it takes any");
+        let now = now + MS;
+        cluster.on_load(now, &from, report(0));
+        cluster.on_load(now, &others[0], report(50));
+        cluster.on_load(now, &others[1], report(40));
+        assert_eq!(cluster.place_move(now, key(9), moved(9), 170), None, "nobody knows it");
+        let first = cluster.place_move(now, key(1), moved(1), 170).unwrap();
+        assert_eq!((&first.to, &first.fetch.from), (&others[1], &from));
+        assert_eq!((first.fetch.tokens, first.fetch.bytes), (160, 10 * 4 * 2 * 16 * 8 * 2));
+        // 11 blocks more were charged there since it reported, which makes it 51.
+        let request_2 = PlacementRequest { exclude: &others, ..request(2, &[]) };
+        place(&mut cluster, now, &request_2).unwrap();
+        assert_eq!(cluster.place_move(now, key(2), moved(2), 170).unwrap().to, others[0]);
+        for node in &others {
+            cluster.on_load(now + MS, node, report(90));
+        }
+        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None, "10 blocks are free, 11 wanted");
+        cluster.on_load(now + MS, &others[0], Load { takes_sequences: false, ..report(0) });
+        cluster.on_load(now + MS, &others[1], Load { draining: true, ..report(0) });
+        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None);
+        for n in 1..=2 {
+            cluster.on_ended(now, key(n));
+            cluster.on_ended(now, moved(n));
+        }
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
+    }
+
+    #[test]
+    fn a_sequence_does_not_go_where_it_would_break_an_objective() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        let steps = |cluster: &Cluster, n: f64| cluster.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);
+        let limit = duration((steps(&cluster, 1.0) + steps(&cluster, 2.0)) / 2.0);
+        let tight = Slo { tbt: Some(Tbt(limit)), ..Slo::default() };
+        let from =
+            place(&mut cluster, now, &PlacementRequest { slo: tight, ..request(1, &[]) }).unwrap().decode.unwrap();
+        let other = if from == id("d0") { id("d1") } else { id("d0") };
+        cluster.on_load(now + MS, &other, report(0));
+        assert_eq!(cluster.place_move(now + MS, key(1), moved(1), 170).map(|to| to.to), Some(other.clone()));
+        cluster.on_ended(now + MS, key(1));
+        let second = PlacementRequest { exclude: std::slice::from_ref(&other), ..request(2, &[]) };
+        place(&mut cluster, now + MS, &second).unwrap();
+        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None, "it would slow the first one down");
+        cluster.on_ended(now + MS, moved(1));
+        assert!(cluster.place_move(now + MS, key(2), moved(2), 170).is_some());
+    }
+}

@@ -1,0 +1,182 @@
+//! Sequences that go on at another decode node, because the one that they are on has no room for them or is on its way out.
+//!
+//! ```text
+//!   there: preempted, or draining ─▶ Offer, now and then ─────────────────────────────────────────────────▶ on_abort, once it is taken
+//!   here:  on_submit with output tokens ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMove ─▶ the rest is computed, tokens
+//!                       └─ no room now: AnswerMove, refused; it stays where it is
+//! ```
+//!
+//! Until the conductor hears that it is taken the sequence is the other node's, which goes on with it as soon as it can. What could not be brought comes from this node's
+//! tier, once nothing is brought any more, or is computed: the tokens are the same.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use baton_types::{ErrorKind, FetchReport, FetchSource, PrefillJob, Refused, RequestKey};
+
+use super::{DecodeCore, DecodeEffect, Outcome, Phase, Sequence};
+use crate::prefill::FetchedBytes;
+
+/// Blocks on their way here.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    /// Which of the sequence's.
+    blocks: Range<usize>,
+    asked: Instant,
+}
+
+impl Sequence {
+    /// Whether another decode node may take it: there is an output to go on with, and the next tokens there are those that would come here. Where the prompt is of another numerics class they
+    /// might not be, and some may come from both.
+    fn is_offered(&self, draining: bool) -> bool {
+        let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
+        waits && !self.ended && !self.is_foreign && self.num_tokens() > self.prompt_tokens
+    }
+}
+
+impl DecodeCore {
+    /// Offers what wants room, and was not offered lately.
+    pub(super) fn offer_due(&mut self, now: Instant) {
+        self.next_offer = None;
+        if self.waiting.is_empty() && !self.draining {
+            return;
+        }
+        for (&key, sequence) in &mut self.sequences {
+            let Some(handed_over) = sequence.handed_over.as_ref().filter(|_| sequence.is_offered(self.draining)) else {
+                continue;
+            };
+            let last = sequence.offered.filter(|last| now < *last + self.config.offer_every);
+            if last.is_none() {
+                let output_tokens = (handed_over.tokens.len() - sequence.prompt_tokens) as u32;
+                self.effects.push_back(DecodeEffect::Offer { conductor: handed_over.conductor, key, output_tokens });
+            }
+            let last = *sequence.offered.insert(last.unwrap_or(now));
+            let due = last + self.config.offer_every;
+            self.next_offer = Some(self.next_offer.map_or(due, |next| next.min(due)));
+        }
+    }
+
+    /// Whether a sequence of another node would get a place now, if there are blocks for it.
+    pub(super) fn check_takes_sequences(&self) -> Result<(), Refused> {
+        let refuse = |kind, message: String| Err(Refused { kind, message });
+        if self.draining {
+            return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
+        }
+        if self.lacks_room || !self.asked.is_empty() {
+            return refuse(ErrorKind::Overloaded, "others wait for room".into());
+        }
+        let (seated, seats) = (self.running.len() + self.waiting.len(), self.config.max_running);
+        if seated >= seats {
+            return refuse(ErrorKind::Overloaded, format!("{seated} sequences wait or run, as many as run at once"));
+        }
+        Ok(())
+    }
+
+    /// A sequence of another decode node is to go on here. It is taken if it need not wait; where it is now it waits already.
+    pub(super) fn on_resume(&mut self, now: Instant, job: PrefillJob) {
+        let (key, conductor, source) = (job.key, job.conductor, job.fetch.clone());
+        let seated = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
+        match seated.and_then(|sequence| self.seat(key, sequence)) {
+            Ok(()) => self.bring(now, key, source),
+            Err(refused) => {
+                self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Err(refused) });
+            }
+        }
+    }
+
+    fn seat(&mut self, key: RequestKey, sequence: Sequence) -> Result<(), Refused> {
+        let tokens = sequence.num_tokens();
+        self.sequences.insert(key, sequence);
+        if self.take_room(key).is_some() {
+            return Ok(());
+        }
+        self.sequences.remove(&key);
+        Err(Refused { kind: ErrorKind::Overloaded, message: format!("no room for {tokens} tokens") })
+    }
+
+    /// Fetches those of its full blocks that are not here, if the other node has them.
+    fn bring(&mut self, now: Instant, key: RequestKey, source: Option<FetchSource>) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let held = sequence.num_complete_blocks;
+        let there = source.as_ref().map_or(0, |source| source.tokens as usize / block_tokens);
+        let end = there.min(sequence.reusable_blocks(block_tokens));
+        let Some(source) = source.filter(|_| end > held) else {
+            let nothing =
+                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed: Duration::ZERO, failure: None };
+            return self.on_taken(now, key, nothing);
+        };
+        sequence.phase = Phase::Fetching;
+        sequence.fetch = Some(Fetch { blocks: held..end, asked: now });
+        let block_hashes = sequence.hashes[held..end].into();
+        let destinations = sequence.blocks[held..end].to_vec();
+        self.effects.push_back(DecodeEffect::Fetch { key, source, block_hashes, destinations });
+    }
+
+    /// The other node agreed, and has the first `blocks` of the blocks asked for.
+    pub fn on_fetch_begun(&mut self, key: RequestKey, blocks: usize) {
+        if let Some(fetch) = self.sequences.get_mut(&key).and_then(|sequence| sequence.fetch.as_mut()) {
+            fetch.blocks.end = fetch.blocks.end.min(fetch.blocks.start + blocks);
+        }
+    }
+
+    /// The blocks are here, or will not come: nothing is written into them any more.
+    pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(fetch) = sequence.fetch.take() else { return };
+        if sequence.ended {
+            self.release_if_unused(key);
+            return self.plan_step(now);
+        }
+        let elapsed = now.saturating_duration_since(fetch.asked);
+        let report = match result {
+            Ok(FetchedBytes { bytes, transport }) => {
+                let tokens = fetch.blocks.len() * block_tokens;
+                sequence.num_computed_tokens = fetch.blocks.end * block_tokens;
+                self.prefix_hits += tokens as u64;
+                FetchReport { tokens: tokens as u32, bytes, transport, elapsed, failure: None }
+            }
+            Err(refused) => {
+                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure: Some(refused) }
+            }
+        };
+        self.complete_blocks(key);
+        self.on_taken(now, key, report);
+    }
+
+    /// The sequence is this node's from now on. What was not brought comes from the tier, as far as that has it.
+    fn on_taken(&mut self, now: Instant, key: RequestKey, report: FetchReport) {
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(handed_over) = &sequence.handed_over else { return };
+        sequence.phase = Phase::Waiting;
+        self.waiting.insert(sequence.turn, key);
+        let (conductor, held) = (handed_over.conductor, sequence.num_computed_tokens / block_tokens);
+        self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Ok(report) });
+        self.start_load(now, key, held);
+        self.plan_step(now);
+    }
+
+    /// Whether a reader is to go on with a sequence that is here: under another attempt of the request.
+    pub(super) fn is_moving(&self, reader: RequestKey) -> bool {
+        self.sequences.keys().any(|key| key.request == reader.request && key.attempt != reader.attempt)
+    }
+
+    /// A sequence that is not taken yet, and younger.
+    pub(super) fn arriving_younger_than(&self, turn: u64) -> Option<RequestKey> {
+        let arriving = |sequence: &Sequence| sequence.phase == Phase::Fetching && !sequence.ended;
+        let found = self.sequences.iter().find(|(_, sequence)| sequence.turn > turn && arriving(sequence));
+        found.map(|(key, _)| *key)
+    }
+
+    /// A sequence is not taken after all; its blocks come free when the fetch is over.
+    pub(super) fn refuse_move(&mut self, key: RequestKey, refused: Refused) {
+        let Some(handed_over) = self.sequences.get(&key).and_then(|sequence| sequence.handed_over.as_ref()) else {
+            return;
+        };
+        let conductor = handed_over.conductor;
+        self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Err(refused) });
+        self.end(key, Outcome::Failed, None);
+    }
+}
