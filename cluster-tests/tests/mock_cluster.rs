@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use baton_cluster_tests::{Ask, Cluster};
+use baton_cluster_tests::{Ask, Cluster, signal};
 use futures::future::join_all;
 use tonic::Code;
 
@@ -371,5 +371,50 @@ async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow
     assert!(code == Code::ResourceExhausted && message.contains("objective"), "{code} {message}");
     ask.0.slo = Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: Some(60_000.0) });
     assert_eq!(cluster.ask(ask).await?.token_ids.len(), 5);
+    cluster.stop().await
+}
+
+/// The first decode node's steps take 60 ms, and the objective is 30: the second look at it, when its grant is asked for, finds that placement took what there was.
+#[tokio::test]
+async fn a_decode_node_whose_steps_are_too_long_by_now_gives_way_to_another_one() -> anyhow::Result<()> {
+    let nodes = |us| Cluster::mock().conductor_flags(&["--admission", "none"]).node_flags(&["--mock-base-us", us]);
+    let mut cluster = nodes("60000").start().await?;
+    let paced = |salt| {
+        let mut ask = Ask::tokens(prompt(100, salt)).max_tokens(8).ignore_eos();
+        ask.0.slo = Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: None, tbt_ms: Some(30.0) });
+        ask
+    };
+    let refused = async |cluster: &Cluster, outcome: &str| {
+        cluster.conductor.metric(&format!("baton_conductor_grants_refused_total{{outcome=\"{outcome}\"}}")).await
+    };
+    let expected = cluster.ask(paced(2)).await?.token_ids;
+    assert_eq!(refused(&cluster, "retried").await?, 0.0, "nobody had measured anything");
+
+    let (conductor, prefill) = (format!("http://{}", cluster.conductor.ready.grpc), cluster.prefill[0].pid());
+    let stream = cluster.ask(Ask::tokens(prompt(50, 1)).max_tokens(100).ignore_eos());
+    let (stream, both) = tokio::join!(stream, async {
+        tokio::time::sleep(2 * SECOND).await;
+        let alone = cluster.ask(paced(2)).await?;
+        assert_eq!((alone.finished.decode_node.as_str(), refused(&cluster, "retried").await?), ("decode-0", 1.0));
+        // Placed while there is one decode node, computed when there are two.
+        signal(prefill, "STOP");
+        let moved = cluster.ask(paced(3));
+        let (moved, second) = tokio::join!(moved, async {
+            let second = nodes("10000").start_node("decode", 1, &conductor, cluster.folder()).await;
+            let waited = cluster.wait_ready(3).await;
+            tokio::time::sleep(SECOND / 5).await;
+            signal(prefill, "CONT");
+            waited.and(second)
+        });
+        anyhow::Ok((alone, moved?, second?))
+    });
+    let (alone, moved, second) = both?;
+    assert_eq!(stream?.token_ids.len(), 100);
+    assert_eq!(alone.token_ids, expected, "what was taken in is served");
+    assert_eq!((moved.finished.decode_node.as_str(), refused(&cluster, "redirected").await?), ("decode-1", 1.0));
+    assert_eq!((moved.token_ids.len(), refused(&cluster, "retried").await?), (8, 1.0));
+    cluster.decode.push(second);
+    assert_eq!(cluster.ask(paced(3)).await?.token_ids, moved.token_ids);
+    cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

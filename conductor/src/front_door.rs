@@ -8,7 +8,7 @@ use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixFetch, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
-    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, NodeRole, PrefillJob,
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, NodeInfo, NodeRole, PrefillJob,
     QueueTerms, RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
 };
 use tokio::sync::{Semaphore, mpsc};
@@ -320,11 +320,8 @@ impl FrontDoor {
             }
             // A decode node that computes the prompt has nobody to hand it to.
             let decode = placement.decode.as_ref().filter(|_| !at_decode);
-            let target = decode.and_then(|node| cluster.node(node)).map(|node| DecodeTarget {
-                node: node.info().node.clone(),
-                generation: node.info().generation,
-                address: node.info().address.clone(),
-            });
+            let target = decode.and_then(|node| cluster.node(node));
+            let target = target.map(|node| decode_target(node.info(), wanted.slo.tbt.map(|Tbt(tbt)| tbt)));
             let fetch = placement.fetch.as_ref().and_then(|fetch| fetch_source(&cluster, fetch));
             let start = |node: NodeId| cluster.node(&node).map(|known| (node.clone(), known.info().generation));
             let starts = placement.nodes().into_iter().filter_map(start).collect();
@@ -372,6 +369,10 @@ impl FrontDoor {
             }
         }
     }
+}
+
+pub(crate) fn decode_target(info: &NodeInfo, tbt: Option<Duration>) -> DecodeTarget {
+    DecodeTarget { node: info.node.clone(), generation: info.generation, address: info.address.clone(), tbt }
 }
 
 pub(crate) fn fetch_source(cluster: &Cluster, fetch: &PrefixFetch) -> Option<FetchSource> {

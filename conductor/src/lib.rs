@@ -22,6 +22,7 @@ mod nodes;
 mod output;
 mod prompt;
 mod records;
+mod redirect;
 mod relay;
 mod replicate;
 mod server;

@@ -14,6 +14,7 @@ const REQUESTS: &str = "baton_conductor_requests_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
+const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
 const MOVES: &str = "baton_conductor_moves_total";
 const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
@@ -64,6 +65,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Requests that waited at the door for the cluster to get room, within their objective.",
     ),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
+    doc(
+        GRANTS_REFUSED,
+        MetricKind::Counter,
+        &["outcome"],
+        "Grants that a decode node refused for want of room or because its steps were longer than the request's objective: redirected to another decode node, or retried at the same one because no other had room.",
+    ),
     doc(
         MOVES,
         MetricKind::Counter,
@@ -134,6 +141,8 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 pub struct Metrics {
     held: Counter,
     retries: Counter,
+    grants_redirected: Counter,
+    grants_retried: Counter,
     moves_taken: Counter,
     moves_failed: Counter,
     moved_tokens: Counter,
@@ -176,6 +185,8 @@ impl Default for Metrics {
         Self {
             held: counter!(HELD),
             retries: counter!(RETRIES),
+            grants_redirected: counter!(GRANTS_REFUSED, "outcome" => "redirected"),
+            grants_retried: counter!(GRANTS_REFUSED, "outcome" => "retried"),
             moves_taken: counter!(MOVES, "outcome" => "taken"),
             moves_failed: counter!(MOVES, "outcome" => "failed"),
             moved_tokens: counter!(MOVED_TOKENS),
@@ -213,6 +224,11 @@ impl Metrics {
     /// A decode node is to compute a prompt.
     pub fn on_prompt_at_decode(&self) {
         self.at_decode.increment(1);
+    }
+
+    /// A decode node refused a grant; another one is asked, or the same one again.
+    pub fn on_grant_refused(&self, redirected: bool) {
+        if redirected { &self.grants_redirected } else { &self.grants_retried }.increment(1);
     }
 
     /// A request goes on at another decode node.

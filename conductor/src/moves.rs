@@ -164,7 +164,7 @@ impl FrontDoor {
         self.nodes.send(node, v1::node_command::Command::Abort(key.into()));
     }
 
-    fn start_of(&self, node: &NodeId) -> Option<(NodeId, baton_types::Generation)> {
+    pub(crate) fn start_of(&self, node: &NodeId) -> Option<(NodeId, baton_types::Generation)> {
         self.cluster().node(node).map(|known| (node.clone(), known.info().generation))
     }
 }

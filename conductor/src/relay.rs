@@ -319,6 +319,10 @@ impl Relay {
             PrefillEvent::Failed(refused) if self.moves.has_moved() => Err(self.decode_failed(refused)),
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
             PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
+            PrefillEvent::GrantRefused(refused) => {
+                self.on_grant_refused(door, &refused);
+                Ok(Progress::Going)
+            }
             // No request's.
             PrefillEvent::Copied(_) => Ok(Progress::Going),
         }

@@ -320,8 +320,8 @@ impl Role for DecodeRole {
             Input::ClearCache => self.core.clear_cache(),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
-            // Nobody sends it to a node that does not say that it copies.
-            Input::CopyPrefix(_) => {}
+            // A copy is sent to nobody who does not say that it copies, a redirection to nobody who was not refused.
+            Input::CopyPrefix(_) | Input::Redirect(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

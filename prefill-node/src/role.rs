@@ -330,6 +330,7 @@ async fn ask_for_grant(
         block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
         max_tokens: request.max_tokens,
         numerics: info.numerics.clone(),
+        tbt_s: request.tbt.map(|tbt| tbt.as_secs_f64()),
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
@@ -366,6 +367,7 @@ impl Role for PrefillRole {
             Input::Drain => self.core.on_drain(now),
             Input::ClearCache => self.core.clear_cache(),
             Input::CopyPrefix(order) => self.core.on_copy(now, order),
+            Input::Redirect(redirect) => self.core.on_redirect(redirect),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);

@@ -306,22 +306,55 @@ impl TryFrom<w::NodeSampling> for d::SamplingParams {
 
 impl From<&d::PrefillJob> for w::PrefillJob {
     fn from(job: &d::PrefillJob) -> Self {
-        let target = |t: &d::DecodeTarget| w::DecodeTarget {
-            node: t.node.to_string(),
-            generation: t.generation.to_string(),
-            address: t.address.clone(),
-        };
         Self {
             key: Some(job.key.into()),
             tokens: job.tokens.to_vec(),
             output_tokens: job.output_tokens,
             sampling: Some(job.sampling.as_ref().into()),
-            decode: job.decode.as_ref().map(target),
+            decode: job.decode.as_ref().map(Into::into),
             fetch: job.fetch.as_ref().map(Into::into),
             salt: job.salt.to_vec(),
             priority: job.terms.priority,
             queue: Some((&job.terms).into()),
         }
+    }
+}
+
+impl From<&d::DecodeTarget> for w::DecodeTarget {
+    fn from(target: &d::DecodeTarget) -> Self {
+        Self {
+            node: target.node.to_string(),
+            generation: target.generation.to_string(),
+            address: target.address.clone(),
+            tbt_s: target.tbt.map(|tbt| tbt.as_secs_f64()),
+        }
+    }
+}
+
+impl TryFrom<w::DecodeTarget> for d::DecodeTarget {
+    type Error = InvalidMessage;
+
+    fn try_from(target: w::DecodeTarget) -> Result<Self, Self::Error> {
+        Ok(Self {
+            node: node_id("decode.node", &target.node)?,
+            generation: generation("decode.generation", &target.generation)?,
+            address: target.address,
+            tbt: target.tbt_s.map(|tbt| seconds("decode.tbt_s", tbt)).transpose()?,
+        })
+    }
+}
+
+impl From<&d::Redirect> for w::RedirectCommand {
+    fn from(redirect: &d::Redirect) -> Self {
+        Self { key: Some(redirect.key.into()), decode: Some((&redirect.decode).into()) }
+    }
+}
+
+impl TryFrom<w::RedirectCommand> for d::Redirect {
+    type Error = InvalidMessage;
+
+    fn try_from(redirect: w::RedirectCommand) -> Result<Self, Self::Error> {
+        Ok(Self { key: key(redirect.key)?, decode: required("decode", redirect.decode)?.try_into()? })
     }
 }
 
@@ -411,13 +444,6 @@ fn wait(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
 impl w::PrefillJob {
     /// The job, as a job of `conductor`, whose session it came in on.
     pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefillJob, InvalidMessage> {
-        let target = |t: w::DecodeTarget| {
-            Ok(d::DecodeTarget {
-                node: node_id("decode.node", &t.node)?,
-                generation: generation("decode.generation", &t.generation)?,
-                address: t.address,
-            })
-        };
         if self.tokens.is_empty() {
             return Err(InvalidMessage { field: "tokens", found: "empty".into() });
         }
@@ -431,7 +457,7 @@ impl w::PrefillJob {
             tokens: self.tokens.into(),
             output_tokens: self.output_tokens,
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
-            decode: self.decode.map(target).transpose()?,
+            decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,
             salt: self.salt.into(),
             terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
@@ -576,6 +602,7 @@ impl w::PrefillEvent {
             d::PrefillEvent::HandedOver(transfer) => Event::HandedOver(transfer.into()),
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
             d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
+            d::PrefillEvent::GrantRefused(refused) => Event::GrantRefused(refused.into()),
             d::PrefillEvent::Copied(report) => Event::Copied(report.into()),
         };
         Self { key: Some(key.into()), event: Some(event) }
@@ -600,6 +627,7 @@ impl w::PrefillEvent {
             Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
             Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
             Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
+            Event::GrantRefused(failure) => d::PrefillEvent::GrantRefused(failure.into()),
             Event::Copied(report) => d::PrefillEvent::Copied(report.try_into()?),
         };
         Ok((key(self.key)?, event))
@@ -682,6 +710,7 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             prompt_tokens: request.prompt_tokens,
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
+            tbt: request.tbt_s.map(|tbt| seconds("tbt_s", tbt)).transpose()?,
             // Whoever receives it knows its own class.
             is_foreign: false,
         })

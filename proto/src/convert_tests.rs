@@ -66,7 +66,10 @@ proptest! {
             node: d::NodeId::new("decode-0").unwrap(),
             generation: d::Generation(9),
             address: "http://127.0.0.1:1".into(),
+            tbt: (k.attempt.0 % 2 == 0).then_some(Duration::from_millis(125)),
         };
+        let redirect = d::Redirect { key: k, decode: target.clone() };
+        prop_assert_eq!(d::Redirect::try_from(w::RedirectCommand::from(&redirect)).unwrap(), redirect);
         let source = d::FetchSource {
             node: d::NodeId::new("decode-1").unwrap(),
             generation: d::Generation(3),

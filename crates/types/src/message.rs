@@ -51,6 +51,17 @@ pub struct DecodeTarget {
     pub generation: Generation,
     /// Its gRPC address, `http://host:port`.
     pub address: String,
+    /// Between two tokens of the sequence: it refuses a grant while its steps take longer. `None`: it grants whatever they take.
+    pub tbt: Option<Duration>,
+}
+
+/// Conductor to prefill node: the answer to [`PrefillEvent::GrantRefused`], who is asked for room next. It may be the one that refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// The request and attempt.
+    pub key: RequestKey,
+    /// Where the KV goes.
+    pub decode: DecodeTarget,
 }
 
 /// A node that holds a longer prefix of a prompt than its prefill node does, as far as the conductor knows.
@@ -131,6 +142,8 @@ pub struct GrantRequest {
     pub block_hashes: Arc<[BlockHash]>,
     /// Most tokens to generate: room for the first of them is promised.
     pub max_tokens: u32,
+    /// As in [`DecodeTarget::tbt`].
+    pub tbt: Option<Duration>,
     /// Whether the prompt is computed by a node of another numerics class: nothing of it is taken from the cache, nor does it stay there.
     pub is_foreign: bool,
 }
@@ -208,6 +221,8 @@ pub enum PrefillEvent {
     Failed(Refused),
     /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
     DecodeFailed(Refused),
+    /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt is computed all the same; a [`Redirect`] says who is asked next.
+    GrantRefused(Refused),
     /// What became of a [`PrefixCopy`]; its key is that of no request.
     Copied(FetchReport),
 }

@@ -2,8 +2,8 @@
 
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, PrefixCopy, Refused,
-    RequestKey,
+    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, PrefixCopy, Redirect,
+    Refused, RequestKey,
 };
 use tokio::sync::oneshot;
 
@@ -26,6 +26,8 @@ pub enum Input<E> {
     ClearCache,
     /// Bring a prefix that many prompts begin with.
     CopyPrefix(PrefixCopy),
+    /// Ask this decode node for room, in place of one that refused.
+    Redirect(Redirect),
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

@@ -1,4 +1,4 @@
-//! Where a sequence goes on whose decode node has no room for it, or is on its way out.
+//! Another decode node for a sequence whose own has no room for it, or is on its way out.
 
 use std::time::Instant;
 
@@ -31,16 +31,35 @@ impl Cluster {
         let layout = &source.info().layout;
         let full = tokens.saturating_sub(1) / layout.block_tokens;
         let bytes = u64::from(full) * layout.block_bytes_all_layers() as u64;
-        let nodes = self.nodes.of_role(NodeRole::Decode);
-        let others = nodes.filter(|node| node.class == class && node.info().node != from.0 && node.is_ready());
-        let takers = others.filter(|node| node.load().takes_sequences && has_seat(node));
-        let roomy = takers.filter_map(|node| Some((self.spare_blocks(node, &charge, tokens)?, node)));
-        let kept = roomy.filter(|(_, node)| self.keeps_paces(node, &charge, tokens));
-        let to = kept.max_by_key(|(spare, _)| *spare)?.1;
+        let to = self.roomiest_other(&from.0, &charge, tokens, |node| node.class == class)?;
         let start = (to.info().node.clone(), to.info().generation);
         let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
         self.charge_move(now, moved, (start.clone(), charge), (from, bytes));
         Some(Move { to: start.0, fetch })
+    }
+
+    /// Another decode node, the one with the most room, by its last report, for a request whose own refused it a grant. It is charged there from now on, and no more where it was. `None` where no
+    /// node has room now: it stays where it is.
+    pub fn redirect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
+        let (from, charge) = self.charges.get(&key)?.decode.clone()?;
+        let to = self.roomiest_other(&from.0, &charge, charge.prompt_tokens, |_| true)?.info().node.clone();
+        self.move_decode(now, key, &to);
+        Some(to)
+    }
+
+    fn roomiest_other(
+        &self,
+        than: &NodeId,
+        charge: &DecodeCharge,
+        tokens: u32,
+        fits: impl Fn(&ClusterNode) -> bool,
+    ) -> Option<&ClusterNode> {
+        let nodes = self.nodes.of_role(NodeRole::Decode);
+        let others = nodes.filter(|node| fits(node) && node.info().node != *than && node.is_ready());
+        let takers = others.filter(|node| node.load().takes_sequences && has_seat(node));
+        let roomy = takers.filter_map(|node| Some((self.spare_blocks(node, charge, tokens)?, node)));
+        let kept = roomy.filter(|(_, node)| self.keeps_paces(node, charge, tokens));
+        Some(kept.max_by_key(|(spare, _)| *spare)?.1)
     }
 
     /// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where there is no room.
@@ -146,6 +165,26 @@ mod tests {
             cluster.on_ended(now, moved(n));
         }
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
+    }
+
+    #[test]
+    fn a_refused_request_goes_where_there_is_room_before_it_has_tokens() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
+        let other = if from == id("d0") { id("d1") } else { id("d0") };
+        assert_eq!(cluster.redirect(now, key(1)), None, "nobody said that it takes any");
+        cluster.on_load(now + MS, &other, report(95));
+        assert_eq!(cluster.redirect(now + MS, key(1)), None, "no room there either");
+        cluster.on_load(now + MS, &other, report(0));
+        assert_eq!(cluster.redirect(now + MS, key(1)), Some(other.clone()));
+        assert!(cluster.node(&from).unwrap().charges.is_zero());
+        assert_eq!(cluster.node(&other).unwrap().charges.sequences(), 1);
+        cluster.on_load(now + 2 * MS, &from, report(0));
+        assert_eq!(cluster.redirect(now + 2 * MS, key(1)), Some(from), "and back");
+        cluster.on_ended(now + 2 * MS, key(1));
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
+        assert_eq!(cluster.redirect(now, key(1)), None, "nobody knows it any more");
     }
 
     #[test]

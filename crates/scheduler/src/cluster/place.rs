@@ -277,13 +277,13 @@ impl Cluster {
         node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
-    fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
+    pub(super) fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
         if let Some(node) = self.nodes.get_mut(&from.0) {
             node.charges.end_decode(key);
         }
         if let Some(node) = self.nodes.get_mut(to) {
-            let moved = DecodeCharge { begins: now, ..charge };
+            let moved = DecodeCharge { begins: charge.begins.max(now), ..charge };
             node.charges.add_decode(key, moved);
             let start = (to.clone(), node.info().generation);
             if let Some(charge) = self.charges.get_mut(&key) {

@@ -13,6 +13,7 @@ use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
 #[derive(Debug)]
 pub(super) struct RunningStep {
     pub id: StepId,
+    pub began: Instant,
     /// Who is in it, with the positions computed.
     pub sequences: Vec<(RequestKey, Range<usize>)>,
 }
@@ -32,6 +33,9 @@ impl DecodeCore {
             Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output)).collect(), None),
             Err(refused) => (BTreeMap::new(), Some(refused)),
         };
+        if running.sequences.iter().any(|(_, range)| range.len() == 1) {
+            self.pace.observe(now.saturating_duration_since(running.began));
+        }
         let mut events = Events::new();
         let mut finished = Vec::new();
         for (key, range) in running.sequences {
@@ -147,7 +151,7 @@ impl DecodeCore {
                 self.admit(now);
                 self.make_room();
             }
-            self.run_batch();
+            self.run_batch(now);
         }
         self.answer_asked(now);
         self.offer_due(now);
@@ -189,19 +193,19 @@ impl DecodeCore {
     }
 
     /// One token of each sequence that decodes, and chunks of what else is to be computed, the oldest first, within the budget.
-    fn run_batch(&mut self) {
+    fn run_batch(&mut self, now: Instant) {
         let mut budget = self.config.prompt_budget;
         let mut by_age = self.running.clone();
         by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
         let sequences: Vec<StepSequence> =
             by_age.into_iter().filter_map(|key| self.add_to_step(key, &mut budget)).collect();
         if sequences.is_empty() {
-            return;
+            return self.pace.forget();
         }
         let id = StepId(self.next_step);
         self.next_step += 1;
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
-        self.step = Some(RunningStep { id, sequences: members });
+        self.step = Some(RunningStep { id, began: now, sequences: members });
         self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences }));
     }
 

@@ -275,6 +275,7 @@ impl DecodeCore {
             None => {}
         }
         let needed = self.needed_blocks(request)?;
+        self.check_pace(request)?;
         let (open, limit) =
             (self.sequences.len().max(self.grants.len()), self.config.max_running + self.config.max_waiting);
         if open >= limit {

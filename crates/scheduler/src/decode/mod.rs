@@ -16,6 +16,7 @@ mod grant;
 mod integrity;
 mod local;
 mod moves;
+mod pace;
 mod room;
 mod sequence;
 mod tier;
@@ -39,6 +40,7 @@ pub use effect::DecodeEffect;
 
 use batch::RunningStep;
 use grant::{Asked, GrantRecord};
+use pace::Pace;
 use sequence::{HandedOver, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
@@ -55,6 +57,7 @@ pub struct DecodeCore {
     waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
     step: Option<RunningStep>,
+    pace: Pace,
     tombstones: Tombstones,
     leases: Leases,
     stores: Stores,
@@ -97,6 +100,7 @@ impl DecodeCore {
             waiting: BTreeMap::new(),
             running: Vec::new(),
             step: None,
+            pace: Pace::default(),
             tombstones,
             leases,
             stores,

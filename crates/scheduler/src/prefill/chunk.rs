@@ -14,9 +14,6 @@ use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
-/// Between two questions to a decode node that has no room.
-const GRANT_RETRY: Duration = Duration::from_millis(100);
-
 /// The step that the engine works on.
 #[derive(Debug)]
 pub(super) struct RunningStep {
@@ -342,12 +339,12 @@ impl PrefillCore {
             transfer.on_ready(layer, 0..num_cached);
         }
         request.transfer = Some(transfer);
-        let request = self.grant_request(request);
+        let request = self.grant_request(request, target.tbt);
         self.deadlines.set(request.key, now + self.config.grant_timeout);
         self.effects.push_back(PrefillEffect::RequestGrant { target, request, delay: Duration::ZERO });
     }
 
-    fn grant_request(&self, request: &Active) -> GrantRequest {
+    fn grant_request(&self, request: &Active, tbt: Option<Duration>) -> GrantRequest {
         GrantRequest {
             key: request.job.key,
             prefill: self.config.node.clone(),
@@ -355,16 +352,17 @@ impl PrefillCore {
             prompt_tokens: request.prompt_tokens() as u32,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
+            tbt,
             is_foreign: false,
         }
     }
 
-    /// Asks once more for a grant that was refused.
-    pub(super) fn ask_for_grant(&mut self, key: RequestKey) {
+    /// Asks the request's decode node for a grant.
+    pub(super) fn ask_for_grant(&mut self, key: RequestKey, delay: Duration) {
         let Some(request) = self.active.get(&key) else { return };
         let Some(target) = request.transfer.as_ref().map(|transfer| transfer.target.clone()) else { return };
-        let request = self.grant_request(request);
-        self.effects.push_back(PrefillEffect::RequestGrant { target, request, delay: GRANT_RETRY });
+        let request = self.grant_request(request, target.tbt);
+        self.effects.push_back(PrefillEffect::RequestGrant { target, request, delay });
     }
 }
 

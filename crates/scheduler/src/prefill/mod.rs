@@ -341,7 +341,7 @@ impl PrefillCore {
             GrantState::Granted(reply) if !complete => {
                 self.effects.push_back(PrefillEffect::ReleaseGrant { key, target, grant: reply.grant });
             }
-            GrantState::Granted(_) | GrantState::Gone => {}
+            GrantState::Granted(_) | GrantState::Refused | GrantState::Gone => {}
         }
     }
 

@@ -105,6 +105,8 @@ impl Active {
 #[derive(Debug)]
 pub(super) enum GrantState {
     Requested,
+    /// The conductor says who is asked next.
+    Refused,
     Granted(GrantReply),
     /// Given back, or never needed.
     Gone,

@@ -1,18 +1,22 @@
 //! The way of a request's KV to its decode node: grant, pushes, hand-over.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantReply, Handover, PrefillEvent, Refused, RequestKey};
+use baton_types::{ErrorKind, GrantReply, Handover, PrefillEvent, Redirect, Refused, RequestKey};
 
 use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, decode_failed};
+
+/// A decode node that refused is not asked again before.
+const GRANT_RETRY: Duration = Duration::from_millis(100);
 
 impl PrefillCore {
     /// The decode node's answer to a grant request.
     pub fn on_grant_reply(&mut self, now: Instant, key: RequestKey, reply: Result<GrantReply, Refused>) {
-        let transfer = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut());
-        let Some(transfer) = transfer.filter(|transfer| matches!(transfer.grant, GrantState::Requested)) else {
-            return self.on_late_grant(key, reply);
-        };
+        let request = self.active.get_mut(&key);
+        let transfer = request.and_then(|request| Some((request.job.conductor, request.transfer.as_mut()?)));
+        let asked = transfer.filter(|(_, transfer)| matches!(transfer.grant, GrantState::Requested));
+        let Some((conductor, transfer)) = asked else { return self.on_late_grant(key, reply) };
+        let target = transfer.target.node.clone();
         match reply {
             Ok(reply) => {
                 transfer.grant = GrantState::Granted(reply);
@@ -21,18 +25,31 @@ impl PrefillCore {
                     self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
-            // The decode node has let it wait for room already; within the time limit it may wait again.
-            Err(Refused { kind: ErrorKind::Overloaded, .. }) if self.deadlines.is_after(key, now) => {
-                self.ask_for_grant(key);
+            // Within the time limit it may wait for room again, there or elsewhere: what is computed stays.
+            Err(refused) if refused.kind == ErrorKind::Overloaded && self.deadlines.is_after(key, now) => {
+                transfer.grant = GrantState::Refused;
+                let refused = Refused { message: format!("decode node {target}: {refused}"), ..refused };
+                self.emit(conductor, key, PrefillEvent::GrantRefused(refused));
             }
             Err(Refused { kind, message }) => {
                 transfer.grant = GrantState::Gone;
-                let message = format!("decode node {}: {message}", transfer.target.node);
+                let message = format!("decode node {target}: {message}");
                 self.end(key, Some(decode_failed(kind, message)));
             }
         }
         self.advance_transfer(now, key);
         self.plan_step(now);
+    }
+
+    /// The conductor's answer to [`PrefillEvent::GrantRefused`]. Ignored where the request has ended, or waits for no such answer.
+    pub fn on_redirect(&mut self, redirect: Redirect) {
+        let key = redirect.key;
+        let transfer = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut());
+        let Some(transfer) = transfer.filter(|transfer| matches!(transfer.grant, GrantState::Refused)) else { return };
+        transfer.grant = GrantState::Requested;
+        let asked = std::mem::replace(&mut transfer.target, redirect.decode);
+        let delay = if asked.node == transfer.target.node { GRANT_RETRY } else { Duration::ZERO };
+        self.ask_for_grant(key, delay);
     }
 
     /// A batch is over: its bytes are visible at the decode node, or it failed or was cancelled and its blocks are not read any more. Batches that are not known

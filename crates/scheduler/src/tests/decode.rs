@@ -39,6 +39,7 @@ pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> Gran
         prompt_tokens: prompt.len() as u32,
         block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
         max_tokens,
+        tbt: None,
         is_foreign: false,
     }
 }
@@ -524,6 +525,28 @@ fn the_youngest_gives_way_where_blocks_run_out_and_is_computed_again_before_newc
     assert_eq!(indices(0, &events), (1..10).collect::<Vec<_>>());
     assert_eq!(indices(1, &events), (1..6).collect::<Vec<_>>(), "none lost, none twice");
     assert!(node.core.is_idle());
+}
+
+#[test]
+fn a_grant_is_refused_while_the_steps_take_longer_than_the_sequence_can_bear() {
+    let mut node = Node::new(DecodeConfig { grant_wait: Duration::from_secs(4), ..config(20) });
+    node.admit(0, &tokens(8), 40);
+    let ask = |n, tbt| GrantRequest { tbt, ..grant_request(n, &[20, 21, 22], 5) };
+    let step = |node: &mut Node| {
+        let plan = node.take_step();
+        node.now += 48 * MS;
+        node.finish_step(&plan, 41);
+    };
+    (0..15).for_each(|_| step(&mut node));
+    assert!(node.ask(ask(1, Some(MS))).is_ok(), "too few to go by");
+    step(&mut node);
+    let refused = node.ask(ask(2, Some(48 * MS))).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Overloaded, "it does not wait in line: {refused}");
+    assert_eq!(refused.message, "the steps take 49ms, the time between tokens is to be 48ms at most");
+    assert!(node.ask(ask(3, Some(50 * MS))).is_ok() && node.ask(ask(4, None)).is_ok());
+    // Once nobody runs, what the steps took is forgotten.
+    let _ = node.run();
+    assert!(node.ask(ask(5, Some(MS))).is_ok());
 }
 
 #[test]

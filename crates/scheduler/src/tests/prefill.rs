@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId, PrefillEvent,
-    PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
+    BlockId, ConductorId, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId,
+    PrefillEvent, PrefillJob, QueueTerms, Redirect, Refused, RequestKey, SamplingParams, TokenId,
 };
 
 use super::world::{key, model, target};
@@ -448,24 +448,37 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
 }
 
 #[test]
-fn a_decode_node_without_room_is_asked_again_until_time_is_up() {
+fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is_up() {
     let mut node = Node::new(config());
     let asked = |node: &mut Node| {
         node.take(|effect| match effect {
-            PrefillEffect::RequestGrant { request, delay, .. } => Some((request.key, *delay)),
+            PrefillEffect::RequestGrant { target, request, delay } => {
+                Some((target.node.to_string(), request.tbt, *delay))
+            }
             _ => None,
         })
     };
-    node.submit(job(0, 0..8, 5));
-    assert_eq!(asked(&mut node), (key(0), Duration::ZERO));
-    for _ in 0..3 {
+    let to = |name: &str| Redirect {
+        key: key(0),
+        decode: DecodeTarget { node: NodeId::new(name).unwrap(), ..target() },
+    };
+    let mut wanted = job(0, 0..8, 5);
+    wanted.decode = wanted.decode.map(|target| DecodeTarget { tbt: Some(MS), ..target });
+    node.submit(wanted);
+    assert_eq!(asked(&mut node), ("d0".into(), Some(MS), Duration::ZERO));
+    node.take_event(0);
+    for (next, delay) in [("d0", 100 * MS), ("d1", Duration::ZERO), ("d1", 100 * MS), ("d0", Duration::ZERO)] {
+        node.after(MS, |core, _| core.on_redirect(to("d9")));
         node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
-        assert_eq!(asked(&mut node), (key(0), 100 * MS), "not at once");
+        let PrefillEvent::GrantRefused(refused) = node.take_event(0) else { panic!("it was refused") };
+        assert_eq!(refused.kind, ErrorKind::Overloaded);
+        assert!(!node.effects.iter().any(|effect| matches!(effect, PrefillEffect::RequestGrant { .. })));
+        node.after(MS, |core, _| core.on_redirect(to(next)));
+        assert_eq!(asked(&mut node), (next.into(), None, delay), "the same one not at once");
     }
     let due = node.core.next_wakeup().unwrap();
-    assert_eq!(due - node.now, Duration::from_secs(60) - 3 * MS, "from the first question on");
+    assert_eq!(due - node.now, Duration::from_secs(60) - 12 * MS, "from the first question on");
     node.after(due - node.now, |core, now| core.on_wakeup(now));
-    node.take_event(0);
     assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, "decode node d0 did not grant room within 60s".into()));
 }
 

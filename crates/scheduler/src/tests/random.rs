@@ -18,6 +18,7 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.failed += counts.failed;
         sum.aborted += counts.aborted;
         sum.refused_grants += counts.refused_grants;
+        sum.redirected += counts.redirected;
         sum.failed_pushes += counts.failed_pushes;
         sum.cached_tokens += counts.cached_tokens;
         sum.held_blocks += counts.held_blocks;
@@ -52,7 +53,7 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
 fn without_faults_only_a_full_decode_node_refuses() {
     let counts = total(0..60, Faults::default());
     assert_eq!(counts.aborted, 0);
-    assert!(counts.finished > 60 * 15 && counts.refused_grants > 0);
+    assert!(counts.finished > 60 * 15 && counts.refused_grants > 0 && counts.redirected > 0);
     assert!(counts.failed <= counts.refused_grants + counts.refused_at_once);
     assert!(counts.cached_tokens > 0 && counts.held_blocks > 0);
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);

@@ -12,7 +12,7 @@ use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
     Attempt, BlockHash, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason,
     Generation, GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply,
-    LeaseRequest, NodeId, PrefillEvent, PrefillJob, PrefixCopy, QueueTerms, Refused, RequestId, RequestKey,
+    LeaseRequest, NodeId, PrefillEvent, PrefillJob, PrefixCopy, QueueTerms, Redirect, Refused, RequestId, RequestKey,
     SamplingParams, TokenId,
 };
 
@@ -73,6 +73,7 @@ enum Event {
     ConductorLost(ConductorId),
     GrantRequest(GrantRequest),
     GrantReply(RequestKey, Result<GrantReply, Refused>),
+    Redirect(Redirect),
     PrefillLayer(Arc<StepPlan>, u32),
     PrefillStep(Arc<StepPlan>, bool),
     LeaseRequest(LeaseRequest),
@@ -135,6 +136,8 @@ pub struct Counts {
     pub failed: u32,
     pub aborted: u32,
     pub refused_grants: u32,
+    /// Refused for want of room, and asked for again.
+    pub redirected: u32,
     pub failed_pushes: u32,
     pub cached_tokens: u64,
     pub held_blocks: u64,
@@ -234,7 +237,7 @@ pub fn key(n: u64) -> RequestKey {
 }
 
 pub fn target() -> DecodeTarget {
-    DecodeTarget { node: NodeId::new("d0").unwrap(), generation: Generation(1), address: String::new() }
+    DecodeTarget { node: NodeId::new("d0").unwrap(), generation: Generation(1), address: String::new(), tbt: None }
 }
 
 fn unavailable(message: &str) -> Refused {
@@ -348,13 +351,14 @@ impl World {
             address: String::new(),
             tokens: there,
         });
+        let tbt = self.rng.chance(30).then(|| Duration::from_micros(self.rng.below(3000)));
         PrefillJob {
             key: key(n),
             conductor: ConductorId(self.rng.below(2)),
             tokens: tokens.into(),
             output_tokens: 0,
             fetch,
-            decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(target),
+            decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(|| DecodeTarget { tbt, ..target() }),
             sampling: Arc::new(sampling),
             salt: Arc::from([]),
             terms: self.queue_terms(),
@@ -434,6 +438,7 @@ impl World {
             }
             Event::GrantRequest(request) => self.decode.on_grant_request(now, request),
             Event::GrantReply(key, reply) => self.prefill.on_grant_reply(now, key, reply),
+            Event::Redirect(redirect) => self.prefill.on_redirect(redirect),
             Event::PrefillLayer(plan, layer) => self.on_prefill_layer(plan, layer),
             Event::PrefillStep(plan, ok) => self.on_prefill_step(plan, ok),
             Event::LeaseRequest(request) => self.decode.on_lease_request(now, request),
@@ -679,6 +684,10 @@ impl World {
             PrefillEvent::Failed(refused) | PrefillEvent::DecodeFailed(refused) => {
                 story.prefill_ends += 1;
                 self.counts.refused_at_once += u32::from(refused.message.contains("p0"));
+            }
+            PrefillEvent::GrantRefused(_) => {
+                self.counts.redirected += 1;
+                self.send(Event::Redirect(Redirect { key, decode: target() }));
             }
             PrefillEvent::Copied(_) => unreachable!("told above"),
         }
