@@ -60,7 +60,22 @@ if [[ -n ${PERF:-} ]]; then
   (sleep 8; perf record -q -g -F 499 -p "$conductor_pid" -o "$PERF" -- sleep 6 2>/dev/null || true) &
   pids+=($!)
 fi
+# What the conductor says of its own part, once all streams run: the histogram's counts, by the upper edge of each bucket.
+http=$(sed -n 's/^READY //p' "$work/conductor" | python3 -c 'import json, sys; print(json.load(sys.stdin)["http"])')
+relayed() { curl -s "http://$http/metrics" | sed -n 's/^baton_conductor_relay_seconds_bucket{.*le="\([^"]*\)"} \(.*\)/\1 \2/p' >"$1"; }
+(sleep $((${STREAMS:-2000} / 500 + 3)); relayed "$work/relayed-before") &
 cpu() { awk '{print ($14 + $15)}' "/proc/$conductor_pid/stat"; }
 before=$(cpu)
 taskset -c "$others" "$bin/baton" --conductor "http://$conductor" ${JSON:+--json} bench relay --streams "${STREAMS:-2000}" --seconds "${SECONDS_OF:-10}"
 echo "conductor: $(($(cpu) - before)) ticks of CPU from the first stream to the end" >&2
+relayed "$work/relayed-after"
+python3 - "$work/relayed-before" "$work/relayed-after" <<'PYTHON'
+import sys
+before, after = ([line.split() for line in open(path)] for path in sys.argv[1:])
+edges = [float(edge) for edge, _ in after]
+counts = [float(b[1]) - float(a[1]) for a, b in zip(before, after)]
+def quantile(q):
+    """Upper edge of the bucket that it is in."""
+    return next(edge for edge, count in zip(edges, counts) if count >= q * counts[-1]) * 1e3
+print(f"conductor's part of {counts[-1]:.0f} tokens, milliseconds at most: " + ", ".join(f"p{q * 100:g} {quantile(q):g}" for q in (0.5, 0.9, 0.99, 0.999)))
+PYTHON

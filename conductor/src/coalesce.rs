@@ -5,24 +5,52 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use futures::Stream;
+use metrics::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+use tonic::transport::server::{Connected, TcpIncoming};
 
-/// A connection whose writes wait as the module says: once for all that is written up to the next flush.
+/// When the tokens came from their nodes that are on their way to one client's connection. Bounded by what HTTP/2 takes from the streams before it is written.
+#[derive(Debug, Clone, Default)]
+pub struct Unwritten(Arc<Mutex<Vec<Instant>>>);
+
+impl Unwritten {
+    /// A token goes to the connection.
+    pub fn push(&self, heard: Instant) {
+        self.lock().push(heard);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Instant>> {
+        // Times stay times.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection whose writes wait as the module says: once for all that is written up to the next flush. It measures how long tokens were in the conductor's hands.
 #[derive(Debug)]
 pub struct Coalesced<T> {
     inner: T,
     /// Whether the others had their turn.
     waited: bool,
+    unwritten: Unwritten,
+    relayed: Histogram,
 }
 
 impl<T> Coalesced<T> {
-    fn new(inner: T) -> Self {
-        Self { inner, waited: false }
+    fn new(inner: T, relayed: Histogram) -> Self {
+        Self { inner, waited: false, unwritten: Unwritten::default(), relayed }
+    }
+
+    fn on_written(&self) {
+        let now = Instant::now();
+        for heard in self.unwritten.lock().drain(..) {
+            self.relayed.record(now.saturating_duration_since(heard));
+        }
     }
 
     /// Lets every task that is ready run once.
@@ -64,7 +92,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesced<T> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.inner).poll_flush(cx))?;
-        self.waited = false;
+        if std::mem::take(&mut self.waited) {
+            self.on_written();
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -74,16 +104,18 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesced<T> {
 }
 
 impl Connected for Coalesced<TcpStream> {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Unwritten;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.inner.connect_info()
+        self.unwritten.clone()
     }
 }
 
-/// The connections of a listener.
-pub fn coalesced(incoming: TcpIncoming) -> impl Stream<Item = io::Result<Coalesced<TcpStream>>> {
-    futures::StreamExt::map(incoming, |connection| connection.map(Coalesced::new))
+/// The connections of a listener, and where it goes how long tokens took from their node to the operating system.
+pub fn coalesced(incoming: TcpIncoming, relayed: Histogram) -> impl Stream<Item = io::Result<Coalesced<TcpStream>>> {
+    futures::StreamExt::map(incoming, move |connection| {
+        connection.map(|connection| Coalesced::new(connection, relayed.clone()))
+    })
 }
 
 #[cfg(test)]
@@ -120,14 +152,17 @@ mod tests {
     async fn a_write_waits_for_those_who_are_ready_and_no_longer() {
         let (inner, mut peer) = tokio::io::duplex(64);
         let writes = Arc::new(AtomicUsize::new(0));
-        let mut connection = Coalesced::new(Counted { inner, writes: Arc::clone(&writes) });
+        let mut connection = Coalesced::new(Counted { inner, writes: Arc::clone(&writes) }, Histogram::noop());
+        connection.unwritten.push(Instant::now());
         let seen = Arc::clone(&writes);
         let mut others = tokio::task::JoinSet::new();
         others.spawn(async move { seen.load(Ordering::Relaxed) });
         connection.write_all(b"one").await.unwrap();
         connection.write_all(b"two").await.unwrap();
         assert_eq!(others.join_next().await.unwrap().unwrap(), 0, "the other task ran before the first write");
+        assert_eq!(connection.unwritten.lock().len(), 1);
         connection.flush().await.unwrap();
+        assert!(connection.unwritten.lock().is_empty(), "it is written");
         let mut buf = [0; 6];
         peer.read_exact(&mut buf).await.unwrap();
         assert_eq!((&buf, writes.load(Ordering::Relaxed)), (b"onetwo", 2));

@@ -33,8 +33,16 @@ const QUEUED_RESPONSES: usize = 64;
 /// One of so many of the requests served at once may wait to be placed.
 const HELD_SHARE: usize = 8;
 
+/// One message to a client.
+pub struct Outgoing {
+    /// The message, or the error that ends the request.
+    pub response: Result<v1::GenerateResponse, GenerateError>,
+    /// When what it says came from a node; `None` where it is no token.
+    pub heard: Option<Instant>,
+}
+
 /// What the front door sends to one client.
-pub type Responses = mpsc::Receiver<Result<v1::GenerateResponse, GenerateError>>;
+pub type Responses = mpsc::Receiver<Outgoing>;
 
 /// Bounds of the front door.
 #[derive(Debug, Clone, Copy)]

@@ -192,8 +192,8 @@ async fn completions(
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
     let mut whole = Completion { created, ..Completion::default() };
-    while let Some(response) = responses.recv().await {
-        whole.take(response.map_err(HttpError)?);
+    while let Some(outgoing) = responses.recv().await {
+        whole.take(outgoing.response.map_err(HttpError)?);
     }
     Ok(Json(whole.body()).into_response())
 }
@@ -261,7 +261,7 @@ impl Completion {
 /// Server-sent events: chunks, then `[DONE]`; an error becomes a last event of its own.
 fn completion_events(responses: Responses, created: u64) -> impl Stream<Item = SseEvent> {
     let mut whole = Completion { created, ..Completion::default() };
-    let chunks = ReceiverStream::new(responses).filter_map(move |response| match response {
+    let chunks = ReceiverStream::new(responses).filter_map(move |outgoing| match outgoing.response {
         Ok(response) => {
             let text = whole.take(response)?;
             let mut chunk = whole.chunk(&text);

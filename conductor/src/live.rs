@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use baton_types::{Attempt, DecodeEvent, Generation, NodeId, PrefillEvent, RequestId, RequestKey};
 use tokio::sync::mpsc;
@@ -20,13 +21,24 @@ pub enum LiveEvent {
     NodeLost(NodeId),
 }
 
+/// What a request is told.
+#[derive(Debug)]
+pub struct Told {
+    /// The attempt that it is about: what was on its way when a new one began is about the old one.
+    pub attempt: Attempt,
+    /// When it came from the node.
+    pub at: Instant,
+    /// What.
+    pub event: LiveEvent,
+}
+
 struct Live {
     attempt: Attempt,
     nodes: Vec<(NodeId, Generation)>,
     /// The attempt that another decode node was asked to go on with, beside this one, and that node.
     moving: Option<(Attempt, NodeId, Generation)>,
     /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
-    events: mpsc::UnboundedSender<(Attempt, LiveEvent)>,
+    events: mpsc::UnboundedSender<Told>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
     idempotency_key: String,
@@ -59,8 +71,8 @@ pub struct LiveRequests {
 pub struct Entry {
     registry: LiveRequests,
     request: RequestId,
-    /// What happens to the request, each with its attempt: what was on its way when a new attempt began is about the old one.
-    pub events: mpsc::UnboundedReceiver<(Attempt, LiveEvent)>,
+    /// What happens to the request.
+    pub events: mpsc::UnboundedReceiver<Told>,
     /// Cancelled by `Abort`.
     pub aborted: CancellationToken,
 }
@@ -102,19 +114,19 @@ impl LiveRequests {
         Ok(Entry { registry: self.clone(), request, events: receiver, aborted })
     }
 
-    /// Delivers an event of the current attempt, or of the one that it moves to. `false`: the request is over, or the event is of an older attempt.
-    pub fn deliver(&self, key: RequestKey, event: LiveEvent) -> bool {
+    /// Delivers an event, which came from a node at that time, of the current attempt, or of the one that it moves to. `false`: the request is over, or the event is of an older attempt.
+    pub fn deliver(&self, key: RequestKey, at: Instant, event: LiveEvent) -> bool {
         let inner = self.lock();
         let live = inner.requests.get(&key.request).filter(|live| live.expects(key.attempt));
-        live.is_some_and(|live| live.events.send((key.attempt, event)).is_ok())
+        live.is_some_and(|live| live.events.send(Told { attempt: key.attempt, at, event }).is_ok())
     }
 
     /// Tells every request placed on that start of a node that it is gone.
-    pub fn node_lost(&self, node: &NodeId, generation: Generation) {
+    pub fn node_lost(&self, at: Instant, node: &NodeId, generation: Generation) {
         let placed = |live: &&Live| live.is_on(node, generation);
         for live in self.lock().requests.values().filter(placed) {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send((live.attempt, LiveEvent::NodeLost(node.clone())));
+            let _ = live.events.send(Told { attempt: live.attempt, at, event: LiveEvent::NodeLost(node.clone()) });
         }
     }
 
@@ -191,6 +203,10 @@ impl Entry {
 mod tests {
     use super::*;
 
+    fn now() -> Instant {
+        Instant::now()
+    }
+
     fn key(attempt: u32) -> RequestKey {
         RequestKey { request: RequestId(1), attempt: Attempt(attempt) }
     }
@@ -202,14 +218,14 @@ mod tests {
         let p = NodeId::new("p").unwrap();
         entry.placed(Attempt(1), vec![(p.clone(), Generation(4))]);
         let event = || LiveEvent::Prefill(PrefillEvent::Started { queue: std::time::Duration::ZERO, cached_tokens: 0 });
-        assert!(!live.deliver(key(0), event()));
-        assert!(live.deliver(key(1), event()));
-        assert!(matches!(entry.events.try_recv(), Ok((Attempt(1), LiveEvent::Prefill(_)))));
-        live.node_lost(&NodeId::new("other").unwrap(), Generation(4));
-        live.node_lost(&p, Generation(3));
+        assert!(!live.deliver(key(0), now(), event()));
+        assert!(live.deliver(key(1), now(), event()));
+        assert!(matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(1), event: LiveEvent::Prefill(_), .. })));
+        live.node_lost(now(), &NodeId::new("other").unwrap(), Generation(4));
+        live.node_lost(now(), &p, Generation(3));
         assert!(entry.events.try_recv().is_err());
-        live.node_lost(&p, Generation(4));
-        assert!(matches!(entry.events.try_recv(), Ok((Attempt(1), LiveEvent::NodeLost(_)))));
+        live.node_lost(now(), &p, Generation(4));
+        assert!(matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(1), event: LiveEvent::NodeLost(_), .. })));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
@@ -222,19 +238,19 @@ mod tests {
         let (d0, d1) = (NodeId::new("d0").unwrap(), NodeId::new("d1").unwrap());
         entry.placed(Attempt(0), vec![(d0.clone(), Generation(1))]);
         entry.moving(Attempt(1), d1.clone(), Generation(2));
-        assert!(live.deliver(key(0), LiveEvent::Offered(3)) && live.deliver(key(1), LiveEvent::Offered(3)));
-        live.node_lost(&d1, Generation(2));
+        assert!(live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(1), now(), LiveEvent::Offered(3)));
+        live.node_lost(now(), &d1, Generation(2));
         let attempts: Vec<_> =
-            std::iter::from_fn(|| entry.events.try_recv().ok()).map(|(attempt, _)| attempt.0).collect();
+            std::iter::from_fn(|| entry.events.try_recv().ok()).map(|told| told.attempt.0).collect();
         assert_eq!(attempts, [0, 1, 0]);
         entry.stays();
-        assert!(!live.deliver(key(1), LiveEvent::Offered(3)));
+        assert!(!live.deliver(key(1), now(), LiveEvent::Offered(3)));
         entry.moving(Attempt(2), d1.clone(), Generation(2));
         entry.placed(Attempt(2), vec![(d1, Generation(2))]);
-        assert!(!live.deliver(key(0), LiveEvent::Offered(3)) && live.deliver(key(2), LiveEvent::Offered(3)));
-        live.node_lost(&d0, Generation(1));
+        assert!(!live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(2), now(), LiveEvent::Offered(3)));
+        live.node_lost(now(), &d0, Generation(1));
         assert!(
-            matches!(entry.events.try_recv(), Ok((Attempt(2), LiveEvent::Offered(3))))
+            matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(2), event: LiveEvent::Offered(3), .. }))
                 && entry.events.try_recv().is_err()
         );
     }

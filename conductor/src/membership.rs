@@ -1,6 +1,7 @@
 //! Embedded membership: nodes register with this conductor, and it opens a session to each.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
 use baton_scheduler::Applied;
@@ -55,19 +56,20 @@ impl SessionEvents for FrontDoor {
     }
 
     fn on_event(&self, info: &NodeInfo, event: Event) {
+        let now = self.clock.now();
         let result = match event {
             Event::Welcome(_) => Ok(()),
             Event::Load(load) => {
-                Load::try_from(load).map(|load| self.cluster().on_load(self.clock.now(), &info.node, load))
+                Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load))
             }
-            Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(key, event)),
+            Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, key, event)),
             Event::Decode(events) => events
                 .events
                 .into_iter()
-                .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(key, event))),
+                .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(now, key, event))),
             Event::Kv(events) => self.on_kv(info, events),
             Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
-                self.live.deliver(key, LiveEvent::Offered(offer.output_tokens));
+                self.live.deliver(key, now, LiveEvent::Offered(offer.output_tokens));
             }),
             Event::Transfer(report) => {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
@@ -75,7 +77,7 @@ impl SessionEvents for FrontDoor {
             Event::Step(step) => {
                 // A step of a decode node that computed prompts, too, says nothing of one that did not.
                 if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
-                    self.cluster().on_step(self.clock.now(), &info.node, step.rows, step.attended_tokens, step.seconds);
+                    self.cluster().on_step(now, &info.node, step.rows, step.attended_tokens, step.seconds);
                 }
                 Ok(())
             }
@@ -87,23 +89,24 @@ impl SessionEvents for FrontDoor {
 
     fn on_lost(&self, info: &NodeInfo, error: &SessionError) {
         tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
-        self.cluster().on_node_left(self.clock.now(), &info.node, info.generation);
+        let now = self.clock.now();
+        self.cluster().on_node_left(now, &info.node, info.generation);
         self.transfers.forget(&info.node, info.generation);
-        self.live.node_lost(&info.node, info.generation);
+        self.live.node_lost(now, &info.node, info.generation);
         self.metrics.on_node_lost(info.role);
     }
 }
 
 impl FrontDoor {
-    fn on_prefill(&self, key: RequestKey, event: PrefillEvent) {
+    fn on_prefill(&self, now: Instant, key: RequestKey, event: PrefillEvent) {
         if let PrefillEvent::Copied(report) = &event {
             return self.on_copied(key, report);
         }
-        self.live.deliver(key, LiveEvent::Prefill(event));
+        self.live.deliver(key, now, LiveEvent::Prefill(event));
     }
 
-    fn on_decode(&self, key: RequestKey, event: DecodeEvent) {
-        self.live.deliver(key, LiveEvent::Decode(event));
+    fn on_decode(&self, now: Instant, key: RequestKey, event: DecodeEvent) {
+        self.live.deliver(key, now, LiveEvent::Decode(event));
     }
 
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {

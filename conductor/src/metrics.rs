@@ -15,6 +15,7 @@ const REJECTIONS: &str = "baton_conductor_rejections_total";
 const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
+const RELAY: &str = "baton_conductor_relay_seconds";
 const MOVES: &str = "baton_conductor_moves_total";
 const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
@@ -43,6 +44,11 @@ const ERROR_BUCKETS: &[f64] =
 const ESTIMATE_BUCKETS: &[f64] = &[
     1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
     20.0, 50.0, 100.0, 200.0,
+];
+/// From a token that finds everything idle to a client that does not read.
+const RELAY_BUCKETS: &[f64] = &[
+    2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 7.5e-4, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2,
+    0.5, 1.0, 5.0,
 ];
 const TOKEN_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
@@ -97,6 +103,12 @@ pub const METRICS: &[MetricDoc] = &[
         "From a request's arrival to its first token at the front door.",
     ),
     doc(GAP, MetricKind::Histogram(GAP_BUCKETS), &[], "Between two pieces of a request's output at the front door."),
+    doc(
+        RELAY,
+        MetricKind::Histogram(RELAY_BUCKETS),
+        &[],
+        "From a token's arrival from its node to its being written to its gRPC client's connection: what this conductor adds.",
+    ),
     doc(E2E, MetricKind::Histogram(LATENCY_BUCKETS), &[], "From a request's arrival to its end."),
     doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "The part of a KV transfer after the last layer's compute."),
     doc(PROMPT_TOKENS, MetricKind::Counter, &[], "Tokens of the prompts of ended requests."),
@@ -150,6 +162,8 @@ pub struct Metrics {
     running: Gauge,
     ttft: Histogram,
     gap: Histogram,
+    /// Of tokens: from their node to their client's connection.
+    pub relayed: Histogram,
     e2e: Histogram,
     exposed: Histogram,
     prompt_tokens: Counter,
@@ -194,6 +208,7 @@ impl Default for Metrics {
             running: gauge!(RUNNING),
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
+            relayed: histogram!(RELAY),
             e2e: histogram!(E2E),
             exposed: histogram!(EXPOSED),
             prompt_tokens: counter!(PROMPT_TOKENS),

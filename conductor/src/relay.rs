@@ -21,8 +21,8 @@ use tokio::time::Sleep;
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Job};
-use crate::live::{Entry, LiveEvent};
+use crate::front_door::{FrontDoor, Job, Outgoing};
+use crate::live::{Entry, LiveEvent, Told};
 use crate::moves::Moves;
 use crate::output::{Output, OutputToken, Piece};
 use crate::records::RequestEnd;
@@ -35,7 +35,7 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// How often it looks.
 const RECOVERY_POLL: Duration = Duration::from_millis(100);
 
-type Responses = mpsc::Sender<Result<v1::GenerateResponse, GenerateError>>;
+type Responses = mpsc::Sender<Outgoing>;
 
 /// One request on its way.
 pub struct Relay {
@@ -52,7 +52,7 @@ pub struct Relay {
     pub(crate) entry: Entry,
     out: Responses,
     interrupted: Interrupted,
-    /// When the last event came.
+    /// When the last event came from its node.
     heard: Instant,
     /// Looks, now and then, how long ago that is: setting a timer for each token would cost more than relaying it.
     silence: Pin<Box<Sleep>>,
@@ -167,6 +167,7 @@ impl Relay {
         };
         // The client may be gone, or not read; the request is over all the same.
         self.entry.leave();
+        let last = Outgoing { response: last, heard: None };
         let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
     }
 
@@ -228,24 +229,25 @@ impl Relay {
     async fn next_event(&mut self, door: &FrontDoor) -> Result<Option<LiveEvent>, GenerateError> {
         loop {
             match self.any_event(door).await? {
-                Some((attempt, event)) if self.moves.is_to(attempt) => self.on_moving(door, event),
+                Some(told) if self.moves.is_to(told.attempt) => self.on_moving(door, told.event),
                 // What was on its way when the attempt failed must not fail the next one.
-                Some((attempt, _)) if attempt != self.attempt => {}
-                event => return Ok(event.map(|(_, event)| event)),
+                Some(told) if told.attempt != self.attempt => {}
+                told => return Ok(told.map(|told| told.event)),
             }
         }
     }
 
-    async fn any_event(&mut self, door: &FrontDoor) -> Result<Option<(Attempt, LiveEvent)>, GenerateError> {
+    async fn any_event(&mut self, door: &FrontDoor) -> Result<Option<Told>, GenerateError> {
         let stall = door.limits.stall_timeout;
         let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
         loop {
             tokio::select! {
                 // An event that is here goes first, and is what there nearly always is.
                 biased;
-                event = self.entry.events.recv() => {
-                    self.heard = door.clock.now();
-                    return event.map(Some).ok_or(GenerateError::Aborted);
+                told = self.entry.events.recv() => {
+                    let told = told.ok_or(GenerateError::Aborted)?;
+                    self.heard = told.at;
+                    return Ok(Some(told));
                 }
                 error = &mut self.interrupted => return Err(error),
                 () = &mut self.silence => {
@@ -472,13 +474,14 @@ impl Relay {
 
     /// Waits for a client that is slow, and for nothing that must not wait.
     async fn send(&mut self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
-        let response = match self.out.try_send(Ok(response(event))) {
+        let heard = matches!(event, Event::Delta(_)).then_some(self.heard);
+        let outgoing = match self.out.try_send(Outgoing { response: Ok(response(event)), heard }) {
             Ok(()) => return Ok(()),
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(GenerateError::Aborted),
-            Err(mpsc::error::TrySendError::Full(response)) => response,
+            Err(mpsc::error::TrySendError::Full(outgoing)) => outgoing,
         };
         tokio::select! {
-            sent = self.out.send(response) => sent.map_err(|_| GenerateError::Aborted),
+            sent = self.out.send(outgoing) => sent.map_err(|_| GenerateError::Aborted),
             error = &mut self.interrupted => Err(error),
             () = tokio::time::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
         }

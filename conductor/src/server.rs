@@ -166,10 +166,10 @@ async fn start_grpc(
         .add_service(cluster);
     // The builder's own `tcp_nodelay` does not reach sockets of a listener that was bound elsewhere; without it a token waits 40 ms for an acknowledgement.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let end = tasks.clone();
+    let (end, relayed) = (tasks.clone(), door.metrics.relayed.clone());
     tasks.spawn("grpc server", async move {
         let stop = async move { end.cancelled().await };
-        server.serve_with_incoming_shutdown(coalesced(incoming), stop).await
+        server.serve_with_incoming_shutdown(coalesced(incoming, relayed), stop).await
     });
     let draining = shutdown.clone();
     tasks.spawn_request("health", async move {

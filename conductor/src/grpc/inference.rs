@@ -2,13 +2,14 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
 use baton_types::{NodeRole, RequestId};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Responses};
 
@@ -16,13 +17,21 @@ use crate::front_door::{FrontDoor, Responses};
 pub struct InferenceService(pub Arc<FrontDoor>);
 
 /// A request's responses; dropping it (the client went away) aborts the request.
-pub struct ResponseStream(Responses);
+pub struct ResponseStream {
+    responses: Responses,
+    /// Of the connection that they are written to.
+    unwritten: Unwritten,
+}
 
 impl Stream for ResponseStream {
     type Item = Result<v1::GenerateResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx).map(|next| next.map(|response| response.map_err(|error| Status::from(&error))))
+        let Some(outgoing) = ready!(self.responses.poll_recv(cx)) else { return Poll::Ready(None) };
+        if let Some(heard) = outgoing.heard {
+            self.unwritten.push(heard);
+        }
+        Poll::Ready(Some(outgoing.response.map_err(|error| Status::from(&error))))
     }
 }
 
@@ -31,8 +40,9 @@ impl v1::inference_server::Inference for InferenceService {
     type GenerateStream = ResponseStream;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
+        let unwritten = request.extensions().get::<Unwritten>().cloned().unwrap_or_default();
         let responses = self.0.generate(request.into_inner()).await.map_err(|error| Status::from(&error))?;
-        Ok(Response::new(ResponseStream(responses)))
+        Ok(Response::new(ResponseStream { responses, unwritten }))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
