@@ -92,6 +92,7 @@ impl SessionEvents for FrontDoor {
         let now = self.clock.now();
         self.cluster().on_node_left(now, &info.node, info.generation);
         self.transfers.forget(&info.node, info.generation);
+        self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         self.live.node_lost(now, &info.node, info.generation);
         self.metrics.on_node_lost(info.role);
     }

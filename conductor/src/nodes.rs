@@ -104,6 +104,14 @@ impl NodeSessions {
         sent
     }
 
+    /// Sends a command to every node.
+    pub fn send_all(&self, command: &v1::node_command::Command) {
+        let nodes: Vec<_> = self.lock().keys().cloned().collect();
+        for node in nodes {
+            self.send(&node, command.clone());
+        }
+    }
+
     /// Forgets a session that ended. `false` where a later one has taken its place.
     fn remove(&self, node: &NodeId, generation: Generation) -> bool {
         let mut sessions = self.lock();

@@ -318,6 +318,7 @@ impl Role for DecodeRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::ClearCache => self.core.clear_cache(),
+            Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
             // A copy is sent to nobody who does not say that it copies, a redirection to nobody who was not refused.

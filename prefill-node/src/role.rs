@@ -366,6 +366,7 @@ impl Role for PrefillRole {
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
             Input::ClearCache => self.core.clear_cache(),
+            Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::CopyPrefix(order) => self.core.on_copy(now, order),
             Input::Redirect(redirect) => self.core.on_redirect(redirect),
             Input::Role(input) => self.on_role(now, input),

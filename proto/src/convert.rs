@@ -358,6 +358,18 @@ impl TryFrom<w::RedirectCommand> for d::Redirect {
     }
 }
 
+impl w::NodeLostCommand {
+    /// That start of a node is gone.
+    pub fn new(node: &d::NodeId, start: d::Generation) -> Self {
+        Self { node: node.to_string(), generation: start.to_string() }
+    }
+
+    /// The node, and which start of it.
+    pub fn into_domain(self) -> Result<(d::NodeId, d::Generation), InvalidMessage> {
+        Ok((node_id("node", &self.node)?, generation("generation", &self.generation)?))
+    }
+}
+
 impl From<&d::FetchSource> for w::FetchSource {
     fn from(source: &d::FetchSource) -> Self {
         Self {

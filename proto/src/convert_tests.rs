@@ -68,6 +68,8 @@ proptest! {
             address: "http://127.0.0.1:1".into(),
             tbt: (k.attempt.0 % 2 == 0).then_some(Duration::from_millis(125)),
         };
+        let lost = (target.node.clone(), target.generation);
+        prop_assert_eq!(w::NodeLostCommand::new(&lost.0, lost.1).into_domain().unwrap(), lost);
         let redirect = d::Redirect { key: k, decode: target.clone() };
         prop_assert_eq!(d::Redirect::try_from(w::RedirectCommand::from(&redirect)).unwrap(), redirect);
         let source = d::FetchSource {

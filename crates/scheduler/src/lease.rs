@@ -133,6 +133,12 @@ impl Leases {
         self.release(pool, &lease.into())
     }
 
+    /// A reader is gone: the time of its leases is up.
+    pub fn on_reader_lost(&mut self, now: Instant, reader: &(NodeId, Generation)) {
+        let its = self.open.values_mut().filter(|lease| lease.reader == *reader);
+        its.for_each(|lease| lease.expires = lease.expires.min(now));
+    }
+
     /// When the first one's time is up.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.open.values().map(|lease| lease.expires).min()

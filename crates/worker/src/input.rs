@@ -2,8 +2,8 @@
 
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, PrefillJob, PrefixCopy, Redirect,
-    Refused, RequestKey,
+    ConductorId, Generation, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, NodeId, PrefillJob,
+    PrefixCopy, Redirect, Refused, RequestKey,
 };
 use tokio::sync::oneshot;
 
@@ -28,6 +28,8 @@ pub enum Input<E> {
     CopyPrefix(PrefixCopy),
     /// Ask this decode node for room, in place of one that refused.
     Redirect(Redirect),
+    /// That start of another node is gone.
+    NodeLost((NodeId, Generation)),
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

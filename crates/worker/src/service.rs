@@ -100,6 +100,7 @@ async fn read_commands<E>(
             Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
             Command::ClearCache(_) => Input::ClearCache,
             Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
+            Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
             Command::Redirect(redirect) => Input::Redirect(redirect.try_into()?),
         };
         if inputs.send(input).await.is_err() {

@@ -27,7 +27,8 @@ use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
 use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, GrantId, LeaseRelease, LeaseRequest, Load, Refused, RequestKey,
+    ConductorId, DecodeEvent, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, Load, NodeId, Refused,
+    RequestKey,
 };
 
 use crate::config::{DecodeConfig, InvalidConfig};
@@ -208,9 +209,20 @@ impl DecodeCore {
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }
         self.end_grant_waits(now);
+        self.expire_leases(now);
+        self.plan_step(now);
+    }
+
+    fn expire_leases(&mut self, now: Instant) {
         while let Some(effect) = self.leases.expire(now, &mut self.pool) {
             self.effects.push_back(DecodeEffect::Lease(effect));
         }
+    }
+
+    /// A conductor lost another node: nobody there reads any more.
+    pub fn on_node_lost(&mut self, now: Instant, lost: &(NodeId, Generation)) {
+        self.leases.on_reader_lost(now, lost);
+        self.expire_leases(now);
         self.plan_step(now);
     }
 

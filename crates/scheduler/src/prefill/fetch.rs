@@ -249,6 +249,13 @@ impl PrefillCore {
         }
     }
 
+    /// A conductor lost another node: nobody there reads any more.
+    pub fn on_node_lost(&mut self, now: Instant, lost: &(NodeId, Generation)) {
+        self.leases.on_reader_lost(now, lost);
+        self.expire_leases(now);
+        self.plan_step(now);
+    }
+
     pub(super) fn expire_leases(&mut self, now: Instant) {
         while let Some(effect) = self.leases.expire(now, &mut self.pool) {
             self.effects.push_back(PrefillEffect::Lease(effect));

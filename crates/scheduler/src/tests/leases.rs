@@ -49,9 +49,24 @@ fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
     let of_another = LeaseRelease { lease: first, reader: Some((target().node, Generation(2))) };
     node.after(MS, |core, now| core.on_release_lease(now, of_another));
     node.after(MS, |core, now| core.on_release_lease(now, first));
+    node.after(MS, |core, now| core.on_node_lost(now, &(target().node, Generation(2))));
     assert_eq!(node.core.load(node.now).waiting, 1, "one reader is left");
     node.after(MS, |core, now| core.on_wakeup(now + 45_000 * MS));
     assert_eq!(node.core.load(node.now).running, 1);
+}
+
+#[test]
+fn a_reader_that_is_lost_holds_nothing_up() {
+    let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
+    node.run_alone(job(0, 0..16, 1));
+    for n in [7, 8] {
+        node.lease(lease(n, 0..16)).unwrap();
+    }
+    node.submit(job(1, 5..45, 1));
+    node.after(MS, |core, now| core.on_node_lost(now, &(target().node, Generation(1))));
+    assert_eq!(node.core.load(node.now).running, 1);
+    let ended = |effect: &&PrefillEffect| matches!(effect, PrefillEffect::Lease(LeaseEffect::End { .. }));
+    assert_eq!(node.effects.iter().filter(ended).count(), 2);
 }
 
 /// A decode core alone, without leave to pass time.
@@ -97,6 +112,8 @@ fn the_same_at_a_decode_node() {
     takes_over.key.attempt = Attempt(1);
     let second = node.lease(takes_over).unwrap();
     node.0.on_release_lease(node.1, second);
-    node.0.on_release_lease(node.1, first);
+    assert_eq!(node.step(), None, "the first reader is left");
+    node.0.on_node_lost(node.1, &(target().node, Generation(1)));
     assert_eq!(node.step().unwrap().sequences[0].key, key(1));
+    node.0.on_release_lease(node.1, first);
 }
