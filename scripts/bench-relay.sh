@@ -7,6 +7,7 @@
 #   SECONDS_OF seconds of the measurement                               (10)
 #   CORE       the conductor's core; everything else gets the others    (0)
 #   PERF       a file for `perf record` of the conductor                (none)
+#   PERF_GRAPH how `perf` finds callers: fp, dwarf                      (fp)
 #   PERF_ALL   a file for `perf record` of the whole machine            (none)
 #   JSON       prints JSON where it is not empty                        (none)
 # Nodes and client share what cores are left: with one, they are late themselves, and the figures say more of them than of the conductor. STREAMS=100 shows how much.
@@ -57,7 +58,7 @@ if [[ -n ${PERF_ALL:-} ]]; then
   pids+=($!)
 fi
 if [[ -n ${PERF:-} ]]; then
-  (sleep 8; perf record -q -g -F 499 -p "$conductor_pid" -o "$PERF" -- sleep 6 2>/dev/null || true) &
+  (sleep 8; perf record -q --call-graph=${PERF_GRAPH:-fp} -F 499 -p "$conductor_pid" -o "$PERF" -- sleep 6 2>/dev/null || true) &
   pids+=($!)
 fi
 # What the conductor says of its own part, once all streams run: the histogram's counts, by the upper edge of each bucket.

@@ -135,7 +135,7 @@ impl Cluster {
                 }
                 Event::PromptLogprobs(logprobs) => answer.prompt_logprobs = logprobs.positions,
                 Event::Finished(finished) => {
-                    answer.finished = finished;
+                    answer.finished = *finished;
                     ended = true;
                 }
             }

@@ -194,7 +194,7 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
     while let Some(response) = stream.message().await? {
         match response.event {
             Some(baton_proto::v1::generate_response::Event::Delta(delta)) => tokens.extend(delta.token_ids),
-            Some(baton_proto::v1::generate_response::Event::Finished(last)) => finished = Some(last),
+            Some(baton_proto::v1::generate_response::Event::Finished(last)) => finished = Some(*last),
             _ => {}
         }
         if tokens.len() >= 10 && !killed {

@@ -162,7 +162,7 @@ impl Relay {
         }
         self.record_end(&outcome, tbt);
         let last = match outcome {
-            Ok(finish) => Ok(response(Event::Finished(self.finished(finish)))),
+            Ok(finish) => Ok(response(Event::Finished(Box::new(self.finished(finish))))),
             Err(error) => Err(error),
         };
         // The client may be gone, or not read; the request is over all the same.

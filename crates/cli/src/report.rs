@@ -31,7 +31,7 @@ impl Record {
         match response.event {
             Some(Event::Accepted(accepted)) => self.accepted = accepted,
             Some(Event::PromptLogprobs(logprobs)) => self.prompt_logprobs = logprobs.positions,
-            Some(Event::Finished(finished)) => self.finished = Some(finished),
+            Some(Event::Finished(finished)) => self.finished = Some(*finished),
             Some(Event::Delta(delta)) => return self.take_delta(delta, at),
             // A newer conductor's event: nothing that this version could show.
             None => {}
@@ -324,13 +324,13 @@ mod tests {
             delta(0, &[5], "a", -0.1),
             delta(1, &[6, 7], "", -0.2),
             delta(3, &[], "bc", 0.0),
-            response(Event::Finished(v1::Finished {
+            response(Event::Finished(Box::new(v1::Finished {
                 finish_reason: "stop".into(),
                 usage: Some(v1::Usage { prompt_tokens: 2, completion_tokens: 3, cached_tokens: 1 }),
                 timeline: Some(timeline),
                 prefill_node: "p".into(),
                 decode_node: String::new(),
-            })),
+            }))),
         ]
     }
 

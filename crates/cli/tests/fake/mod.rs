@@ -78,13 +78,13 @@ fn delta(index: u32, text: &str) -> Result<v1::GenerateResponse, Status> {
 
 fn finished() -> Result<v1::GenerateResponse, Status> {
     let moved = v1::KvTransfer { bytes: 1 << 20, transport: "tcp".into(), ..Default::default() };
-    event(Event::Finished(v1::Finished {
+    event(Event::Finished(Box::new(v1::Finished {
         finish_reason: "stop".into(),
         usage: Some(v1::Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 0 }),
         timeline: Some(v1::Timeline { kv_transfer: Some(moved), ..Default::default() }),
         prefill_node: "prefill-0".into(),
         decode_node: "decode-0".into(),
-    }))
+    })))
 }
 
 #[tonic::async_trait]
