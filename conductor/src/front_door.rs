@@ -8,8 +8,8 @@ use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{Cluster, Explanation, Placement, PlacementRequest, PrefixFetch, PrefixIndex};
 use baton_text::StopStrings;
 use baton_types::{
-    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, NodeInfo, NodeRole, PrefillJob,
-    QueueTerms, RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
+    Attempt, BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, NodeId, NodeInfo, NodeRole,
+    PrefillJob, QueueTerms, RequestId, RequestKey, Slo, Tbt, Timeline, TokenId, Ttft, Usage,
 };
 use tokio::sync::{Semaphore, mpsc};
 

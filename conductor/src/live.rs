@@ -238,16 +238,19 @@ mod tests {
         let (d0, d1) = (NodeId::new("d0").unwrap(), NodeId::new("d1").unwrap());
         entry.placed(Attempt(0), vec![(d0.clone(), Generation(1))]);
         entry.moving(Attempt(1), d1.clone(), Generation(2));
-        assert!(live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(1), now(), LiveEvent::Offered(3)));
+        assert!(
+            live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(1), now(), LiveEvent::Offered(3))
+        );
         live.node_lost(now(), &d1, Generation(2));
-        let attempts: Vec<_> =
-            std::iter::from_fn(|| entry.events.try_recv().ok()).map(|told| told.attempt.0).collect();
+        let attempts: Vec<_> = std::iter::from_fn(|| entry.events.try_recv().ok()).map(|told| told.attempt.0).collect();
         assert_eq!(attempts, [0, 1, 0]);
         entry.stays();
         assert!(!live.deliver(key(1), now(), LiveEvent::Offered(3)));
         entry.moving(Attempt(2), d1.clone(), Generation(2));
         entry.placed(Attempt(2), vec![(d1, Generation(2))]);
-        assert!(!live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(2), now(), LiveEvent::Offered(3)));
+        assert!(
+            !live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(2), now(), LiveEvent::Offered(3))
+        );
         live.node_lost(now(), &d0, Generation(1));
         assert!(
             matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(2), event: LiveEvent::Offered(3), .. }))

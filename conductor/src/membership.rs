@@ -59,9 +59,7 @@ impl SessionEvents for FrontDoor {
         let now = self.clock.now();
         let result = match event {
             Event::Welcome(_) => Ok(()),
-            Event::Load(load) => {
-                Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load))
-            }
+            Event::Load(load) => Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load)),
             Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, key, event)),
             Event::Decode(events) => events
                 .events

@@ -152,7 +152,9 @@ mod tests {
             decode_node: "decode-1".into(),
         };
         let mut record = Record::default();
-        record.take(v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))) }, Duration::from_secs(1)).unwrap();
+        record
+            .take(v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))) }, Duration::from_secs(1))
+            .unwrap();
         let text = render(&record.report(), Paint::none());
         for part in [
             "7.0 ms for prefill",

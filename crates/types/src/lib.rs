@@ -21,8 +21,8 @@ pub use id::{
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch};
 pub use message::{
     DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseRelease,
-    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused, RequestKey,
-    StepProgress,
+    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused,
+    RequestKey, StepProgress,
 };
 pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};

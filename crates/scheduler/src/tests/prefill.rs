@@ -458,10 +458,8 @@ fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is
             _ => None,
         })
     };
-    let to = |name: &str| Redirect {
-        key: key(0),
-        decode: DecodeTarget { node: NodeId::new(name).unwrap(), ..target() },
-    };
+    let to =
+        |name: &str| Redirect { key: key(0), decode: DecodeTarget { node: NodeId::new(name).unwrap(), ..target() } };
     let mut wanted = job(0, 0..8, 5);
     wanted.decode = wanted.decode.map(|target| DecodeTarget { tbt: Some(MS), ..target });
     node.submit(wanted);
