@@ -102,6 +102,9 @@ impl Relay {
         door.end(self.key(), &self.placement, true);
         self.attempt = attempt;
         self.entry.placed(attempt, door.start_of(&node).into_iter().collect());
+        if let Some(record) = &self.job.record {
+            record.turned(&format_args!("{node} after {} tokens", self.output.len()));
+        }
         self.placement.decode = Some(node);
         self.moves.has_moved = true;
         self.ended_by_node = false;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_scheduler::{Explanation, Placement, Verdict};
-use baton_types::{Attempt, FinishReason, RequestId, Tbt, Timeline, Ttft, Usage};
+use baton_types::{Attempt, FinishReason, NodeId, RequestId, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
 
@@ -14,6 +14,8 @@ use crate::error::GenerateError;
 const RECORDS: usize = 1024;
 /// Decisions of one request that are remembered: the first and the last ones.
 const DECISIONS: usize = 4;
+/// Turns of one decision that are remembered.
+const TURNS: usize = 8;
 
 /// One request's decisions and end.
 #[derive(Debug, Clone)]
@@ -45,6 +47,8 @@ pub struct Decision {
     pub explanation: Arc<Explanation>,
     /// Why the attempt did not last.
     pub failure: Option<String>,
+    /// Where it went on other decode nodes than the one that was chosen, and why; the first of them.
+    pub turns: Vec<String>,
 }
 
 /// How a request ended.
@@ -58,6 +62,8 @@ pub struct RequestEnd {
     pub usage: Usage,
     /// The mean of the longest tenth of its gaps.
     pub tbt: Option<Tbt>,
+    /// Where it decoded last; `None` where it did not.
+    pub decode: Option<NodeId>,
 }
 
 impl RequestRecord {
@@ -84,6 +90,12 @@ impl RequestRecord {
         Some((decision.explanation.decision.as_ref().ok()?, decision.at))
     }
 
+    /// Predicted time between tokens, where the decode node that was chosen is the one that served it.
+    pub fn predicted_tbt(&self, end: &RequestEnd) -> Option<Duration> {
+        let (placement, _) = self.served_by().filter(|(placement, _)| placement.decode == end.decode)?;
+        placement.estimated_tbt.map(|Tbt(tbt)| tbt)
+    }
+
     /// Predicted time from the request's arrival to its first token.
     pub fn predicted_ttft(&self) -> Option<Duration> {
         self.served_by().map(|(Placement { estimated_ttft: Ttft(ttft), pace, .. }, at)| at + *ttft + *pace)
@@ -99,7 +111,7 @@ impl RequestRecord {
             outcome = end.outcome.as_ref().map_or_else(|error| error.kind().as_str(), |finish| finish.as_str()),
             error = end.outcome.as_ref().err().map(tracing::field::display),
             prefill = placement.map(|placement| placement.prefill.as_str()),
-            decode = placement.and_then(|placement| placement.decode.as_ref()).map(|node| node.as_str()),
+            decode = end.decode.as_ref().map(|node| node.as_str()),
             attempts = last.map_or(0, |decision| decision.attempt.0 + 1),
             decisions = self.decisions.iter().map(|decision| decision.times).sum::<u32>() + self.decisions_left_out,
             prompt_tokens = self.prompt_tokens,
@@ -108,7 +120,7 @@ impl RequestRecord {
             moves = end.timeline.moves,
             predicted_ttft_s = self.predicted_ttft().map(seconds),
             ttft_s = end.ttft().map(seconds),
-            predicted_tbt_s = placement.and_then(|placement| placement.estimated_tbt).map(|Tbt(tbt)| seconds(tbt)),
+            predicted_tbt_s = self.predicted_tbt(end).map(seconds),
             tbt_s = end.tbt.map(|Tbt(tbt)| seconds(tbt)),
             total_s = seconds(end.timeline.total),
             prefill_verdicts = explanation.map(|it| verdict_counts(&it.prefill_verdicts())),
@@ -140,13 +152,21 @@ impl OpenRecord {
 
     /// Something was decided, so long after the request's arrival.
     pub fn decided(&self, attempt: Attempt, at: Duration, explanation: Arc<Explanation>) {
-        self.lock().decided(Decision { attempt, at, times: 1, explanation, failure: None });
+        self.lock().decided(Decision { attempt, at, times: 1, explanation, failure: None, turns: Vec::new() });
     }
 
     /// The last placement did not last.
     pub fn failed(&self, why: &impl Display) {
         if let Some(decision) = self.lock().decisions.last_mut() {
             decision.failure = Some(why.to_string());
+        }
+    }
+
+    /// The request goes on at another decode node than the one that was chosen.
+    pub fn turned(&self, what: &impl Display) {
+        let mut record = self.lock();
+        if let Some(decision) = record.decisions.last_mut().filter(|decision| decision.turns.len() < TURNS) {
+            decision.turns.push(what.to_string());
         }
     }
 
@@ -162,8 +182,8 @@ impl OpenRecord {
 
 impl Drop for OpenRecord {
     fn drop(&mut self) {
-        let (outcome, tbt) = (Err(GenerateError::Aborted), None);
-        self.end(RequestEnd { outcome, timeline: Timeline::default(), usage: Usage::default(), tbt });
+        let (outcome, timeline, usage) = (Err(GenerateError::Aborted), Timeline::default(), Usage::default());
+        self.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None });
     }
 }
 
@@ -270,11 +290,34 @@ mod tests {
     fn the_first_end_counts() {
         let records = Records::default();
         let open = records.open(RequestId(1), 10, 20);
-        let end = |outcome| RequestEnd { outcome, timeline: Timeline::default(), usage: Usage::default(), tbt: None };
+        let (timeline, usage) = (Timeline::default(), Usage::default());
+        let end = |outcome| RequestEnd { outcome, timeline: timeline.clone(), usage, tbt: None, decode: None };
         open.end(end(Ok(FinishReason::Length)));
         drop(open);
         assert_eq!(records.of(RequestId(1)).unwrap().end.unwrap().outcome, Ok(FinishReason::Length));
         assert_eq!(verdict_counts(&placed().prefill_verdicts()), "1 chosen, 4 lost");
+    }
+
+    #[test]
+    fn a_request_that_went_on_elsewhere_says_where_and_has_no_prediction_for_there() {
+        let records = Records::default();
+        let open = records.open(RequestId(1), 10, 20);
+        let node = |name| Some(NodeId::new(name).unwrap());
+        let Ok(chosen) = placed().decision.clone() else { panic!("it was placed") };
+        let estimated_tbt = Some(Tbt(ms(30)));
+        open.decided(Attempt(0), ms(1), explanation(Ok(Placement { decode: node("d0"), estimated_tbt, ..chosen })));
+        (0..20).for_each(|n| open.turned(&format_args!("d1 instead of d0: {n}")));
+        let record = records.of(RequestId(1)).unwrap();
+        assert_eq!(
+            (record.decisions[0].turns.len(), record.decisions[0].turns[7].as_str()),
+            (8, "d1 instead of d0: 7")
+        );
+        assert_eq!(record.decisions[0].failure, None, "it did not fail");
+        let predicted = |decode| {
+            let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
+            record.predicted_tbt(&RequestEnd { outcome, timeline, usage, tbt: None, decode })
+        };
+        assert_eq!((predicted(node("d0")), predicted(node("d1"))), (Some(ms(30)), None));
     }
 
     #[test]

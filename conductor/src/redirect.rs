@@ -15,7 +15,7 @@ impl Relay {
         if let Some(other) = &other {
             tracing::info!(request = %self.job.request, attempt = self.attempt.0, node = %other, reason = %refused, "another decode node takes the request");
             if let Some(record) = &self.job.record {
-                record.failed(&format_args!("{refused}; it went to {other}"));
+                record.turned(&format_args!("{other} instead of {node}: {refused}"));
             }
             self.placement.decode = Some(other.clone());
             // They were of the other node.

@@ -174,7 +174,7 @@ impl Relay {
     fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {
         let (outcome, timeline, usage) = (outcome.clone(), self.timeline.clone(), self.usage());
         if let Some(record) = &self.job.record {
-            record.end(RequestEnd { outcome, timeline, usage, tbt });
+            record.end(RequestEnd { outcome, timeline, usage, tbt, decode: self.placement.decode.clone() });
         }
     }
 

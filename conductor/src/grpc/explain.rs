@@ -59,6 +59,7 @@ fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
         times: decision.times,
         explanation: Some(response(prompt_tokens, &decision.explanation)),
         failure: decision.failure.clone().unwrap_or_default(),
+        turns: decision.turns.clone(),
     }
 }
 
@@ -74,7 +75,8 @@ fn end(record: &RequestRecord, end: &RequestEnd) -> v1::RequestEnd {
         ttft_s: end.ttft().map(|ttft| ttft.as_secs_f64()),
         tbt_s: end.tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
         predicted_ttft_s: record.predicted_ttft().map(|ttft| ttft.as_secs_f64()),
-        predicted_tbt_s: placement.and_then(|it| it.estimated_tbt).map(|Tbt(tbt)| tbt.as_secs_f64()),
+        predicted_tbt_s: record.predicted_tbt(end).map(|tbt| tbt.as_secs_f64()),
+        decode_node: end.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
         predicted_output_tokens: placement.filter(|it| it.decode.is_some()).map(|it| it.estimated_output_tokens),
     }
 }

@@ -49,7 +49,8 @@ async fn clear(args: &CacheClearArgs, conductor: &str, json: bool) -> Result<(),
     Ok(line(&text)?)
 }
 
-const NODES: [&str; 8] = ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "SSD", "PREFIX HITS"];
+const NODES: [&str; 10] =
+    ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "SSD", "PREFIX HITS", "OF THE SSD", "FETCHED"];
 const PREFIXES: [&str; 4] = ["PREFIX", "TOKENS", "REQUESTS", "HELD BY"];
 const MATCHES: [&str; 3] = ["NODE", "ROLE", "TOKENS"];
 /// Column of the state, which is coloured.
@@ -74,10 +75,7 @@ fn render_status(status: &v1::CacheStatusResponse, paint: Paint) -> String {
 
 fn node_row(node: &v1::NodeCache) -> Vec<String> {
     let load = node.load.unwrap_or_default();
-    let hits = match hit_rate(&load) {
-        None => "-".to_owned(),
-        Some(rate) => format!("{:.0} %", 100.0 * rate),
-    };
+    let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.0} %", 100.0 * rate));
     vec![
         node.node.clone(),
         node.role.clone(),
@@ -86,13 +84,15 @@ fn node_row(node: &v1::NodeCache) -> Vec<String> {
         load.blocks_cached.to_string(),
         load.blocks_total.to_string(),
         load.blocks_ssd.to_string(),
-        hits,
+        percent(hit_rate(&load, load.prefix_hits)),
+        percent(hit_rate(&load, load.prefix_hits_ssd)),
+        percent(hit_rate(&load, load.prefix_hits_fetched)),
     ]
 }
 
-/// Part of the prompts' tokens that was found in the cache; none before the first prompt.
-fn hit_rate(load: &v1::Load) -> Option<f64> {
-    (load.prefix_queries > 0).then(|| load.prefix_hits as f64 / load.prefix_queries as f64)
+/// Part of the prompts' tokens that so many are; none before the first prompt.
+fn hit_rate(load: &v1::Load, hits: u64) -> Option<f64> {
+    (load.prefix_queries > 0).then(|| hits as f64 / load.prefix_queries as f64)
 }
 
 fn prefix_row(prefix: &v1::HotPrefix) -> Vec<String> {
@@ -123,7 +123,10 @@ fn status_json(status: &v1::CacheStatusResponse) -> Value {
             "node": node.node, "role": node.role, "state": node.state, "block_tokens": node.block_tokens,
             "blocks_total": load.blocks_total, "blocks_used": load.blocks_used, "blocks_cached": load.blocks_cached,
             "blocks_ssd": load.blocks_ssd,
-            "prefix_queries": load.prefix_queries, "prefix_hits": load.prefix_hits, "hit_rate": hit_rate(&load),
+            "prefix_queries": load.prefix_queries, "prefix_hits": load.prefix_hits, "hit_rate": hit_rate(&load, load.prefix_hits),
+            "prefix_hits_ssd": load.prefix_hits_ssd, "hit_rate_ssd": hit_rate(&load, load.prefix_hits_ssd),
+            "prefix_hits_fetched": load.prefix_hits_fetched,
+            "hit_rate_fetched": hit_rate(&load, load.prefix_hits_fetched),
             "indexed_blocks": node.indexed_blocks,
         })
     };
@@ -155,6 +158,8 @@ mod tests {
             blocks_ssd: 500,
             prefix_queries: 8,
             prefix_hits: 6,
+            prefix_hits_ssd: 2,
+            prefix_hits_fetched: 1,
             ..Default::default()
         };
         let node = |name: &str, load| v1::NodeCache {
@@ -175,9 +180,9 @@ mod tests {
     #[test]
     fn people_see_nodes_and_prefixes() {
         let expected = "\
-NODE  ROLE     STATE  USED  CACHED  BLOCKS  SSD  PREFIX HITS
-p0    prefill  ready  7     60      100     500  75 %
-p1    prefill  ready  0     0       0       0    -
+NODE  ROLE     STATE  USED  CACHED  BLOCKS  SSD  PREFIX HITS  OF THE SSD  FETCHED
+p0    prefill  ready  7     60      100     500  75 %         25 %        12 %
+p1    prefill  ready  0     0       0       0    -            -           -
 
 PREFIX    TOKENS  REQUESTS  HELD BY
 01234567  640     12.2      p0, p1, p2, p3 and 2 more";
@@ -186,6 +191,10 @@ PREFIX    TOKENS  REQUESTS  HELD BY
         assert!(render_status(&cold, Paint::none()).ends_with("\n\nno prefix came more than once of late"));
         let json = status_json(&status());
         assert_eq!((&json["nodes"][0]["hit_rate"], &json["nodes"][1]["hit_rate"]), (&json!(0.75), &Value::Null));
+        assert_eq!(
+            (&json["nodes"][0]["hit_rate_ssd"], &json["nodes"][0]["hit_rate_fetched"]),
+            (&json!(0.25), &json!(0.125))
+        );
         assert_eq!(json["prefixes"][0]["nodes"].as_array().unwrap().len(), 6);
     }
 

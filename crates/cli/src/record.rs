@@ -52,7 +52,8 @@ fn render_decision(decision: &v1::RequestDecision, paint: Paint) -> String {
         "" => String::new(),
         failure => format!("\n\nfailed    {failure}"),
     };
-    format!("{head}\n{explained}{failure}")
+    let turns: String = decision.turns.iter().map(|turn| format!("\n\nwent on   {turn}")).collect();
+    format!("{head}\n{explained}{turns}{failure}")
 }
 
 fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
@@ -65,7 +66,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
         format!("{}, predicted {}", known(measured), known(predicted))
     };
     let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
-    let moved = timeline.kv_transfer.unwrap_or_default();
+    let moved = timeline.kv_transfer.clone().unwrap_or_default();
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let rows = [
         ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
@@ -81,9 +82,19 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
                 seconds(timeline.decode_queue_s)
             ),
         ),
+        ("decoded", decoded(end, &timeline)),
         ("KV moved", format!("{}, {} of it exposed", bytes(moved.bytes), seconds(moved.exposed_seconds))),
     ];
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
+}
+
+/// Where, and how it came there where that is not the node that was chosen first.
+fn decoded(end: &v1::RequestEnd, timeline: &v1::Timeline) -> String {
+    let node = if end.decode_node.is_empty() { "-" } else { &end.decode_node };
+    match &timeline.moved {
+        Some(moved) => format!("on {node}, moved there with {} in {}", bytes(moved.bytes), seconds(moved.seconds)),
+        None => format!("on {node}"),
+    }
 }
 
 fn to_json(record: &v1::RecallResponse) -> Value {
@@ -91,6 +102,7 @@ fn to_json(record: &v1::RecallResponse) -> Value {
         json!({
             "attempt": decision.attempt, "at_s": decision.at_s, "times": decision.times,
             "explanation": decision.explanation.as_ref().map(explain::to_json),
+            "turns": decision.turns,
             "failure": (!decision.failure.is_empty()).then_some(&decision.failure),
         })
     });
@@ -112,6 +124,7 @@ fn end_json(end: &v1::RequestEnd) -> Value {
         "cached_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
         "predicted_output_tokens": end.predicted_output_tokens,
         "prefill_queue_s": timeline.prefill_queue_s, "prefill_compute_s": timeline.prefill_compute_s,
+        "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.moves,
         "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
         "kv_transfer": {
             "bytes": moved.bytes, "seconds": moved.seconds, "exposed_seconds": moved.exposed_seconds,
@@ -134,11 +147,13 @@ mod tests {
             times,
             explanation: Some(v1::ExplainResponse { placement: "baton".into(), ..Default::default() }),
             failure: failure.into(),
+            turns: if attempt == 1 { vec!["d1 instead of d0: no room".into()] } else { Vec::new() },
         };
         let end = v1::RequestEnd {
             finish_reason: "length".into(),
             usage: Some(v1::Usage { prompt_tokens: 100, completion_tokens: 7, cached_tokens: 64 }),
             ttft_s: Some(0.2),
+            decode_node: "d1".into(),
             predicted_ttft_s: Some(0.1),
             ..Default::default()
         };
@@ -159,6 +174,8 @@ mod tests {
             "failed    the node was lost\n\n(2 decisions are not kept)\n\nattempt 1, decided 2.0 ms after it came\n",
             "ended     length, 0 us after it came\nTTFT      200.0 ms, predicted 100.0 ms\nTBT       -, predicted -",
             "cached    64 of 100 tokens\noutput    7 tokens\n",
+            "\n\nwent on   d1 instead of d0: no room\n\nended",
+            "\ndecoded   on d1\n",
         ] {
             assert!(text.contains(part), "'{part}' in:\n{text}");
         }
@@ -174,6 +191,10 @@ mod tests {
         );
         assert_eq!((&json["end"]["output_tokens"], &json["end"]["tbt_s"]), (&json!(7), &Value::Null));
         assert_eq!(json["decisions"][1]["explanation"]["placement"], "baton");
+        assert_eq!(
+            (&json["decisions"][1]["turns"][0], &json["end"]["decode_node"]),
+            (&json!("d1 instead of d0: no room"), &json!("d1"))
+        );
     }
 
     #[test]

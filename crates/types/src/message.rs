@@ -303,6 +303,10 @@ pub struct Load {
     pub prefix_queries: u64,
     /// Prompt tokens found there so far.
     pub prefix_hits: u64,
+    /// Of those, tokens that the node's own SSD had.
+    pub prefix_hits_ssd: u64,
+    /// Of those, tokens that came from other nodes.
+    pub prefix_hits_fetched: u64,
     /// Blocks on the node's SSD, whether or not they are in the arena too.
     pub blocks_ssd: u32,
     /// How often a sequence that ran gave up its blocks for others so far.

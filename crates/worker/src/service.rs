@@ -93,7 +93,11 @@ async fn read_commands<E>(
 ) -> Result<(), Status> {
     use v1::node_command::Command;
     while let Some(command) = commands.message().await? {
-        let input = match required("command", command.command)? {
+        let Some(command) = command.command else {
+            tracing::warn!(%conductor, "a command that this version does not know: it is left undone");
+            continue;
+        };
+        let input = match command {
             Command::Hello(_) => return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None)),
             Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
             Command::Abort(key) => Input::Abort(key.try_into()?),

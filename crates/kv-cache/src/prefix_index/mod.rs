@@ -553,7 +553,123 @@ mod tests {
         assert!(index.longest_prefix(&[hash(1)]).contains(&(node(500), 1)));
     }
 
+    /// What the index should know of a node, and everything that happened there.
+    struct Naive {
+        generation: u64,
+        /// Number of the next event; `None` from a gap to the next snapshot.
+        next: Option<u64>,
+        log: Vec<KvEvent>,
+        blocks: BTreeSet<u8>,
+    }
+
+    /// What is held after these events.
+    fn state(log: &[KvEvent]) -> BTreeSet<u8> {
+        let mut blocks = BTreeSet::new();
+        for event in log {
+            match event {
+                KvEvent::Stored { hash, .. } => drop(blocks.insert(hash.0[0])),
+                KvEvent::Removed { hash } => drop(blocks.remove(&hash.0[0])),
+                KvEvent::Cleared => blocks.clear(),
+            }
+        }
+        blocks
+    }
+
+    impl Naive {
+        /// The events from `from` up to the last one came, in one message.
+        fn apply(&mut self, from: u64) -> Applied {
+            self.take(from, self.log.len() as u64)
+        }
+
+        /// The event `at` came alone.
+        fn apply_one(&mut self, at: u64) -> Applied {
+            self.take(at, at + 1)
+        }
+
+        fn take(&mut self, from: u64, to: u64) -> Applied {
+            match self.next {
+                None => Applied::Stale,
+                Some(next) if from > next => {
+                    (self.next, self.blocks) = (None, BTreeSet::new());
+                    Applied::Gap
+                }
+                Some(next) if to <= next => Applied::Stale,
+                Some(_) => {
+                    (self.next, self.blocks) = (Some(to), state(&self.log[..to as usize]));
+                    Applied::Applied
+                }
+            }
+        }
+    }
+
     proptest! {
+        #[test]
+        fn equals_a_naive_model_whatever_becomes_of_the_events(
+            operations in prop::collection::vec((0usize..3, 0u8..10, 0u8..6, 0u64..4), 0..200),
+            chain in prop::collection::vec(0u8..6, 0..6),
+        ) {
+            let index = PrefixIndex::new(100);
+            let mut naive: BTreeMap<usize, Naive> = BTreeMap::new();
+            for (n, operation, h, by) in operations {
+                let known = naive.entry(n).or_insert_with(|| {
+                    index.add_node(&node(n), Generation(1));
+                    Naive { generation: 1, next: Some(0), log: Vec::new(), blocks: BTreeSet::new() }
+                });
+                match operation {
+                    // The next event, or one that never came before it, or the last few once more with it.
+                    0..=4 => known.log.push(match h % 4 { 0 => KvEvent::Cleared, 1 => KvEvent::Removed { hash: hash(h) }, _ => stored(h) }),
+                    5 => known.log.extend([stored(h), stored(h + 1)]),
+                    _ => {}
+                }
+                let told = known.log.len() as u64;
+                let generation = Generation(known.generation);
+                match operation {
+                    0..=4 => {
+                        let from = told - 1 - by.min(told - 1);
+                        let events = &known.log[from as usize..];
+                        let applied = index.apply(&node(n), generation, from, events);
+                        prop_assert_eq!(applied, known.apply(from));
+                    }
+                    // Two events, of which the second one comes first.
+                    5 => for from in [told - 1, told - 2] {
+                        let applied = index.apply(&node(n), generation, from, &known.log[from as usize..=from as usize]);
+                        prop_assert_eq!(applied, known.apply_one(from));
+                    },
+                    6 => {
+                        let all: Vec<_> = state(&known.log).into_iter().map(stored).collect();
+                        prop_assert_eq!(index.snapshot(&node(n), generation, told, &all), Applied::Applied);
+                        (known.next, known.blocks) = (Some(told), state(&known.log));
+                    }
+                    // Of an earlier start of it.
+                    7 if known.generation > 1 => {
+                        let before = Generation(known.generation - 1);
+                        prop_assert_eq!(index.apply(&node(n), before, told, &[stored(h)]), Applied::Stale);
+                        prop_assert_eq!(index.add_node(&node(n), before), None);
+                    }
+                    8 => {
+                        let generation = known.generation + 1;
+                        index.add_node(&node(n), Generation(generation));
+                        *known = Naive { generation, next: Some(0), log: Vec::new(), blocks: BTreeSet::new() };
+                    }
+                    9 => {
+                        index.remove_node(&node(n));
+                        naive.remove(&n);
+                    }
+                    _ => {}
+                }
+            }
+            let hashes: Vec<_> = chain.iter().map(|h| hash(*h)).collect();
+            let found: BTreeMap<_, _> = index.longest_prefix(&hashes).into_iter().collect();
+            for (n, Naive { blocks, .. }) in &naive {
+                let expected = chain.iter().take_while(|h| blocks.contains(h)).count() as u32;
+                prop_assert_eq!(found.get(&node(*n)).copied().unwrap_or(0), expected);
+                prop_assert_eq!(index.entries(&node(*n)), blocks.len());
+            }
+            index.sweep();
+            let all: BTreeSet<_> = naive.values().flat_map(|known| &known.blocks).collect();
+            prop_assert_eq!(index.len(), all.len());
+        }
+
         #[test]
         fn equals_a_map_of_sets(
             operations in prop::collection::vec((0usize..3, 0u8..5, 0u8..6), 0..150),

@@ -76,6 +76,8 @@ pub struct DecodeCore {
     lacks_room: bool,
     prefix_queries: u64,
     prefix_hits: u64,
+    prefix_hits_ssd: u64,
+    prefix_hits_fetched: u64,
     draining: bool,
 }
 
@@ -116,6 +118,8 @@ impl DecodeCore {
             lacks_room: false,
             prefix_queries: 0,
             prefix_hits: 0,
+            prefix_hits_ssd: 0,
+            prefix_hits_fetched: 0,
             draining: false,
         })
     }
@@ -146,6 +150,8 @@ impl DecodeCore {
             blocks_ssd: self.pool.len_below() as u32,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
+            prefix_hits_ssd: self.prefix_hits_ssd,
+            prefix_hits_fetched: self.prefix_hits_fetched,
             draining: self.draining,
             takes_sequences: self.check_takes_sequences().is_ok(),
             ..pool_load(&self.pool)

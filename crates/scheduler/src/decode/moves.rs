@@ -135,6 +135,7 @@ impl DecodeCore {
                 let tokens = fetch.blocks.len() * block_tokens;
                 sequence.num_computed_tokens = fetch.blocks.end * block_tokens;
                 self.prefix_hits += tokens as u64;
+                self.prefix_hits_fetched += tokens as u64;
                 FetchReport { tokens: tokens as u32, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => {

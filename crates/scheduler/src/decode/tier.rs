@@ -64,6 +64,7 @@ impl DecodeCore {
                 let blocks = blocks.min(loading.len());
                 sequence.num_computed_tokens = (loading.start + blocks) * block_tokens;
                 self.prefix_hits += (blocks * block_tokens) as u64;
+                self.prefix_hits_ssd += (blocks * block_tokens) as u64;
                 self.complete_blocks(key);
             }
             Err(refused) if refused.kind == ErrorKind::DeadlineExceeded => {

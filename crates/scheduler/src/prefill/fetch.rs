@@ -203,6 +203,10 @@ impl PrefillCore {
                 self.complete_blocks(key, fetch.blocks.end);
                 let tokens = (fetch.blocks.len() * block_tokens) as u32;
                 self.prefix_hits += u64::from(tokens);
+                match transport == FetchReport::SSD {
+                    true => self.prefix_hits_ssd += u64::from(tokens),
+                    false => self.prefix_hits_fetched += u64::from(tokens),
+                }
                 FetchReport { tokens, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => {

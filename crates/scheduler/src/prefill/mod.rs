@@ -66,6 +66,8 @@ pub struct PrefillCore {
     submitted: u64,
     prefix_queries: u64,
     prefix_hits: u64,
+    prefix_hits_ssd: u64,
+    prefix_hits_fetched: u64,
     draining: bool,
 }
 
@@ -105,6 +107,8 @@ impl PrefillCore {
             submitted: 0,
             prefix_queries: 0,
             prefix_hits: 0,
+            prefix_hits_ssd: 0,
+            prefix_hits_fetched: 0,
             draining: false,
         })
     }
@@ -135,6 +139,8 @@ impl PrefillCore {
             step: step.and_then(|step| step.progress(now, num_layers)),
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
+            prefix_hits_ssd: self.prefix_hits_ssd,
+            prefix_hits_fetched: self.prefix_hits_fetched,
             blocks_ssd: self.pool.len_below() as u32,
             draining: self.draining,
             ..pool_load(&self.pool)

@@ -115,6 +115,20 @@ impl Lane {
     }
 }
 
+/// For how long a lane was seen to have work. One that had none for long, and has just been given some, has not stood still.
+#[derive(Default)]
+struct Work {
+    since: Option<Duration>,
+}
+
+impl Work {
+    /// What it was at a time, since the lane was opened, and for how long; `None` while it has no work.
+    fn seen(&mut self, at: Duration, busy: bool) -> Option<Duration> {
+        self.since = busy.then(|| self.since.unwrap_or(at));
+        self.since.map(|since| at - since)
+    }
+}
+
 /// Runs a lane.
 pub(crate) struct LaneTask {
     pub(super) host: Arc<Host>,
@@ -184,15 +198,17 @@ impl LaneTask {
     async fn watch(&self) -> LaneEnd {
         let config = &self.host.config;
         let interval = config.progress_timeout.min(config.idle_timeout) / 8;
+        let mut work = Work::default();
         loop {
             tokio::time::sleep(interval.clamp(Duration::from_millis(1), Duration::from_secs(1))).await;
-            let still = self.lane.opened.elapsed().saturating_sub(Duration::from_micros(self.activity.load(Relaxed)));
-            let busy = self.lane.load() > 0;
-            if busy && still >= config.progress_timeout {
-                return LaneEnd::Failed(format!("no progress for {still:.1?}"));
-            }
-            if !busy && still >= config.idle_timeout {
-                return LaneEnd::Idle;
+            let open = self.lane.opened.elapsed();
+            let still = open.saturating_sub(Duration::from_micros(self.activity.load(Relaxed)));
+            match work.seen(open, self.lane.load() > 0) {
+                Some(busy) if still.min(busy) >= config.progress_timeout => {
+                    return LaneEnd::Failed(format!("no progress for {still:.1?}"));
+                }
+                None if still >= config.idle_timeout => return LaneEnd::Idle,
+                _ => {}
             }
         }
     }
@@ -377,5 +393,19 @@ async fn next(follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> Opt
     match follow_ups {
         Some(follow_ups) => follow_ups.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_has_just_been_given_work_has_not_stood_still() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let mut work = Work::default();
+        assert_eq!((work.seen(40 * SECOND, false), work.seen(50 * SECOND, true)), (None, Some(Duration::ZERO)));
+        assert_eq!((work.seen(52 * SECOND, true), work.seen(53 * SECOND, false)), (Some(2 * SECOND), None));
+        assert_eq!(work.seen(54 * SECOND, true), Some(Duration::ZERO));
     }
 }
