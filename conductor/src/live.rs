@@ -126,7 +126,8 @@ impl LiveRequests {
         let placed = |live: &&Live| live.is_on(node, generation);
         for live in self.lock().requests.values().filter(placed) {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(Told { attempt: live.attempt, at, event: LiveEvent::NodeLost(node.clone()) });
+            let event = LiveEvent::NodeLost(node.clone());
+            let _ = live.events.send(Told { attempt: live.attempt_on(node, generation), at, event });
         }
     }
 
@@ -152,6 +153,12 @@ impl Live {
         self.attempt == attempt || self.moving.as_ref().is_some_and(|(moving, ..)| *moving == attempt)
     }
 
+    /// The attempt that the node's loss is about: what it was asked to go on with is lost with it, also where the request has gone on there by the time that it is heard.
+    fn attempt_on(&self, node: &NodeId, generation: Generation) -> Attempt {
+        let moving = self.moving.as_ref().filter(|(_, to, start)| (to, *start) == (node, generation));
+        moving.map_or(self.attempt, |(attempt, ..)| *attempt)
+    }
+
     fn is_on(&self, node: &NodeId, generation: Generation) -> bool {
         let moving = self.moving.iter().map(|(_, id, start)| (id, start));
         self.nodes.iter().map(|(id, start)| (id, start)).chain(moving).any(|start| start == (node, &generation))
@@ -170,6 +177,14 @@ impl Entry {
     pub fn stays(&self) {
         if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
             live.moving = None;
+        }
+    }
+
+    /// Says that another node takes the place of one that the attempt was placed on.
+    pub fn goes_to(&self, from: &NodeId, to: (NodeId, Generation)) {
+        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
+            live.nodes.retain(|(node, _)| node != from);
+            live.nodes.push(to);
         }
     }
 
@@ -243,7 +258,7 @@ mod tests {
         );
         live.node_lost(now(), &d1, Generation(2));
         let attempts: Vec<_> = std::iter::from_fn(|| entry.events.try_recv().ok()).map(|told| told.attempt.0).collect();
-        assert_eq!(attempts, [0, 1, 0]);
+        assert_eq!(attempts, [0, 1, 1], "the loss is about the attempt that it was to go on with");
         entry.stays();
         assert!(!live.deliver(key(1), now(), LiveEvent::Offered(3)));
         entry.moving(Attempt(2), d1.clone(), Generation(2));

@@ -107,7 +107,7 @@ pub const METRICS: &[MetricDoc] = &[
         RELAY,
         MetricKind::Histogram(RELAY_BUCKETS),
         &[],
-        "From a token's arrival from its node to its being written to its gRPC client's connection: what this conductor adds.",
+        "From a token's arrival from its node to its being written to its gRPC client's connection: what this conductor adds. Tokens after the first, which may be kept back to even the gaps out.",
     ),
     doc(E2E, MetricKind::Histogram(LATENCY_BUCKETS), &[], "From a request's arrival to its end."),
     doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "The part of a KV transfer after the last layer's compute."),

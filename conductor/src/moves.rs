@@ -7,13 +7,15 @@
 use std::sync::Arc;
 
 use baton_proto::v1;
-use baton_types::{Attempt, FetchReport, KvTransfer, NodeId, PrefillEvent, PrefillJob, QueueTerms, RequestKey};
+use baton_types::{
+    Attempt, FetchReport, Generation, KvTransfer, NodeId, PrefillEvent, PrefillJob, QueueTerms, RequestKey, TokenId,
+};
 
 use crate::front_door::{FrontDoor, Job, fetch_source};
 use crate::live::{Entry, LiveEvent};
 use crate::relay::Relay;
 
-/// How often other nodes are asked to take one request.
+/// How often other nodes are asked to take one request off a decode node.
 const MAX_TRIES: u32 = 16;
 /// How often one request moves.
 const MAX_MOVES: u32 = 4;
@@ -21,10 +23,12 @@ const MAX_MOVES: u32 = 4;
 /// Where a request stands on its way to another decode node.
 #[derive(Debug, Default)]
 pub struct Moves {
-    /// Who was asked, and the attempt that it would go on under.
-    asked: Option<(Attempt, NodeId)>,
-    /// How often somebody was.
+    /// Who was asked, which start of it, and the attempt that it would go on under.
+    asked: Option<(Attempt, NodeId, Generation)>,
+    /// How often somebody was, at this decode node.
     tries: u32,
+    /// Who was, and did not take it; they are asked again once nobody else is left.
+    refused: Vec<NodeId>,
     /// Whether the attempt began at another decode node.
     has_moved: bool,
 }
@@ -32,12 +36,7 @@ pub struct Moves {
 impl Moves {
     /// Whether an event of this attempt is from the node that was asked.
     pub fn is_to(&self, attempt: Attempt) -> bool {
-        self.asked.as_ref().is_some_and(|(asked, _)| *asked == attempt)
-    }
-
-    /// Whether that is the node.
-    pub fn is_at(&self, node: &NodeId) -> bool {
-        self.asked.as_ref().is_some_and(|(_, asked)| asked == node)
+        self.asked.as_ref().is_some_and(|(asked, ..)| *asked == attempt)
     }
 
     /// Whether the attempt goes on with what another decode node began.
@@ -47,7 +46,7 @@ impl Moves {
 
     /// The request was placed again, from its prompt on.
     pub fn on_placed(&mut self) {
-        self.has_moved = false;
+        *self = Self::default();
     }
 }
 
@@ -61,11 +60,15 @@ impl Relay {
             return;
         }
         let to = RequestKey { attempt: Attempt(self.last_attempt.0 + 1), ..self.key() };
-        if let Some(node) = door.place_move(&self.job, self.key(), to, self.output.tokens(), &self.entry) {
-            tracing::debug!(request = %self.job.request, attempt = to.attempt.0, %node, output_tokens, "asking another decode node to go on");
-            self.last_attempt = to.attempt;
-            self.moves.tries += 1;
-            self.moves.asked = Some((to.attempt, node));
+        let (keys, refused) = ((self.key(), to), &self.moves.refused);
+        match door.place_move(&self.job, keys, self.output.tokens(), refused, &self.entry) {
+            Some((node, generation)) => {
+                tracing::debug!(request = %self.job.request, attempt = to.attempt.0, %node, output_tokens, "asking another decode node to go on");
+                self.last_attempt = to.attempt;
+                self.moves.tries += 1;
+                self.moves.asked = Some((to.attempt, node, generation));
+            }
+            None => self.moves.refused.clear(),
         }
     }
 
@@ -77,8 +80,9 @@ impl Relay {
                 self.on_taken(door, report);
             }
             LiveEvent::Prefill(PrefillEvent::Failed(refused)) => self.on_moving_failed(door, &refused.message),
+            LiveEvent::NodeLost(_) => self.on_moving_failed(door, "the node was lost"),
             // It has nothing else to say before.
-            LiveEvent::Prefill(_) | LiveEvent::Decode(_) | LiveEvent::Offered(_) | LiveEvent::NodeLost(_) => {}
+            LiveEvent::Prefill(_) | LiveEvent::Decode(_) | LiveEvent::Offered(_) => {}
         }
     }
 
@@ -86,27 +90,28 @@ impl Relay {
     pub(crate) fn on_moving_failed(&mut self, door: &FrontDoor, reason: &str) {
         tracing::debug!(request = %self.job.request, reason, "the request stays at its decode node");
         door.metrics.on_move_failed();
+        self.moves.refused.extend(self.moves.asked.as_ref().map(|(_, node, _)| node.clone()));
         self.give_move_up(door);
     }
 
     /// Whoever was asked need not go on with it.
     pub(crate) fn give_move_up(&mut self, door: &FrontDoor) {
-        let Some((attempt, node)) = self.moves.asked.take() else { return };
+        let Some((attempt, node, _)) = self.moves.asked.take() else { return };
         self.entry.stays();
         door.end_move(RequestKey { attempt, ..self.key() }, &node);
     }
 
     /// The request is the other node's from now on; also where that has not answered yet, and the one that it was on has failed. `false`: nobody was asked.
     pub(crate) fn go_on_at_other(&mut self, door: &FrontDoor) -> bool {
-        let Some((attempt, node)) = self.moves.asked.take() else { return false };
+        let Some((attempt, node, generation)) = self.moves.asked.take() else { return false };
         door.end(self.key(), &self.placement, true);
         self.attempt = attempt;
-        self.entry.placed(attempt, door.start_of(&node).into_iter().collect());
+        self.entry.placed(attempt, vec![(node.clone(), generation)]);
         if let Some(record) = &self.job.record {
             record.turned(&format_args!("{node} after {} tokens", self.output.len()));
         }
         self.placement.decode = Some(node);
-        self.moves.has_moved = true;
+        self.moves = Moves { has_moved: true, ..Moves::default() };
         self.ended_by_node = false;
         self.timeline.moves += 1;
         true
@@ -134,15 +139,15 @@ impl FrontDoor {
     fn place_move(
         &self,
         job: &Job,
-        key: RequestKey,
-        to: RequestKey,
-        output: &[baton_types::TokenId],
+        (key, to): (RequestKey, RequestKey),
+        output: &[TokenId],
+        refused: &[NodeId],
         entry: &Entry,
-    ) -> Option<NodeId> {
+    ) -> Option<(NodeId, Generation)> {
         let tokens: Arc<[_]> = job.tokens.iter().chain(output).copied().collect();
         let (start, fetch) = {
             let mut cluster = self.cluster();
-            let chosen = cluster.place_move(self.clock.now(), key, to, tokens.len() as u32)?;
+            let chosen = cluster.place_move(self.clock.now(), (key, to), tokens.len() as u32, refused)?;
             let start = cluster.node(&chosen.to).map(|node| (chosen.to.clone(), node.info().generation));
             (start, fetch_source(&cluster, &chosen.fetch))
         };
@@ -155,7 +160,7 @@ impl FrontDoor {
             ..job.prefill_job(self.id, to, None, fetch, QueueTerms::default())
         };
         if self.nodes.send(&node, v1::node_command::Command::Prefill((&resumed).into())) {
-            return Some(node);
+            return Some((node, generation));
         }
         entry.stays();
         self.cluster().on_ended(self.clock.now(), to);
@@ -165,9 +170,5 @@ impl FrontDoor {
     fn end_move(&self, key: RequestKey, node: &NodeId) {
         self.cluster().on_ended(self.clock.now(), key);
         self.nodes.send(node, v1::node_command::Command::Abort(key.into()));
-    }
-
-    pub(crate) fn start_of(&self, node: &NodeId) -> Option<(NodeId, baton_types::Generation)> {
-        self.cluster().node(node).map(|known| (node.clone(), known.info().generation))
     }
 }

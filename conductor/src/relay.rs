@@ -246,7 +246,9 @@ impl Relay {
                 biased;
                 told = self.entry.events.recv() => {
                     let told = told.ok_or(GenerateError::Aborted)?;
-                    self.heard = told.at;
+                    if !matches!(told.event, LiveEvent::Offered(_)) {
+                        self.heard = self.heard.max(told.at);
+                    }
                     return Ok(Some(told));
                 }
                 error = &mut self.interrupted => return Err(error),
@@ -267,10 +269,6 @@ impl Relay {
             LiveEvent::Decode(event) => self.on_decode(door, event).await,
             LiveEvent::Offered(output_tokens) => {
                 self.on_offered(door, output_tokens);
-                Ok(self.progress())
-            }
-            LiveEvent::NodeLost(node) if self.moves.is_at(&node) => {
-                self.on_moving_failed(door, "the node was lost");
                 Ok(self.progress())
             }
             // What the prefill node had to do is done: the decode node has everything.
@@ -318,11 +316,14 @@ impl Relay {
                 self.on_handed_over(transfer);
                 Ok(self.progress())
             }
-            PrefillEvent::Failed(refused) if self.moves.has_moved() => Err(self.decode_failed(refused)),
+            PrefillEvent::Failed(refused) if self.moves.has_moved() => {
+                door.metrics.on_move_failed();
+                Err(self.decode_failed(refused))
+            }
             PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
             PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
             PrefillEvent::GrantRefused(refused) => {
-                self.on_grant_refused(door, &refused);
+                self.on_grant_refused(door, &refused)?;
                 Ok(Progress::Going)
             }
             // No request's.
@@ -474,7 +475,8 @@ impl Relay {
 
     /// Waits for a client that is slow, and for nothing that must not wait.
     async fn send(&mut self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
-        let heard = matches!(event, Event::Delta(_)).then_some(self.heard);
+        // The first token may be kept back on purpose.
+        let heard = matches!(&event, Event::Delta(delta) if delta.index > 0).then_some(self.heard);
         let outgoing = match self.out.try_send(Outgoing { response: Ok(response(event)), heard }) {
             Ok(()) => return Ok(()),
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(GenerateError::Aborted),

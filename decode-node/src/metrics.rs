@@ -58,7 +58,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: TAKEN,
         kind: MetricKind::Counter,
         labels: &["outcome"],
-        help: "Sequences of other decode nodes that were to go on here: brought, computed because nothing could be brought, refused.",
+        help: "Sequences of other decode nodes that were to go on here: brought, computed because nothing could be brought or had to be, refused.",
     },
     MetricDoc {
         name: TAKEN_BYTES,
@@ -137,7 +137,7 @@ impl Metrics {
     /// A sequence of another decode node was to go on here.
     pub fn on_move(&self, result: &Result<FetchReport, Refused>) {
         match result {
-            Ok(report) if report.failure.is_some() => self.taken_computed.increment(1),
+            Ok(report) if report.bytes == 0 => self.taken_computed.increment(1),
             Ok(report) => {
                 self.taken_brought.increment(1);
                 self.taken_bytes.increment(report.bytes);

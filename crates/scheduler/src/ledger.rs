@@ -43,6 +43,8 @@ pub(crate) struct DecodeCharge {
     /// When its first token goes out: predicted until it does.
     pub begins: Instant,
     pub begun: bool,
+    /// When it was charged to the node: reports from before say nothing of it.
+    pub charged: Instant,
 }
 
 impl DecodeCharge {
@@ -129,8 +131,9 @@ impl NodeCharges {
         }
     }
 
-    pub(crate) fn end_decode(&mut self, key: RequestKey) {
-        let Some(charge) = self.decoding.remove(&key) else { return };
+    /// What was charged of the sequence, as it stood.
+    pub(crate) fn end_decode(&mut self, key: RequestKey) -> Option<DecodeCharge> {
+        let charge = self.decoding.remove(&key)?;
         self.requests -= 1;
         self.blocks -= charge.blocks;
         self.kv_tokens -= charge.kv_tokens;
@@ -142,6 +145,18 @@ impl NodeCharges {
                 self.tbt_limits.remove(&limit);
             }
         }
+        Some(charge)
+    }
+
+    /// Of a sequence, as it stands.
+    pub(crate) fn decode(&self, key: RequestKey) -> Option<DecodeCharge> {
+        self.decoding.get(&key).copied()
+    }
+
+    /// Sequences that were charged since, and their blocks.
+    pub(crate) fn charged_since(&self, time: Instant) -> (usize, usize) {
+        let since = self.decoding.values().filter(|charge| charge.charged >= time);
+        since.fold((0, 0), |(sequences, blocks), charge| (sequences + 1, blocks + charge.blocks))
     }
 
     pub(crate) fn sequences(&self) -> usize {
@@ -238,7 +253,16 @@ mod tests {
 
     fn charge(begins: Instant) -> DecodeCharge {
         let tbt = Some(SECOND / 10);
-        DecodeCharge { blocks: 2, prompt_tokens: 20, max_tokens: 10, kv_tokens: 25, tbt, begins, begun: false }
+        DecodeCharge {
+            blocks: 2,
+            prompt_tokens: 20,
+            max_tokens: 10,
+            kv_tokens: 25,
+            tbt,
+            begins,
+            begun: false,
+            charged: begins,
+        }
     }
 
     #[test]
@@ -262,8 +286,8 @@ mod tests {
         assert_eq!((broken(21, 20, 11), broken(21, 20, 9), broken(21, 9, 8)), (0, 1, 0), "two are over by then");
         assert_eq!(broken(5, 20, 9), 1, "two have not begun");
         assert!(charges.has_tbt_limit_in(0.05, 0.11) && !charges.has_tbt_limit_in(0.11, 0.2));
-        (0..3).for_each(|n| charges.end_decode(key(n)));
-        charges.end_decode(key(0));
+        (0..3).for_each(|n| assert!(charges.end_decode(key(n)).is_some()));
+        assert_eq!(charges.end_decode(key(0)), None);
         assert!(charges.is_zero());
     }
 

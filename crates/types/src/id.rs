@@ -90,6 +90,11 @@ pub struct Attempt(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId(pub u64);
 
+impl GrantId {
+    /// No grant's: who gives this one up has none yet, but a place in the line for one.
+    pub const NONE: Self = Self(u64::MAX);
+}
+
 /// Index of a block in a node's arena, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);

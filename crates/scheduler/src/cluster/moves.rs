@@ -9,8 +9,8 @@ use super::{Cluster, ClusterNode};
 use crate::ledger::{Charge, DecodeCharge, NodeStart};
 use crate::placement::PrefixFetch;
 
-/// Tokens of its output that a sequence should find room for where it goes.
-const GROWTH_TOKENS: usize = 64;
+/// Blocks of its output that a sequence should find room for where it goes.
+const GROWTH_BLOCKS: usize = 4;
 
 /// Another decode node for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,15 +23,24 @@ pub struct Move {
 
 impl Cluster {
     /// The decode node with the most room, by its last report, for a sequence of `tokens` tokens so far that decodes under `key`: another one than it is on, of the same arithmetic. It is charged
-    /// there as `moved`, beside what it is charged where it is, and the caller ends one of the two. `None` where no node has room now.
-    pub fn place_move(&mut self, now: Instant, key: RequestKey, moved: RequestKey, tokens: u32) -> Option<Move> {
+    /// there as `moved`, beside what it is charged where it is, and the caller ends one of the two. `None` where no node but those in `exclude` has room now.
+    pub fn place_move(
+        &mut self,
+        now: Instant,
+        (key, moved): (RequestKey, RequestKey),
+        tokens: u32,
+        exclude: &[NodeId],
+    ) -> Option<Move> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let source = self.nodes.get(&from.0)?;
+        let charge = source.charges.decode(key).unwrap_or(charge);
         let class = source.class;
         let layout = &source.info().layout;
         let full = tokens.saturating_sub(1) / layout.block_tokens;
         let bytes = u64::from(full) * layout.block_bytes_all_layers() as u64;
-        let to = self.roomiest_other(&from.0, &charge, tokens, |node| node.class == class)?;
+        let to = self.roomiest_other(&from.0, &charge, tokens, |node| {
+            node.class == class && !exclude.contains(&node.info().node)
+        })?;
         let start = (to.info().node.clone(), to.info().generation);
         let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
         self.charge_move(now, moved, (start.clone(), charge), (from, bytes));
@@ -57,26 +66,9 @@ impl Cluster {
         let nodes = self.nodes.of_role(NodeRole::Decode);
         let others = nodes.filter(|node| fits(node) && node.info().node != *than && node.is_ready());
         let takers = others.filter(|node| node.load().takes_sequences && has_seat(node));
-        let roomy = takers.filter_map(|node| Some((self.spare_blocks(node, charge, tokens)?, node)));
+        let roomy = takers.filter_map(|node| Some((spare_blocks(node, charge, tokens)?, node)));
         let kept = roomy.filter(|(_, node)| self.keeps_paces(node, charge, tokens));
         Some(kept.max_by_key(|(spare, _)| *spare)?.1)
-    }
-
-    /// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where there is no room.
-    fn spare_blocks(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
-        let (load, layout) = (node.load(), &node.info().layout);
-        let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
-        if layout.blocks_for(total.saturating_sub(1)) > layout.num_blocks as usize {
-            return None;
-        }
-        let free = (load.blocks_total as usize).checked_sub((load.blocks_used + load.blocks_reserved) as usize)?;
-        // What was placed there since is not in the report.
-        let here = |(start, _): &(NodeStart, DecodeCharge)| start.0 == node.info().node;
-        let unknown = self.charges.values().filter(|charge| charge.placed >= node.reported());
-        let unknown = unknown.filter_map(|charge| charge.decode.as_ref().filter(|decode| here(decode)));
-        let unknown: usize = unknown.map(|(_, charge)| charge.blocks).sum();
-        let grown = layout.blocks_for(total.min(tokens as usize + GROWTH_TOKENS));
-        free.checked_sub(unknown + grown + load.running as usize)
     }
 
     /// Whether the node's steps with the sequence keep to its objective, and to those of the ones that are there.
@@ -95,7 +87,7 @@ impl Cluster {
         fetch: (NodeStart, u64),
     ) {
         let (start, charge) = decode;
-        let charge = DecodeCharge { begins: now, begun: true, ..charge };
+        let charge = DecodeCharge { begun: true, charged: now, ..charge };
         let Some(node) = self.nodes.get_mut(&start.0) else { return };
         node.charges.add_decode(key, charge);
         self.transfers.begin(&fetch.0.0, fetch.1);
@@ -110,6 +102,25 @@ impl Cluster {
         };
         self.charges.insert(key, charge);
     }
+}
+
+/// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where it has no room, or no seat: whoever moves does not wait there.
+fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
+    let (load, layout, profile) = (node.load(), &node.info().layout, &node.info().profile);
+    let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
+    let most = layout.blocks_for(total.saturating_sub(1));
+    if most > layout.num_blocks as usize {
+        return None;
+    }
+    let free = (load.blocks_total as usize).checked_sub((load.blocks_used + load.blocks_reserved) as usize)?;
+    // What was placed there since is not in the report.
+    let (unknown, unknown_blocks) = node.charges.charged_since(node.reported());
+    let seated = (load.running + load.waiting) as usize + unknown;
+    if profile.max_running > 0 && seated >= profile.max_running as usize {
+        return None;
+    }
+    let grown = most.min(layout.blocks_for(tokens as usize) + GROWTH_BLOCKS);
+    free.checked_sub(unknown_blocks + grown + load.running as usize)
 }
 
 #[cfg(test)]
@@ -140,26 +151,26 @@ mod tests {
         cluster.on_node_joined(now, info("d2", NodeRole::Decode, 1));
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
         let others: Vec<_> = ["d0", "d1", "d2"].into_iter().map(id).filter(|node| *node != from).collect();
-        assert_eq!(cluster.place_move(now, key(1), moved(1), 170), None, "nobody said that it takes any");
+        assert_eq!(cluster.place_move(now, (key(1), moved(1)), 170, &[]), None, "nobody said that it takes any");
         let now = now + MS;
         cluster.on_load(now, &from, report(0));
         cluster.on_load(now, &others[0], report(50));
         cluster.on_load(now, &others[1], report(40));
-        assert_eq!(cluster.place_move(now, key(9), moved(9), 170), None, "nobody knows it");
-        let first = cluster.place_move(now, key(1), moved(1), 170).unwrap();
+        assert_eq!(cluster.place_move(now, (key(9), moved(9)), 170, &[]), None, "nobody knows it");
+        let first = cluster.place_move(now, (key(1), moved(1)), 170, &[]).unwrap();
         assert_eq!((&first.to, &first.fetch.from), (&others[1], &from));
         assert_eq!((first.fetch.tokens, first.fetch.bytes), (160, 10 * 4 * 2 * 16 * 8 * 2));
         // 11 blocks more were charged there since it reported, which makes it 51.
         let request_2 = PlacementRequest { exclude: &others, ..request(2, &[]) };
         place(&mut cluster, now, &request_2).unwrap();
-        assert_eq!(cluster.place_move(now, key(2), moved(2), 170).unwrap().to, others[0]);
+        assert_eq!(cluster.place_move(now, (key(2), moved(2)), 170, &[]).unwrap().to, others[0]);
         for node in &others {
             cluster.on_load(now + MS, node, report(90));
         }
-        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None, "10 blocks are free, 11 wanted");
+        assert_eq!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]), None, "10 blocks are free, 11 wanted");
         cluster.on_load(now + MS, &others[0], Load { takes_sequences: false, ..report(0) });
         cluster.on_load(now + MS, &others[1], Load { draining: true, ..report(0) });
-        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None);
+        assert_eq!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]), None);
         for n in 1..=2 {
             cluster.on_ended(now, key(n));
             cluster.on_ended(now, moved(n));
@@ -180,8 +191,12 @@ mod tests {
         assert_eq!(cluster.redirect(now + MS, key(1)), Some(other.clone()));
         assert!(cluster.node(&from).unwrap().charges.is_zero());
         assert_eq!(cluster.node(&other).unwrap().charges.sequences(), 1);
+        cluster.on_first_token(now + 2 * MS, key(1));
         cluster.on_load(now + 2 * MS, &from, report(0));
-        assert_eq!(cluster.redirect(now + 2 * MS, key(1)), Some(from), "and back");
+        assert_eq!(cluster.redirect(now + 2 * MS, key(1)), Some(from.clone()), "and back");
+        assert_eq!(cluster.node(&from).unwrap().charges.decoding_now().sequences, 1.0, "its first token is out");
+        let (charged, blocks) = cluster.node(&from).unwrap().charges.charged_since(now + 2 * MS);
+        assert!(charged == 1 && blocks > 0, "no report knows of it yet");
         cluster.on_ended(now + 2 * MS, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
         assert_eq!(cluster.redirect(now, key(1)), None, "nobody knows it any more");
@@ -198,12 +213,16 @@ mod tests {
             place(&mut cluster, now, &PlacementRequest { slo: tight, ..request(1, &[]) }).unwrap().decode.unwrap();
         let other = if from == id("d0") { id("d1") } else { id("d0") };
         cluster.on_load(now + MS, &other, report(0));
-        assert_eq!(cluster.place_move(now + MS, key(1), moved(1), 170).map(|to| to.to), Some(other.clone()));
+        assert_eq!(cluster.place_move(now + MS, (key(1), moved(1)), 170, &[]).map(|to| to.to), Some(other.clone()));
         cluster.on_ended(now + MS, key(1));
         let second = PlacementRequest { exclude: std::slice::from_ref(&other), ..request(2, &[]) };
         place(&mut cluster, now + MS, &second).unwrap();
-        assert_eq!(cluster.place_move(now + MS, key(2), moved(2), 170), None, "it would slow the first one down");
+        assert_eq!(
+            cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]),
+            None,
+            "it would slow the first one down"
+        );
         cluster.on_ended(now + MS, moved(1));
-        assert!(cluster.place_move(now + MS, key(2), moved(2), 170).is_some());
+        assert!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]).is_some());
     }
 }

@@ -279,11 +279,11 @@ impl Cluster {
 
     pub(super) fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
-        if let Some(node) = self.nodes.get_mut(&from.0) {
-            node.charges.end_decode(key);
-        }
+        // The node's knows whether the first token is out.
+        let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
         if let Some(node) = self.nodes.get_mut(to) {
-            let moved = DecodeCharge { begins: charge.begins.max(now), ..charge };
+            let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
+            let moved = DecodeCharge { begins, charged: now, ..charge };
             node.charges.add_decode(key, moved);
             let start = (to.clone(), node.info().generation);
             if let Some(charge) = self.charges.get_mut(&key) {
@@ -296,7 +296,7 @@ impl Cluster {
         let request = asked.request;
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
-        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge(now, asked, node)));
+        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), asked, node)));
         let with = |forecast: fn(&Self, Instant, Instant, &ClusterNode) -> DecodeForecast| -> Option<DecodeLoad> {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
@@ -361,7 +361,7 @@ impl Cluster {
         };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some((start, decode_charge(now + ttft, asked, node)));
+            charge.decode = Some((start, decode_charge((now, now + ttft), asked, node)));
         }
         if let Some((start, decode)) = &charge.decode
             && let Some(node) = self.nodes.get_mut(&start.0)
@@ -391,11 +391,11 @@ impl Cluster {
     }
 }
 
-fn decode_charge(begins: Instant, asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
+fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = asked.needs(node);
     let (prompt_tokens, max_tokens) = (asked.request.prompt_tokens, asked.request.max_tokens);
     let tbt = asked.request.slo.tbt.map(|Tbt(limit)| limit);
-    DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false }
+    DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false, charged: now }
 }
 
 fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) -> QueuedPrompt {

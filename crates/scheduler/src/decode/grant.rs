@@ -179,8 +179,15 @@ impl DecodeCore {
         self.admit_if_complete(now, key);
     }
 
-    /// The prefill node, or the shell, gives a grant up: the attempt has failed there, so a sequence that was handed over under it ends too.
+    /// The prefill node, or the shell, gives a grant up, or its place in the line for one: the attempt has failed there, so a sequence that was handed over under it ends too, or it goes to another
+    /// decode node.
     pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
+        if grant == GrantId::NONE {
+            self.refuse_asked(ErrorKind::Overloaded, "the place in the line was given up", |request| {
+                request.key == key
+            });
+            return self.plan_step(now);
+        }
         if self.sequences.get(&key).is_some_and(|sequence| sequence.grant == Some(grant)) {
             let message = "the prefill node gave the hand-over up".to_owned();
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));

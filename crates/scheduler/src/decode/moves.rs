@@ -65,9 +65,11 @@ impl DecodeCore {
         if self.lacks_room || !self.asked.is_empty() {
             return refuse(ErrorKind::Overloaded, "others wait for room".into());
         }
-        let (seated, seats) = (self.running.len() + self.waiting.len(), self.config.max_running);
+        let coming = self.sequences.values().filter(|sequence| sequence.phase == Phase::Fetching && !sequence.ended);
+        let (seated, seats) = (self.running.len() + self.waiting.len() + coming.count(), self.config.max_running);
         if seated >= seats {
-            return refuse(ErrorKind::Overloaded, format!("{seated} sequences wait or run, as many as run at once"));
+            let message = format!("{seated} sequences come, wait or run, as many as run at once");
+            return refuse(ErrorKind::Overloaded, message);
         }
         Ok(())
     }

@@ -253,7 +253,7 @@ impl PrefillCore {
         }
     }
 
-    /// A conductor lost another node: nobody there reads any more.
+    /// A conductor lost another node, which is probably gone: nothing is kept for it to read.
     pub fn on_node_lost(&mut self, now: Instant, lost: &(NodeId, Generation)) {
         self.leases.on_reader_lost(now, lost);
         self.expire_leases(now);

@@ -124,6 +124,8 @@ pub(super) enum HandoverState {
 pub(super) struct Transfer {
     pub target: DecodeTarget,
     pub grant: GrantState,
+    /// Whether another decode node was asked before this one.
+    pub was_redirected: bool,
     pub handover: HandoverState,
     /// Layers of runs of blocks that are final and not pushed yet.
     ready: VecDeque<(u32, Range<usize>)>,
@@ -146,6 +148,7 @@ impl Transfer {
         Self {
             target,
             grant: GrantState::Requested,
+            was_redirected: false,
             handover: HandoverState::NotSent,
             ready: VecDeque::new(),
             told: BTreeMap::new(),

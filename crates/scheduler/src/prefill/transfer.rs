@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantReply, Handover, PrefillEvent, Redirect, Refused, RequestKey};
+use baton_types::{ErrorKind, GrantId, GrantReply, Handover, PrefillEvent, Redirect, Refused, RequestKey};
 
 use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, decode_failed};
 
@@ -48,8 +48,14 @@ impl PrefillCore {
         let Some(transfer) = transfer.filter(|transfer| matches!(transfer.grant, GrantState::Refused)) else { return };
         transfer.grant = GrantState::Requested;
         let asked = std::mem::replace(&mut transfer.target, redirect.decode);
-        let delay = if asked.node == transfer.target.node { GRANT_RETRY } else { Duration::ZERO };
-        self.ask_for_grant(key, delay);
+        let is_other = asked.node != transfer.target.node;
+        // Two that refuse at once are not asked in turn without a pause.
+        let at_once = is_other && !std::mem::replace(&mut transfer.was_redirected, true);
+        if is_other {
+            // Nobody is to wait behind its place in the line.
+            self.effects.push_back(PrefillEffect::ReleaseGrant { key, target: asked, grant: GrantId::NONE });
+        }
+        self.ask_for_grant(key, if at_once { Duration::ZERO } else { GRANT_RETRY });
     }
 
     /// A batch is over: its bytes are visible at the decode node, or it failed or was cancelled and its blocks are not read any more. Batches that are not known

@@ -584,6 +584,17 @@ fn a_grant_waits_for_room_and_is_refused_in_time() {
         refused.message.starts_with("no room came free in time: no room for 20 prompt and 2 output tokens"),
         "{refused}"
     );
+    // Its place is kept for a moment, and nobody waits behind it once it is given up.
+    node.after(MS, |core, now| core.on_grant_request(now, grant_request(9, &[45, 46], 3)));
+    let is_granted = |node: &Node| {
+        let granted =
+            |effect: &DecodeEffect| matches!(effect, DecodeEffect::OpenGrant { key: whose, .. } if *whose == key(9));
+        node.effects.iter().any(granted)
+    };
+    assert!(!is_granted(&node));
+    node.after(MS, |core, now| core.on_release_grant(now, key(3), GrantId::NONE));
+    assert!(is_granted(&node));
+    node.after(MS, |core, now| core.on_abort(now, key(9)));
     for (cause, kind) in [(0, ErrorKind::Cancelled), (1, ErrorKind::Unavailable)] {
         node.after(MS, |core, now| core.on_grant_request(now, grant_request(4 + cause, &[44; 20], 2)));
         node.after(MS, |core, now| match cause {

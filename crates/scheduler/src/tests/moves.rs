@@ -142,7 +142,7 @@ fn a_sequence_that_would_have_to_wait_is_not_taken() {
     let (kind, message) = refusal(&mut node, whole);
     assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, "18 tokens are here of 18: nothing to decode"));
     node.admit(1, &prompt(1, 8), 4);
-    assert_eq!(refusal(&mut node, resumed(0, 13)).1, "1 sequences wait or run, as many as run at once");
+    assert_eq!(refusal(&mut node, resumed(0, 13)).1, "1 sequences come, wait or run, as many as run at once");
     node.after(MS, |core, now| core.on_drain(now));
     assert_eq!(refusal(&mut node, resumed(0, 13)).0, ErrorKind::Unavailable);
     let mut node = Node::new(config(5));

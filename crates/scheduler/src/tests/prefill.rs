@@ -465,14 +465,21 @@ fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is
     node.submit(wanted);
     assert_eq!(asked(&mut node), ("d0".into(), Some(MS), Duration::ZERO));
     node.take_event(0);
-    for (next, delay) in [("d0", 100 * MS), ("d1", Duration::ZERO), ("d1", 100 * MS), ("d0", Duration::ZERO)] {
+    let mut before = "d0";
+    for (next, delay) in [("d0", 100 * MS), ("d1", Duration::ZERO), ("d1", 100 * MS), ("d0", 100 * MS)] {
         node.after(MS, |core, _| core.on_redirect(to("d9")));
         node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
         let PrefillEvent::GrantRefused(refused) = node.take_event(0) else { panic!("it was refused") };
         assert_eq!(refused.kind, ErrorKind::Overloaded);
         assert!(!node.effects.iter().any(|effect| matches!(effect, PrefillEffect::RequestGrant { .. })));
         node.after(MS, |core, _| core.on_redirect(to(next)));
-        assert_eq!(asked(&mut node), (next.into(), None, delay), "the same one not at once");
+        assert_eq!(asked(&mut node), (next.into(), None, delay), "another one at once, but once");
+        let given_up =
+            |effect: &PrefillEffect| matches!(effect, PrefillEffect::ReleaseGrant { grant: GrantId::NONE, .. });
+        let places = node.effects.iter().filter(|effect| given_up(effect)).count();
+        assert_eq!(places, usize::from(next != before), "the place in the line of the one that was asked");
+        node.effects.retain(|effect| !given_up(effect));
+        before = next;
     }
     let due = node.core.next_wakeup().unwrap();
     assert_eq!(due - node.now, Duration::from_secs(60) - 12 * MS, "from the first question on");
