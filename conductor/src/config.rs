@@ -29,14 +29,13 @@ pub struct Settings {
     pub max_attempts: u32,
     /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton.
     pub placement: String,
-    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective. The second look of the
-    /// last four at the decode node, when the prompt is computed, is the simulator's so far.
+    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective.
     pub admission: String,
     /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
     pub prompts_at_decode: String,
     /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
     pub fetch_prefixes: bool,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1: it is copied where one asks.
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1 for none: it is brought where one asks.
     pub replicate_prefixes: usize,
     /// How often is looked for prefixes to copy, seconds.
     pub replicate_interval_s: f64,

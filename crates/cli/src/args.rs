@@ -41,7 +41,7 @@ pub enum Command {
     Cache(Box<CacheArgs>),
     /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
-    /// Measure this machine: what the transfer engine moves
+    /// Measure: what the transfer engine moves here, the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
