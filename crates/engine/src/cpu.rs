@@ -86,6 +86,11 @@ impl CpuEngine {
         let workspace = llama.workspace(&compute, &arena);
         Ok(Self { model: info(&llama), arena, llama, compute, workspace })
     }
+
+    /// The instruction set that it runs with.
+    pub fn isa(&self) -> Isa {
+        self.compute.isa
+    }
 }
 
 fn info(llama: &Llama) -> ModelInfo {
