@@ -11,6 +11,7 @@
 pub(crate) mod cpu;
 mod isa;
 mod lanes;
+mod pool;
 #[cfg(test)]
 pub(crate) mod reference;
 mod rows;
