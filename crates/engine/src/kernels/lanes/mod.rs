@@ -128,7 +128,7 @@ pub(crate) trait F32x16: Copy {
 }
 
 /// 1.5 x 2^23: adding it rounds a small float to an integer, which then stands in the low bits.
-const ROUND_MAGIC: f32 = 12_582_912.0;
+pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;
 /// Below this, e^x is smaller than the smallest normal float, and is taken as 0.
 const EXP_MIN: f32 = -87.33;
 /// Above this, e^x is taken as e^88.
