@@ -109,8 +109,9 @@ fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut Quantize
         let rounded = V::read(x).mul(V::splat(inverse)).add(V::splat(ROUND_MAGIC)).to_array();
         for (code, rounded) in codes.iter_mut().zip(rounded) {
             *code = rounded.to_bits() as i8;
-            sums[half] += i32::from(*code);
         }
+        // Wrapping, though it never does: a check at each addition would keep the loop from being vectorized.
+        sums[half] = codes.iter().fold(0i32, |sum, &code| sum.wrapping_add(i32::from(code)));
     }
     let sum = sums[0] + sums[1];
     block.scales[slot] = scale;

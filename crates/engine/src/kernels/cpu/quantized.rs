@@ -32,8 +32,8 @@ const _: () = assert!(CODES == BLOCK);
 pub(crate) const PANEL: usize = LANES;
 /// Groups of rows computed against a panel before the next panel: their activations (some 300 KB) stay in the second-level cache.
 const ROW_GROUPS: usize = 8;
-/// Multiply-adds below which waking another thread does not pay (some 10 us of work).
-const PARALLEL_WORK: usize = 1_000_000;
+/// Multiply-adds below which another thread does not pay: some 3 us of work, where a helper that looks for work takes 1 to come.
+const PARALLEL_WORK: usize = 100_000;
 
 /// Repeats a body for each of some indices. The compiler leaves larger loops over registers rolled, and the registers become memory.
 macro_rules! unrolled {
