@@ -6,6 +6,7 @@ use baton_transfer_engine::TransferConfig;
 use clap::{Args, Subcommand};
 
 use crate::index::IndexArgs;
+use crate::inference::EngineArgs;
 use crate::plan::{Carrier, Op, Plan};
 use crate::relay::RelayArgs;
 use crate::replay::ReplayArgs;
@@ -22,6 +23,8 @@ pub enum BenchCommand {
     Replay(Box<ReplayArgs>),
     /// Put the conductor's prefix index under a trace, on one core: lookups, events and memory. Needs no cluster
     Index(IndexArgs),
+    /// Compute prompts and tokens of a model on this machine's CPU. Needs no cluster
+    Engine(EngineArgs),
 }
 
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.

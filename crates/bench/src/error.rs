@@ -2,6 +2,7 @@
 
 use std::io;
 
+use baton_engine::EngineError;
 use baton_memory::MemoryError;
 use baton_transfer_engine::TransferError;
 use baton_types::ErrorKind;
@@ -20,6 +21,9 @@ pub enum BenchError {
     /// The engine refused or failed.
     #[error("transfer engine: {0}")]
     Transfer(#[from] TransferError),
+    /// The CPU engine cannot load the model, or failed.
+    #[error("engine: {0}")]
+    Engine(#[from] EngineError),
     /// No memory for the working set.
     #[error("--working-set: {0}")]
     Memory(#[from] MemoryError),
@@ -75,6 +79,7 @@ impl BenchError {
         match self {
             Self::Invalid { .. } | Self::Memory(_) => ErrorKind::Invalid,
             Self::Transfer(error) => error.kind(),
+            Self::Engine(error) => error.kind(),
             Self::Control { .. } => ErrorKind::Unavailable,
             Self::Interrupted(_) => ErrorKind::Cancelled,
             Self::Wrong { .. } | Self::Index { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => {

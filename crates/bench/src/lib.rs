@@ -18,6 +18,7 @@
 //! and `memcpy`, one thread within one process.
 //!
 //! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
+//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]).
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
@@ -29,6 +30,7 @@ mod copy_loop;
 mod engine;
 mod error;
 pub mod index;
+mod inference;
 mod initiator;
 mod layout;
 mod memcpy;
@@ -44,6 +46,7 @@ mod usage;
 
 pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
+pub use inference::EngineArgs;
 pub use plan::{Carrier, Op, Plan};
 pub use relay::{RelayArgs, RelayReport};
 pub use replay::ReplayArgs;
@@ -56,6 +59,9 @@ pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), Be
     if let BenchCommand::Index(args) = command {
         // Threads that are bound to cores, and nothing to wait for.
         return index::run(args, &[], json);
+    }
+    if let BenchCommand::Engine(args) = command {
+        return inference::run(args, json);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
@@ -75,7 +81,7 @@ async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<
         BenchCommand::Transfer(args) => transfer(args, json).await,
         BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
         BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
-        BenchCommand::Index(_) => Ok(()), // has run above
+        BenchCommand::Index(_) | BenchCommand::Engine(_) => Ok(()), // have run above
     }
 }
 

@@ -10,7 +10,9 @@ use crate::kernels::{Isa, Threads};
 use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
 /// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show; the number changes with the order of any sum.
-const NUMERICS: &str = "cpu-f32-1";
+const NUMERICS_F32: &str = "cpu-f32-1";
+/// The same where quantized matrices take quantized activations.
+const NUMERICS_INT8: &str = "cpu-int8-1";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
 /// Most tokens of a block.
@@ -25,6 +27,16 @@ pub enum KvCapacity {
     Bytes(u64),
 }
 
+/// How products with quantized matrices are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// The weights stay as the file has them, activations become 8-bit integers with a scale per 32, and sums of products are exact.
+    #[default]
+    Stored,
+    /// The weights become f32 when they are loaded: the reference, slow and large.
+    F32,
+}
+
 /// How the CPU engine runs.
 #[derive(Debug, Clone)]
 pub struct CpuOptions {
@@ -36,8 +48,10 @@ pub struct CpuOptions {
     pub block_tokens: u32,
     /// Size of the arena.
     pub kv_capacity: KvCapacity,
-    /// Instruction set; all give the same results.
-    pub isa: Isa,
+    /// Instruction set; all give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
+    pub isa: Option<Isa>,
+    /// Of quantized matrices.
+    pub arithmetic: Arithmetic,
 }
 
 impl Default for CpuOptions {
@@ -48,12 +62,13 @@ impl Default for CpuOptions {
             kv_dtype: KvDtype::F16,
             block_tokens: 16,
             kv_capacity: KvCapacity::Bytes(1 << 30),
-            isa: Isa::detect(),
+            isa: None,
+            arithmetic: Arithmetic::default(),
         }
     }
 }
 
-/// A model, its weights as f32, and its arena.
+/// A model, its weights, and its arena.
 pub struct CpuEngine {
     model: ModelInfo,
     arena: KvArena,
@@ -77,14 +92,23 @@ impl CpuEngine {
             return Err(range("block_tokens", problem));
         }
         let threads = Threads::new(options.threads).map_err(|error| range("threads", error.to_string()))?;
+        let isa = match options.isa {
+            Some(isa) => isa,
+            None => Isa::from_environment().map_err(|problem| range("BATON_ISA", problem))?,
+        };
         let config = ModelConfig::read(file)?;
         let mut layout = layout(&config, options)?;
-        let llama = Llama::load(file, config, &threads, progress)?;
+        let llama = Llama::load(file, config, options.arithmetic, &threads, progress)?;
         layout.model = llama.weights().fingerprint.0;
         let arena = KvArena::allocate(layout)?;
-        let compute = Compute { isa: options.isa, threads };
+        let compute = Compute { isa, threads };
         let workspace = llama.workspace(&compute, &arena);
         Ok(Self { model: info(&llama), arena, llama, compute, workspace })
+    }
+
+    /// The instruction set that it runs with.
+    pub fn isa(&self) -> Isa {
+        self.compute.isa
     }
 }
 
@@ -97,7 +121,7 @@ fn info(llama: &Llama) -> ModelInfo {
         context_length: config.context_length,
         num_layers: config.num_layers as u32,
         fingerprint: llama.weights().fingerprint,
-        numerics: NUMERICS.to_owned(),
+        numerics: if llama.weights().is_quantized() { NUMERICS_INT8 } else { NUMERICS_F32 }.to_owned(),
     }
 }
 

@@ -13,7 +13,7 @@ mod philox;
 mod sampler;
 
 pub use arena::KvArena;
-pub use cpu::{CpuEngine, CpuOptions, KvCapacity};
+pub use cpu::{Arithmetic, CpuEngine, CpuOptions, KvCapacity};
 pub use engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
 pub use error::EngineError;
 pub use kernels::Isa;

@@ -28,7 +28,7 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
         let expected = run(&mut first, &prompt, &blocks, 512);
         for isa in Isa::available() {
             for threads in [1, 2] {
-                let options = CpuOptions { isa, ..options(threads, dtype, 4096) };
+                let options = CpuOptions { isa: Some(isa), ..options(threads, dtype, 4096) };
                 let mut engine = load(&fixture(family), &options);
                 let blocks = table(&engine, 40, prompt.len());
                 for chunk in [1, 16, 64, 512] {

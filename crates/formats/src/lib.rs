@@ -18,7 +18,7 @@ mod name;
 mod safetensors;
 mod tensor;
 
-pub use dequantize::dequantize;
+pub use dequantize::{CODES, CodeBlock, CodeForm, codes, dequantize};
 pub use dtype::Dtype;
 pub use error::FormatError;
 pub use gguf::{Array, FromValue, Gguf, Metadata, Value};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Quoted;
-use crate::{Dtype, FormatError, dequantize};
+use crate::{CodeBlock, Dtype, FormatError, codes, dequantize};
 
 /// A tensor in a mapped file. Views from this crate's readers have `data` that fits `shape` and `dtype`, and rows of whole blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +62,17 @@ impl TensorView<'_> {
     /// As [`Self::dequantize_rows`].
     pub fn dequantize(&self, out: &mut [f32]) -> Result<(), FormatError> {
         self.dequantize_rows(0..self.rows(), out)
+    }
+
+    /// The codes of one row of a quantized tensor; `out` holds a 32nd of its elements.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Buffer`] if the row lies outside the tensor, `out` has another length, or the type is not quantized.
+    pub fn row_codes(&self, row: usize, out: &mut [CodeBlock]) -> Result<(), FormatError> {
+        let data = if row < self.rows() { self.row_bytes(&(row..row + 1)) } else { None };
+        let data = data.ok_or_else(|| FormatError::buffer(Quoted(self.name), "row", row, self.rows()))?;
+        codes(self.dtype, data, out)
     }
 
     fn row_bytes(&self, range: &Range<usize>) -> Option<&[u8]> {

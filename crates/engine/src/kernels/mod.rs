@@ -9,13 +9,15 @@
 #![allow(unsafe_code)] // vector intrinsics, raw rows shared by threads; see each SAFETY note
 
 pub(crate) mod cpu;
+mod dots;
 mod isa;
 mod lanes;
+mod pool;
 #[cfg(test)]
 pub(crate) mod reference;
 mod rows;
 mod threads;
 
 pub use isa::Isa;
-pub(crate) use rows::{AlignedBuf, Rows, SharedRows};
+pub(crate) use rows::{AlignedBuf, AlignedBytes, Rows, SharedRows};
 pub(crate) use threads::Threads;

@@ -43,6 +43,35 @@ impl DerefMut for AlignedBuf {
     }
 }
 
+/// Zeroed bytes that begin on a cache line.
+pub(crate) struct AlignedBytes {
+    floats: AlignedBuf,
+    len: usize,
+}
+
+impl AlignedBytes {
+    /// `len` zeros.
+    pub fn zeroed(len: usize) -> Self {
+        Self { floats: AlignedBuf::zeroed(len.div_ceil(size_of::<f32>())), len }
+    }
+}
+
+impl Deref for AlignedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: any float is 4 bytes, and the floats have at least `len` of them.
+        unsafe { std::slice::from_raw_parts(self.floats.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; any bytes are floats, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.floats.as_mut_ptr().cast(), self.len) }
+    }
+}
+
 /// A matrix of activations `[rows][columns]`. Rows begin on cache lines, and their distance is an odd number of lines, so that a column of rows does not fall into one
 /// cache set.
 pub(crate) struct Rows {

@@ -1,22 +1,23 @@
 //! The threads of one engine.
 
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use super::pool::Pool;
 
 /// Splits the work of an operation among the caller and a pool of helpers. Which thread does what does not change any result.
 pub(crate) struct Threads {
-    helpers: Option<ThreadPool>,
+    helpers: Option<Pool>,
     count: usize,
 }
 
 impl Threads {
     /// `count` threads with the caller's, at least 1.
-    pub fn new(count: usize) -> Result<Self, ThreadPoolBuildError> {
+    pub fn new(count: usize) -> io::Result<Self> {
         let helpers = match count {
             0 | 1 => None,
-            _ => Some(ThreadPoolBuilder::new().num_threads(count - 1).thread_name(|i| format!("engine-{i}")).build()?),
+            _ => Some(Pool::new(count - 1)?),
         };
         Ok(Self { helpers, count: count.max(1) })
     }
@@ -40,15 +41,25 @@ impl Threads {
             }
         };
         match &self.helpers {
-            Some(pool) if parallel && tasks > 1 => pool.in_place_scope(|scope| {
-                let drain = &drain;
-                for worker in 1..self.count.min(tasks) {
-                    scope.spawn(move |_| drain(worker));
-                }
-                drain(0);
-            }),
+            Some(pool) if parallel && tasks > 1 => pool.run(&drain),
             _ => drain(0),
         }
+    }
+
+    /// Runs `work(index, chunk)` over the chunks of `data`, the last of which may be shorter.
+    pub fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        parallel: bool,
+        work: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let (len, shared) = (data.len(), Shared(data.as_mut_ptr()));
+        self.for_each(len.div_ceil(chunk), parallel, |_, task| {
+            let (first, end) = (task * chunk, len.min((task + 1) * chunk));
+            // SAFETY: inside `data`, which is borrowed exclusively; each task runs once, and no two have an element in common.
+            work(task, unsafe { std::slice::from_raw_parts_mut(shared.at(first), end - first) });
+        });
     }
 
     /// Runs `work` over `0..total` in ranges of `grain`; on one thread where there is but one range.
@@ -56,6 +67,18 @@ impl Threads {
         self.for_each(total.div_ceil(grain), true, |_, task| {
             work(task * grain..total.min((task + 1) * grain));
         });
+    }
+}
+
+/// The first element of a slice whose parts go to several threads.
+struct Shared<T>(*mut T);
+
+// SAFETY: threads get disjoint parts (see `for_each_chunk`).
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn at(&self, index: usize) -> *mut T {
+        self.0.wrapping_add(index)
     }
 }
 
@@ -75,6 +98,14 @@ mod tests {
             done.sort_unstable();
             assert_eq!(done, (0..100).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice() {
+        let mut data = vec![0; 23];
+        let work = |index, chunk: &mut [usize]| chunk.iter_mut().for_each(|x| *x += 10 + index);
+        Threads::new(2).unwrap().for_each_chunk(&mut data, 5, true, work);
+        assert_eq!(data, (0..23).map(|i| 10 + i / 5).collect::<Vec<_>>());
     }
 
     #[test]

@@ -15,10 +15,12 @@ use baton_formats::ModelFile;
 use super::config::ModelConfig;
 use super::weights::{Layer, Progress, Weights};
 use crate::arena::KvArena;
+use crate::cpu::Arithmetic;
 use crate::engine::{LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
-    AttentionScratch, AttentionShape, KvStore, QueryTile, RopeTable, attention, matmul, rms_norm, rope, swiglu,
+    AttentionScratch, AttentionShape, KvStore, QuantizedRows, QueryTile, RopeTable, attention, linear, rms_norm, rope,
+    swiglu,
 };
 use crate::kernels::{Isa, Rows, Threads};
 use crate::sampler::check_finite;
@@ -42,6 +44,7 @@ pub(crate) struct Llama {
 pub(crate) struct Workspace {
     hidden: Rows,
     normed: Rows,
+    quantized: QuantizedRows,
     qkv: Rows,
     attended: Rows,
     gate_up: Rows,
@@ -69,10 +72,11 @@ impl Llama {
     pub fn load(
         file: &ModelFile,
         config: ModelConfig,
+        arithmetic: Arithmetic,
         threads: &Threads,
         progress: &mut Progress<'_>,
     ) -> Result<Self, EngineError> {
-        let weights = Weights::load(file, &config, threads, progress)?;
+        let weights = Weights::load(file, &config, arithmetic, threads, progress)?;
         Ok(Self { config, weights })
     }
 
@@ -92,6 +96,7 @@ impl Llama {
         Workspace {
             hidden: Rows::new(config.hidden),
             normed: Rows::new(config.hidden),
+            quantized: QuantizedRows::new(),
             qkv: Rows::new(config.q_width() + 2 * config.kv_width()),
             attended: Rows::new(config.q_width()),
             gate_up: Rows::new(2 * config.feed_forward),
@@ -145,14 +150,15 @@ impl Llama {
         workspace: &mut Workspace,
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
-        let Workspace { hidden, wanted, logits, .. } = workspace;
+        let Workspace { hidden, quantized, wanted, logits, .. } = workspace;
         for tile in wanted_rows(step.batch).chunks(LOGIT_ROWS) {
             wanted.resize(tile.len());
             for (to, wanted_row) in tile.iter().enumerate() {
                 let norm = &self.weights.output_norm;
                 rms_norm(step.compute.isa, hidden.row(wanted_row.row), norm, self.config.norm_eps, wanted.row_mut(to));
             }
-            matmul(step.compute.isa, &step.compute.threads, wanted, &self.weights.head, logits);
+            let Compute { isa, threads } = step.compute;
+            linear(*isa, threads, wanted, &self.weights.head, logits, quantized);
             for (row, wanted_row) in tile.iter().enumerate() {
                 check_finite(logits.row(row))?;
                 observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
@@ -199,9 +205,9 @@ fn shape(config: &ModelConfig, arena: &KvArena, layer: usize) -> AttentionShape 
 impl Step<'_> {
     /// Queries into the workspace, keys and values into the arena.
     fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, qkv, rope: table, .. } = workspace;
+        let Workspace { hidden, normed, quantized, qkv, rope: table, .. } = workspace;
         self.norm(hidden, &layer.attention_norm, normed);
-        matmul(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv);
+        linear(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv, quantized);
         let rotated = self.config.q_width() + self.config.kv_width();
         self.each_row(qkv, |row, values| {
             if let Some(bias) = &layer.qkv_bias {
@@ -221,12 +227,12 @@ impl Step<'_> {
     }
 
     fn attend(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, qkv, attended, projected, attention: scratch, .. } = workspace;
+        let Workspace { hidden, quantized, qkv, attended, projected, attention: scratch, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         let shape = shape(self.config, self.arena, index as usize);
         let store = KvStore::new(self.arena, index);
         attention(*isa, threads, &shape, store, &self.query_tiles(shape.tile_tokens()), qkv, attended, scratch);
-        matmul(*isa, threads, attended, &layer.output, projected);
+        linear(*isa, threads, attended, &layer.output, projected, quantized);
         self.each_row(hidden, |row, values| {
             add(values, projected.row(row));
             if let Some(bias) = &layer.output_bias {
@@ -253,16 +259,16 @@ impl Step<'_> {
     }
 
     fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, gate_up, gated, projected, .. } = workspace;
+        let Workspace { hidden, normed, quantized, gate_up, gated, projected, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         self.norm(hidden, &layer.feed_forward_norm, normed);
-        matmul(*isa, threads, normed, &layer.gate_up, gate_up);
+        linear(*isa, threads, normed, &layer.gate_up, gate_up, quantized);
         gated.resize(gate_up.rows());
         self.each_row(gated, |row, values| {
             let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
             swiglu(*isa, gate, up, values);
         });
-        matmul(*isa, threads, gated, &layer.down, projected);
+        linear(*isa, threads, gated, &layer.down, projected, quantized);
         self.each_row(hidden, |row, values| add(values, projected.row(row)));
     }
 

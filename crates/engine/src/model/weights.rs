@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use baton_formats::{FormatError, ModelFile, TensorView};
+use baton_formats::{CodeBlock, FormatError, ModelFile, TensorView};
 use baton_types::ModelFingerprint;
 
 use super::config::ModelConfig;
 use super::names::{Names, Part};
+use crate::cpu::Arithmetic;
 use crate::error::EngineError;
 use crate::kernels::Threads;
-use crate::kernels::cpu::PackedMatrix;
+use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, QuantizedMatrix};
 
 /// Hears which share of a model is loaded, from 0 to 1.
 pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
@@ -19,23 +20,23 @@ pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
 pub(crate) struct Layer {
     pub attention_norm: Vec<f32>,
     /// Q, K and V, one below the other: `(heads + 2 kv_heads) head_dim x hidden`. Rows of Q and K are in halves order.
-    pub qkv: PackedMatrix,
+    pub qkv: Matrix,
     pub qkv_bias: Option<Vec<f32>>,
-    pub output: PackedMatrix,
+    pub output: Matrix,
     pub output_bias: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     /// Gate, then up: `2 feed_forward x hidden`.
-    pub gate_up: PackedMatrix,
-    pub down: PackedMatrix,
+    pub gate_up: Matrix,
+    pub down: Matrix,
 }
 
-/// All weights, as f32.
+/// All weights.
 pub(crate) struct Weights {
     /// `None` where the head is the embedding, too.
-    pub embedding: Option<PackedMatrix>,
+    pub embedding: Option<Matrix>,
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
-    pub head: PackedMatrix,
+    pub head: Matrix,
     pub fingerprint: ModelFingerprint,
 }
 
@@ -47,10 +48,12 @@ impl Weights {
     pub fn load(
         file: &ModelFile,
         config: &ModelConfig,
+        arithmetic: Arithmetic,
         threads: &Threads,
         progress: &mut Progress<'_>,
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, threads, progress);
+        loader.arithmetic = arithmetic;
         let layers = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
         let head_name = loader.names.weight(Part::Head, 0);
@@ -65,8 +68,16 @@ impl Weights {
         Ok(Self { embedding, layers, output_norm, head, fingerprint })
     }
 
+    /// Whether any product is of integers.
+    pub fn is_quantized(&self) -> bool {
+        let of_layer = |layer: &Layer| {
+            [&layer.qkv, &layer.output, &layer.gate_up, &layer.down].into_iter().any(Matrix::is_quantized)
+        };
+        self.head.is_quantized() || self.layers.iter().any(of_layer)
+    }
+
     /// The matrix whose rows are the tokens' embeddings.
-    pub fn embedding(&self) -> &PackedMatrix {
+    pub fn embedding(&self) -> &Matrix {
         self.embedding.as_ref().unwrap_or(&self.head)
     }
 }
@@ -97,6 +108,7 @@ struct Loader<'a, 'p> {
     file: &'a ModelFile,
     config: &'a ModelConfig,
     names: Names,
+    arithmetic: Arithmetic,
     threads: &'a Threads,
     progress: &'a mut Progress<'p>,
     loaded_bytes: u64,
@@ -111,7 +123,8 @@ impl<'a, 'p> Loader<'a, 'p> {
         let nameless = ModelConfig { name: String::new(), ..config.clone() };
         hasher.update(format!("{nameless:?}").as_bytes());
         let names = Names::of(file);
-        Self { file, config, names, threads, progress, loaded_bytes: 0, used: BTreeSet::new(), hasher }
+        let arithmetic = Arithmetic::default();
+        Self { file, config, names, arithmetic, threads, progress, loaded_bytes: 0, used: BTreeSet::new(), hasher }
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, EngineError> {
@@ -137,17 +150,40 @@ impl<'a, 'p> Loader<'a, 'p> {
         })
     }
 
-    fn matrix(&mut self, parts: &[Rows], layer: usize, columns: usize) -> Result<PackedMatrix, EngineError> {
+    fn matrix(&mut self, parts: &[Rows], layer: usize, columns: usize) -> Result<Matrix, EngineError> {
         let mut tensors = Vec::new();
         for part in parts {
             let name = self.names.weight(part.part, layer);
             tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
         }
-        let rows = parts.iter().map(|part| part.rows).sum();
+        let runs: Vec<_> = tensors.chunk_by(|(_, a), (_, b)| a.dtype == b.dtype).collect();
+        if self.arithmetic == Arithmetic::F32 || !can_stay_quantized(&runs, columns) {
+            return Ok(Matrix::new(vec![self.expanded(&tensors, columns)?]));
+        }
+        let parts = runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?;
+        Ok(Matrix::new(parts))
+    }
+
+    /// Tensors, one below the other, as f32.
+    fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
-            range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| read_row(&tensors, row, to))
+            range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
+                let (tensor, row) = source(tensors, row);
+                tensor.dequantize_rows(row..row + 1, to)
+            })
         };
-        Ok(PackedMatrix::pack(self.threads, rows, columns, read)?)
+        Ok(MatrixPart::F32(PackedMatrix::pack(self.threads, rows(tensors), columns, read)?))
+    }
+
+    /// Tensors of one quantized type, one below the other.
+    fn quantized(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
+        let read = |row: usize, to: &mut [CodeBlock]| {
+            let (tensor, row) = source(tensors, row);
+            tensor.row_codes(row, to)
+        };
+        let dtype = tensors[0].1.dtype;
+        let shape = (rows(tensors), columns);
+        Ok(MatrixPart::Quantized(QuantizedMatrix::pack::<FormatError>(self.threads, dtype, shape, read)?))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
@@ -205,12 +241,24 @@ impl<'a, 'p> Loader<'a, 'p> {
     }
 }
 
-/// Row `row` of the fused matrix.
-fn read_row(tensors: &[(Rows, TensorView<'_>)], mut row: usize, to: &mut [f32]) -> Result<(), FormatError> {
+/// Rows of all of some tensors.
+fn rows(tensors: &[(Rows, TensorView<'_>)]) -> usize {
+    tensors.iter().map(|(part, _)| part.rows).sum()
+}
+
+/// Whether each run of tensors of one type can be a quantized part: its rows are whole blocks, and the next one begins at a vector.
+fn can_stay_quantized(runs: &[&[(Rows, TensorView<'_>)]], columns: usize) -> bool {
+    let last = runs.len() - 1;
+    runs.iter().enumerate().all(|(index, run)| {
+        Matrix::stays_quantized(run[0].1.dtype, columns) && (index == last || Matrix::can_follow(rows(run)))
+    })
+}
+
+/// The tensor and its row that are row `row` of the fused matrix.
+fn source<'t, 'a>(tensors: &'t [(Rows, TensorView<'a>)], mut row: usize) -> (&'t TensorView<'a>, usize) {
     for (part, tensor) in tensors {
         if row < part.rows {
-            let source = part.source(row);
-            return tensor.dequantize_rows(source..source + 1, to);
+            return (tensor, part.source(row));
         }
         row -= part.rows;
     }

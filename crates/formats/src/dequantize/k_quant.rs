@@ -6,55 +6,48 @@
 //! Q6_K  ql:128 qh:64 scales:16 (i8) d:f16            x = (d * sc) * (q - 32)         16 groups of 16
 //! ```
 
+use super::codes::{CODES, CodeBlock};
 use super::{f16_at, field};
 
-const ELEMENTS: usize = 256;
+/// 32 elements each.
+const BLOCKS: usize = 8;
 
-pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; ELEMENTS]) {
+pub(super) fn q4_k(block: &[u8; 144], out: &mut [CodeBlock; BLOCKS]) {
     let scales = GroupScales::of(block);
     let quants: &[u8; 128] = field(block, 16);
     // Two groups share 32 bytes: the low nibbles are the first's, the high ones the second's.
-    for (pair, (quants, out)) in quants.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<64>().0).enumerate() {
-        let (low, high) = out.split_at_mut(32);
-        scales.apply(2 * pair, low, |i| quants[i] & 0x0f);
-        scales.apply(2 * pair + 1, high, |i| quants[i] >> 4);
+    for (group, out) in out.iter_mut().enumerate() {
+        let (quants, nibble) = (&quants.as_chunks::<CODES>().0[group / 2], 4 * (group % 2));
+        *out = scales.block(group, quants.map(|q| (q >> nibble) & 0x0f));
     }
 }
 
-pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; ELEMENTS]) {
+pub(super) fn q5_k(block: &[u8; 176], out: &mut [CodeBlock; BLOCKS]) {
     let scales = GroupScales::of(block);
-    let fifth: &[u8; 32] = field(block, 16);
+    let fifth: &[u8; CODES] = field(block, 16);
     let quants: &[u8; 128] = field(block, 48);
     // As Q4_K; bit g of fifth[i] belongs to element i of group g.
-    for (pair, (quants, out)) in quants.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<64>().0).enumerate() {
-        let (low, high) = out.split_at_mut(32);
-        let group = 2 * pair;
-        scales.apply(group, low, |i| (quants[i] & 0x0f) | (((fifth[i] >> group) & 1) << 4));
-        scales.apply(group + 1, high, |i| (quants[i] >> 4) | (((fifth[i] >> (group + 1)) & 1) << 4));
+    for (group, out) in out.iter_mut().enumerate() {
+        let (quants, nibble) = (&quants.as_chunks::<CODES>().0[group / 2], 4 * (group % 2));
+        let code = |i: usize| ((quants[i] >> nibble) & 0x0f) | (((fifth[i] >> group) & 1) << 4);
+        *out = scales.block(group, std::array::from_fn(code));
     }
 }
 
-pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; ELEMENTS]) {
+pub(super) fn q6_k(block: &[u8; 210], out: &mut [CodeBlock; BLOCKS]) {
     let low: &[u8; 128] = field(block, 0);
     let high: &[u8; 64] = field(block, 128);
     let scales: &[u8; 16] = field(block, 192);
     let d = f16_at(block, 208);
     // Each half of the block: four runs of 32 elements. Runs r and r + 2 are the nibbles of the same 32 bytes; two bits of high[i] belong to each run.
-    for (half, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let low: &[u8; 64] = field(low, half * 64);
-        let high: &[u8; 32] = field(high, half * 32);
-        for (run, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let low: &[u8; 32] = field(low, (run % 2) * 32);
-            let (nibble, pair) = (4 * (run / 2), 2 * run);
-            for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                let scale = d * f32::from(scales[half * 8 + run * 2 + group].cast_signed());
-                for (i, x) in out.iter_mut().enumerate() {
-                    let (low, high) = (low[group * 16 + i], high[group * 16 + i]);
-                    let q = ((low >> nibble) & 0x0f) | (((high >> pair) & 3) << 4);
-                    *x = scale * (i32::from(q) - 32) as f32;
-                }
-            }
-        }
+    for (index, out) in out.iter_mut().enumerate() {
+        let (half, run) = (index / 4, index % 4);
+        let low: &[u8; CODES] = field(low, half * 64 + (run % 2) * 32);
+        let high: &[u8; CODES] = field(high, half * 32);
+        let (nibble, pair) = (4 * (run / 2), 2 * run);
+        let code = |i: usize| ((low[i] >> nibble) & 0x0f) | (((high[i] >> pair) & 3) << 4);
+        let scale = |group: usize| d * f32::from(scales[2 * index + group].cast_signed());
+        *out = CodeBlock { codes: std::array::from_fn(code), scales: [scale(0), scale(1)], minima: [0.0; 2] };
     }
 }
 
@@ -81,11 +74,8 @@ impl GroupScales {
         groups
     }
 
-    #[inline(always)] // or the loop does not vectorize over the closure
-    fn apply(&self, group: usize, out: &mut [f32], quant: impl Fn(usize) -> u8) {
-        let (scale, minimum) = (self.scales[group], self.minima[group]);
-        for (i, x) in out.iter_mut().enumerate() {
-            *x = scale * f32::from(quant(i)) - minimum;
-        }
+    /// x = scale * code + (-minimum).
+    fn block(&self, group: usize, codes: [u8; CODES]) -> CodeBlock {
+        CodeBlock { codes, scales: [self.scales[group]; 2], minima: [-self.minima[group]; 2] }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! The block layouts are those of `ggml-common.h` of llama.cpp. The loops are plain, over arrays of fixed size, so that the compiler vectorizes them.
 
+mod codes;
 mod float;
 mod k_quant;
 mod simple_quant;
 
 use crate::{Dtype, FormatError};
+
+pub use codes::{CODES, CodeBlock, CodeForm, codes};
 
 /// Dequantizes `data`, whole blocks of `dtype`, to `out`, which holds exactly as many elements.
 ///
@@ -18,27 +21,22 @@ pub fn dequantize(dtype: Dtype, data: &[u8], out: &mut [f32]) -> Result<(), Form
         let expected = out.len() / dtype.block_elements() * dtype.block_bytes();
         return Err(FormatError::buffer(dtype, "bytes to dequantize", data.len(), expected));
     }
+    if let Some(form) = dtype.code_form() {
+        return codes::elements(dtype, form, data, out);
+    }
     match dtype {
-        Dtype::F32 => each_block(data, out, float::f32_block),
         Dtype::F16 => each_block(data, out, float::f16_block),
         Dtype::BF16 => each_block(data, out, float::bf16_block),
-        Dtype::Q4_0 => each_block(data, out, simple_quant::q4_0),
-        Dtype::Q4_1 => each_block(data, out, simple_quant::q4_1),
-        Dtype::Q5_0 => each_block(data, out, simple_quant::q5_0),
-        Dtype::Q5_1 => each_block(data, out, simple_quant::q5_1),
-        Dtype::Q8_0 => each_block(data, out, simple_quant::q8_0),
-        Dtype::Q4_K => each_block(data, out, k_quant::q4_k),
-        Dtype::Q5_K => each_block(data, out, k_quant::q5_k),
-        Dtype::Q6_K => each_block(data, out, k_quant::q6_k),
+        _ => each_block(data, out, float::f32_block),
     }
     Ok(())
 }
 
-/// Calls `block` for each block of `BYTES` bytes and the `ELEMENTS` elements it becomes.
-fn each_block<const BYTES: usize, const ELEMENTS: usize>(
+/// Calls `block` for each block of `BYTES` bytes and the `COUNT` elements, or blocks of codes, that it becomes.
+fn each_block<T, const BYTES: usize, const COUNT: usize>(
     data: &[u8],
-    out: &mut [f32],
-    block: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
+    out: &mut [T],
+    block: impl Fn(&[u8; BYTES], &mut [T; COUNT]),
 ) {
     for (data, out) in data.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
         block(data, out);

@@ -150,16 +150,22 @@ fn attend_of<V: F32x16>(
     out: &SharedRows<'_>,
     scratch: &mut AttentionScratch,
 ) {
+    let from = shape.seen(tile.position).start / KEYS * KEYS;
+    store.prefetch(tile.block_table, kv_head, from..(from + KEYS).min(tile.position + tile.tokens));
     begin(shape, tile, kv_head, q, scratch);
     let (group, rows) = (shape.group(), tile.tokens * shape.group());
     let end = tile.position + tile.tokens;
-    let mut start = shape.seen(tile.position).start / KEYS * KEYS;
+    let mut start = from;
     while start < end {
         let count = KEYS.min(end - start);
         // Rows before this one see nothing of the tile.
         let first = start.saturating_sub(tile.position) * group;
+        let next = start + KEYS..end.min(start + 2 * KEYS);
         load_tile::<V>(shape, store, tile.block_table, kv_head, start..start + count, scratch);
-        let scores = Extent { rows: rows - first, depth: shape.head_dim, columns: KEYS, accumulate: false };
+        store.prefetch(tile.block_table, kv_head, next);
+        // Of keys beyond the last, scores are not looked at.
+        let columns = count.next_multiple_of(LANES);
+        let scores = Extent { rows: rows - first, depth: shape.head_dim, columns, accumulate: false };
         let values = Extent { rows: rows - first, depth: count, columns: shape.padded_dim(), accumulate: true };
         // SAFETY: the scratch buffers have these shapes, and they are borrowed exclusively.
         unsafe {
@@ -227,6 +233,7 @@ fn load_tile<V: F32x16>(
     }
     for (group, k_rows) in k_rows[..positions.len().next_multiple_of(LANES)].chunks_exact(LANES).enumerate() {
         for from in (0..dim).step_by(LANES) {
+            // Not moved out of below: a move copies it.
             let mut square = [V::splat(0.0); LANES];
             for (lanes, row) in square.iter_mut().zip(k_rows) {
                 if !row.is_empty() {
@@ -234,7 +241,7 @@ fn load_tile<V: F32x16>(
                 }
             }
             V::transpose(&mut square);
-            for (i, column) in square.into_iter().enumerate().take(dim - from) {
+            for (i, column) in square.iter().enumerate().take(dim - from) {
                 column.write(&mut scratch.keys[(from + i) * KEYS + group * LANES..][..LANES]);
             }
         }

@@ -1,11 +1,16 @@
 //! One layer's K and V rows in the arena: `[block][kv_head][K|V][token][head_dim]`.
 
+use std::ops::Range;
+
 use baton_types::{BlockId, KvDtype};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::arena::KvArena;
-use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::lanes::{F32x16, LANES, prefetch};
+
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
 
 /// One layer of the arena, as the running step sees it.
 ///
@@ -34,6 +39,20 @@ impl<'a> KvStore<'a> {
             let at = position % tokens * row_bytes;
             encode(layout.dtype, k, &mut planes[at..at + row_bytes]);
             encode(layout.dtype, v, &mut planes[(tokens * row_bytes + at)..][..row_bytes]);
+        }
+    }
+
+    /// Asks for the K rows and the V rows of consecutive positions of one head, which will be read soon. They lie in pieces that are too short for the processor to see a
+    /// pattern: without this, a row of decode waits for each of them.
+    pub fn prefetch(&self, table: &[BlockId], kv_head: usize, positions: Range<usize>) {
+        let mut at = positions.start;
+        while at < positions.end {
+            let rows = self.rows(table, kv_head, at, positions.end - at);
+            for line in rows.k.chunks(CACHE_LINE).zip(rows.v.chunks(CACHE_LINE)) {
+                prefetch(line.0.as_ptr());
+                prefetch(line.1.as_ptr());
+            }
+            at += rows.count;
         }
     }
 

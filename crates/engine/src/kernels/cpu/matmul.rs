@@ -58,6 +58,10 @@ impl PackedMatrix {
         }
     }
 
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
@@ -77,21 +81,19 @@ fn interleave(rows: &[f32], inputs: usize, panel: &mut [f32]) {
     }
 }
 
-/// Y = X W^T: `x` is `[rows][inputs]`, `y` becomes `[rows][outputs]`.
-pub(crate) fn matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, y: &mut Rows) {
-    assert_eq!((x.columns(), y.columns()), (w.inputs, w.outputs), "shapes of a matmul");
-    y.resize(x.rows());
+/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16: `x` is `[rows][inputs]`.
+pub(super) fn matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, column: usize) {
+    assert_eq!(x.columns(), w.inputs, "inputs of a matmul");
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest.
     let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
     let groups = panels.div_ceil(group);
-    let shared = y.share();
     threads.for_each(x.rows().div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
         let first_row = task / groups * ROW_BLOCK;
         let rows = first_row..x.rows().min(first_row + ROW_BLOCK);
         let first = task % groups * group;
-        panel_products(isa, x, w, &shared, rows, first..panels.min(first + group));
+        panel_products(isa, x, w, y, column, rows, first..panels.min(first + group));
     });
 }
 
@@ -101,6 +103,7 @@ per_isa! {
         x: &Rows,
         w: &PackedMatrix,
         y: &SharedRows<'_>,
+        column: usize,
         rows: std::ops::Range<usize>,
         panels: std::ops::Range<usize>,
     ) = panel_products_of
@@ -111,6 +114,7 @@ fn panel_products_of<V: F32x16>(
     x: &Rows,
     w: &PackedMatrix,
     y: &SharedRows<'_>,
+    column: usize,
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
 ) {
@@ -122,7 +126,7 @@ fn panel_products_of<V: F32x16>(
         while depth < w.inputs {
             let extent =
                 Extent { rows: rows.len(), depth: DEPTH_BLOCK.min(w.inputs - depth), columns, accumulate: depth > 0 };
-            let c = Operand { at: y.at(rows.start, panel * PANEL, columns), stride: y.stride() };
+            let c = Operand { at: y.at(rows.start, column + panel * PANEL, columns), stride: y.stride() };
             // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
             unsafe {
                 let a = Operand { at: x.as_ptr().add(rows.start * x.stride() + depth), stride: x.stride() };
@@ -170,7 +174,8 @@ mod tests {
                 let threads = Threads::new(count).unwrap();
                 let w_packed = packed(&threads, &w, inputs);
                 let mut y = Rows::new(outputs);
-                matmul(isa, &threads, &x, &w_packed, &mut y);
+                y.resize(rows);
+                matmul(isa, &threads, &x, &w_packed, &y.share(), 0);
                 for row in 0..rows {
                     assert_eq!(
                         y.row(row),

@@ -2,7 +2,10 @@
 
 mod attention;
 mod kv_store;
+mod linear;
 mod matmul;
+mod quantize;
+mod quantized;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -11,7 +14,10 @@ mod tile;
 
 pub(crate) use attention::{AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
-pub(crate) use matmul::{PackedMatrix, matmul};
+pub(crate) use linear::{Matrix, MatrixPart, linear};
+pub(crate) use matmul::PackedMatrix;
+pub(crate) use quantize::QuantizedRows;
+pub(crate) use quantized::QuantizedMatrix;
 pub(crate) use rms_norm::rms_norm;
 pub(crate) use rope::{RopeTable, rope};
 pub(crate) use softmax::{exp_weights, log_sum_exp};

@@ -7,6 +7,13 @@ use super::{F32x16, LANES};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256, __m256);
 
+impl From<[__m256; 2]> for Avx2 {
+    #[inline(always)]
+    fn from([low, high]: [__m256; 2]) -> Self {
+        Self(low, high)
+    }
+}
+
 /// A method that applies an intrinsic to both halves of `self` and another.
 macro_rules! both {
     ($name:ident, $intrinsic:ident) => {

@@ -7,6 +7,13 @@ use super::{F32x16, LANES};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512);
 
+impl From<__m512> for Avx512 {
+    #[inline(always)]
+    fn from(lanes: __m512) -> Self {
+        Self(lanes)
+    }
+}
+
 /// A method that applies an intrinsic to `self` and another.
 macro_rules! binary {
     ($name:ident, $intrinsic:ident) => {

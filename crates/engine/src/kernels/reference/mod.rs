@@ -2,6 +2,7 @@
 
 mod attention;
 mod matmul;
+mod quantized;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -9,6 +10,7 @@ mod swiglu;
 
 pub(crate) use attention::attention;
 pub(crate) use matmul::matmul;
+pub(crate) use quantized::{quantize, quantized_matmul};
 pub(crate) use rms_norm::rms_norm;
 pub(crate) use rope::rope;
 pub(crate) use softmax::log_sum_exp;

@@ -1,0 +1,85 @@
+//! `baton bench engine`: a model on this machine's CPU, through the trait that nodes call: how fast it reads prompts and writes tokens.
+//!
+//! Figures are medians: of prompts computed one after the other, in chunks as a prefill node cuts them, and of decode steps of sequences of equal length.
+//!
+//! **Invariant**: only the engine's steps are timed; every prompt ends with logits, every sequence of a decode step yields some.
+
+mod measure;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity};
+use baton_formats::ModelFile;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::BenchError;
+use measure::Bench;
+use report::Report;
+
+/// Tokens that the arena holds: the longest prompt, and 32 sequences with their steps.
+const ARENA_TOKENS: u32 = 32 * 128;
+
+/// Of `baton bench engine`.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Runs of each figure, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+}
+
+/// Loads the model, measures and prints.
+pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
+    let defaults = CpuOptions::default();
+    let options = CpuOptions {
+        threads: args.threads.unwrap_or(defaults.threads),
+        kv_capacity: KvCapacity::Blocks(ARENA_TOKENS.div_ceil(defaults.block_tokens)),
+        ..defaults
+    };
+    let bar = progress(json);
+    let began = Instant::now();
+    let mut engine = load(args, &options, &bar)?;
+    let load_s = began.elapsed().as_secs_f64();
+    let isa = engine.isa();
+    let mut bench = Bench::new(&mut engine, args.rounds);
+    let mut report = Report { threads: options.threads, isa: isa.to_string(), load_s, ..Report::default() };
+    let mut figure = |name: &'static str, to: &mut f64, rate: &mut dyn FnMut(&mut Bench<'_>) -> Result<f64, _>| {
+        bar.set_message(name);
+        rate(&mut bench).map(|found| *to = found)
+    };
+    figure("prefill of 512", &mut report.prefill_512_tok_s, &mut |bench| bench.prefill(512))?;
+    figure("prefill of 2048", &mut report.prefill_2048_tok_s, &mut |bench| bench.prefill(2048))?;
+    figure("decode of 1", &mut report.decode_1_tok_s, &mut |bench| bench.decode(1))?;
+    figure("decode of 8", &mut report.decode_8_tok_s, &mut |bench| bench.decode(8))?;
+    figure("decode of 32", &mut report.decode_32_tok_s, &mut |bench| bench.decode(32))?;
+    bar.finish_and_clear();
+    report.rss_bytes = report::resident_bytes()?;
+    report.print(json).map_err(BenchError::Output)
+}
+
+fn load(args: &EngineArgs, options: &CpuOptions, bar: &ProgressBar) -> Result<CpuEngine, BenchError> {
+    bar.set_message("loading");
+    let file = ModelFile::open(&args.model).map_err(|error| BenchError::invalid("--model", error.to_string()))?;
+    let engine = CpuEngine::load(&file, options, &mut |done| bar.set_position((done * 100.0) as u64))?;
+    if engine.model().context_length < 2048 {
+        let problem = format!("its context holds {}, but must hold 2048", engine.model().context_length);
+        return Err(BenchError::invalid("--model", problem));
+    }
+    Ok(engine)
+}
+
+fn progress(json: bool) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:16} {bar:40} {pos} %");
+    match json {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())),
+    }
+}

@@ -1,0 +1,79 @@
+//! The figures of an engine.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// The figures of a run.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// Of a prompt of 512 tokens, in one chunk.
+    pub prefill_512_tok_s: f64,
+    /// Of a prompt of 2,048 tokens, in four chunks.
+    pub prefill_2048_tok_s: f64,
+    /// Of one sequence.
+    pub decode_1_tok_s: f64,
+    /// Of 8 sequences together.
+    pub decode_8_tok_s: f64,
+    /// Of 32 sequences together.
+    pub decode_32_tok_s: f64,
+    /// From opening the file to an engine that can take a step.
+    pub load_s: f64,
+    /// Memory of the process at the end: weights, buffers, and the KV that was used.
+    pub rss_bytes: u64,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: String,
+}
+
+impl Report {
+    /// To stdout.
+    pub fn print(&self, json: bool) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if json {
+            return writeln!(out, "{}", serde_json::to_string(self)?);
+        }
+        writeln!(out, "{} threads, {}; loaded in {:.2} s\n", self.threads, self.isa, self.load_s)?;
+        for (name, figure) in [
+            ("prefill, 512 tokens", self.prefill_512_tok_s),
+            ("prefill, 2048 tokens", self.prefill_2048_tok_s),
+            ("decode, 1 sequence", self.decode_1_tok_s),
+            ("decode, 8 sequences", self.decode_8_tok_s),
+            ("decode, 32 sequences", self.decode_32_tok_s),
+        ] {
+            writeln!(out, "{name:24} {figure:>9.1} tokens/s")?;
+        }
+        writeln!(out, "{:24} {:>9.1} MB", "resident memory", self.rss_bytes as f64 / 1e6)
+    }
+}
+
+/// Resident memory of this process, as Linux tells; 0 elsewhere.
+pub fn resident_bytes() -> io::Result<u64> {
+    if !cfg!(target_os = "linux") {
+        return Ok(0);
+    }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
+    Ok(kilobytes.unwrap_or(0) * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_memory() {
+        assert!(!cfg!(target_os = "linux") || resident_bytes().unwrap() > 1 << 16);
+    }
+
+    #[test]
+    fn the_keys_are_those_that_are_compared() {
+        let value = serde_json::to_value(Report::default()).unwrap();
+        for key in ["prefill_512_tok_s", "prefill_2048_tok_s", "decode_1_tok_s", "decode_8_tok_s", "decode_32_tok_s"] {
+            assert!(value[key].is_number(), "{key}");
+        }
+        assert!(value["load_s"].is_number() && value["rss_bytes"].is_number() && value["isa"].is_string());
+    }
+}

@@ -1,0 +1,534 @@
+//! Y = X W^T, with W as quantized as its file has it, and X as signed bytes ([`QuantizedRows`]).
+//!
+//! ```text
+//! y = sum over blocks of 32 inputs, in their order:
+//!       dot = sum of code * a                      a: codes of the activations; exact in 32-bit integers
+//!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (code - zero)
+//!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
+//!
+//! packed codes    [n / 16][k / 32][8 quads][16 outputs][4 inputs]      8-bit codes, 512 bytes a block
+//!                 [n / 16][k / 32][4][16 outputs][4 inputs]            4-bit codes: quad 2 i in the low nibbles, 2 i + 1 in the high ones
+//! packed scales   [n / 16][k / 32][scale of each group, then minimum][16 outputs]      f16 where the file's are, else f32
+//! ```
+//!
+//! Vectors run over outputs, so each output is one chain of operations in the order of k: the same bits whatever the instruction set, the number of rows or the thread.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use baton_formats::{CODES, CodeBlock, CodeForm, Dtype};
+use half::f16;
+
+use crate::kernels::dots::{Dots, QUADS};
+use crate::kernels::isa::per_dots;
+use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
+
+use super::quantize::{BLOCK, GROUP, QuantizedBlock, QuantizedRows};
+use super::tile::Operand;
+
+const _: () = assert!(CODES == BLOCK);
+/// Outputs of one panel.
+pub(crate) const PANEL: usize = LANES;
+/// Groups of rows computed against a panel before the next panel: their activations (some 300 KB) stay in the second-level cache.
+const ROW_GROUPS: usize = 8;
+/// Multiply-adds below which another thread does not pay: some 3 us of work, where a helper that looks for work takes 1 to come.
+const PARALLEL_WORK: usize = 100_000;
+
+/// Repeats a body for each of some indices. The compiler leaves larger loops over registers rolled, and the registers become memory.
+macro_rules! unrolled {
+    ($index:ident in $($value:literal)* => $body:expr) => {
+        $({
+            let $index: usize = $value;
+            $body
+        })*
+    };
+}
+
+/// A quantized weight matrix, `outputs x inputs`.
+pub(crate) struct QuantizedMatrix {
+    dtype: Dtype,
+    form: CodeForm,
+    codes: AlignedBytes,
+    scales: AlignedBytes,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl QuantizedMatrix {
+    /// Packs a matrix of the quantized type `dtype` whose rows `read` gives, as blocks of codes. `inputs` is a multiple of 32.
+    pub fn pack<E: Send>(
+        threads: &Threads,
+        dtype: Dtype,
+        (outputs, inputs): (usize, usize),
+        read: impl Fn(usize, &mut [CodeBlock]) -> Result<(), E> + Sync,
+    ) -> Result<Self, E> {
+        let form = dtype.code_form().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
+        let (blocks, panels) = (inputs / BLOCK, outputs.div_ceil(PANEL));
+        let (code_bytes, scale_bytes) = (blocks * code_bytes(form), blocks * scale_bytes(form));
+        let mut codes = AlignedBytes::zeroed(panels * code_bytes);
+        let mut scales = AlignedBytes::zeroed(panels * scale_bytes);
+        let slots = codes.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
+        let slots: Vec<_> = slots.map(Mutex::new).collect();
+        let failed = Mutex::new(None);
+        threads.for_each(slots.len(), true, |_, panel| {
+            let mut row = vec![CodeBlock::EMPTY; blocks];
+            let mut slot = slots[panel].lock().unwrap_or_else(PoisonError::into_inner);
+            let (codes, scales) = &mut *slot;
+            for (lane, output) in (panel * PANEL..outputs.min((panel + 1) * PANEL)).enumerate() {
+                match read(output, &mut row) {
+                    Ok(()) => pack_row(form, &row, lane, codes, scales),
+                    Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
+                }
+            }
+        });
+        drop(slots);
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(Self { dtype, form, codes, scales, outputs, inputs }),
+        }
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// One row of the weight matrix: an embedding, where the matrix is the head too.
+    pub fn copy_row(&self, row: usize, to: &mut [f32]) {
+        assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
+        let (panel, lane, blocks) = (row / PANEL, row % PANEL, self.inputs / BLOCK);
+        let (code_bytes, scale_bytes) = (code_bytes(self.form), scale_bytes(self.form));
+        let codes = self.codes[panel * blocks * code_bytes..].chunks_exact(code_bytes);
+        let scales = self.scales[panel * blocks * scale_bytes..].chunks_exact(scale_bytes);
+        for ((codes, scales), to) in codes.zip(scales).zip(to.as_chunks_mut().0) {
+            unpack_block(self.form, codes, scales, lane).elements(self.form, to);
+        }
+    }
+}
+
+/// Bytes of the codes of a block of 16 outputs.
+const fn code_bytes(form: CodeForm) -> usize {
+    BLOCK / 4 * QUADS / if form.bits == 4 { 2 } else { 1 }
+}
+
+/// Scales of a block of one output.
+const fn groups(form: CodeForm) -> usize {
+    BLOCK / form.group
+}
+
+/// Bytes of the scales, and of the minima, of a group of 16 outputs.
+const fn lane_bytes(form: CodeForm) -> usize {
+    LANES * if form.half_scales { 2 } else { 4 }
+}
+
+/// Bytes of the scales and minima of a block of 16 outputs.
+const fn scale_bytes(form: CodeForm) -> usize {
+    groups(form) * lane_bytes(form) * if form.zero.is_none() { 2 } else { 1 }
+}
+
+fn pack_row(form: CodeForm, row: &[CodeBlock], lane: usize, codes: &mut [u8], scales: &mut [u8]) {
+    let slots = codes.chunks_exact_mut(code_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
+    for (block, (codes, scales)) in row.iter().zip(slots) {
+        for (i, &code) in block.codes.iter().enumerate() {
+            let (quad, byte) = (i / 4, 4 * lane + i % 4);
+            match form.bits {
+                4 => codes[quad / 2 * QUADS + byte] |= code << (4 * (quad % 2)),
+                _ => codes[quad * QUADS + byte] = code,
+            }
+        }
+        let groups = groups(form);
+        let numbers = block.scales[..groups].iter().chain(&block.minima[..groups]);
+        for (&x, to) in numbers.zip(scales.chunks_exact_mut(lane_bytes(form))) {
+            match form.half_scales {
+                true => to[2 * lane..2 * lane + 2].copy_from_slice(&f16::from_f32(x).to_ne_bytes()),
+                false => to[4 * lane..4 * lane + 4].copy_from_slice(&x.to_ne_bytes()),
+            }
+        }
+    }
+}
+
+fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> CodeBlock {
+    let code = |i: usize| {
+        let (quad, byte) = (i / 4, 4 * lane + i % 4);
+        match form.bits {
+            4 => (codes[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15,
+            _ => codes[quad * QUADS + byte],
+        }
+    };
+    let number = |index: usize| {
+        let lanes = &scales[index * lane_bytes(form)..][..lane_bytes(form)];
+        match form.half_scales {
+            true => f16::from_ne_bytes([lanes[2 * lane], lanes[2 * lane + 1]]).to_f32(),
+            false => f32::from_ne_bytes(std::array::from_fn(|i| lanes[4 * lane + i])),
+        }
+    };
+    let (groups, minimum) = (groups(form), form.zero.is_none());
+    let minima = if minimum { [number(groups), number(2 * groups - 1)] } else { [0.0; 2] };
+    CodeBlock { codes: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
+}
+
+/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16.
+pub(super) fn quantized_matmul(
+    isa: Isa,
+    threads: &Threads,
+    x: &QuantizedRows,
+    w: &QuantizedMatrix,
+    y: &SharedRows<'_>,
+    column: usize,
+) {
+    let panels = w.outputs.div_ceil(PANEL);
+    let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
+    // Some tasks per thread, so that one that was late does not hold up the rest.
+    let run = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
+    let runs = panels.div_ceil(run);
+    let groups = x.rows().div_ceil(GROUP);
+    threads.for_each(groups.div_ceil(ROW_GROUPS) * runs, parallel, |_, task| {
+        let first_group = task / runs * ROW_GROUPS;
+        let first = task % runs * run;
+        let part = Part {
+            groups: first_group..groups.min(first_group + ROW_GROUPS),
+            panels: first..panels.min(first + run),
+            column,
+        };
+        panel_products(isa, x, w, y, part);
+    });
+}
+
+/// What one task computes.
+struct Part {
+    groups: Range<usize>,
+    panels: Range<usize>,
+    column: usize,
+}
+
+per_dots! {
+    /// Some rows against some panels.
+    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) = panel_products_of
+}
+
+#[inline(always)]
+fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) {
+    macro_rules! per_type {
+        ($($dtype:ident)*) => {
+            match w.dtype {
+                $(Dtype::$dtype => typed_products::<D, { Dtype::$dtype as usize }>(x, w, y, part),)*
+                Dtype::F32 | Dtype::F16 | Dtype::BF16 => unreachable!("{} is not quantized", w.dtype),
+            }
+        };
+    }
+    per_type!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K);
+}
+
+/// The form of the type with this index in `Dtype::ALL`, as a constant.
+#[inline(always)]
+const fn form_of<const TYPE: usize>() -> CodeForm {
+    const {
+        match Dtype::ALL[TYPE].code_form() {
+            Some(form) => form,
+            None => panic!("the type is not quantized"),
+        }
+    }
+}
+
+#[inline(always)]
+fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) {
+    let blocks = w.inputs / BLOCK;
+    let (code_bytes, scale_bytes) = (blocks * code_bytes(form_of::<TYPE>()), blocks * scale_bytes(form_of::<TYPE>()));
+    for panel in part.panels {
+        let weights = Panel {
+            codes: w.codes[panel * code_bytes..][..code_bytes].as_ptr(),
+            scales: w.scales[panel * scale_bytes..][..scale_bytes].as_ptr(),
+        };
+        for group in part.groups.clone() {
+            let rows = GROUP.min(x.rows() - group * GROUP);
+            for first in (0..rows).step_by(D::TILE_ROWS) {
+                let at = y.at(group * GROUP + first, part.column + panel * PANEL, PANEL);
+                // SAFETY: the panel has the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y,
+                // whose rows have room for whole vectors.
+                unsafe {
+                    let c = Operand { at, stride: y.stride() };
+                    of_height::<D, TYPE>(weights, x.group(group), first, D::TILE_ROWS.min(rows - first), c);
+                }
+            }
+        }
+    }
+}
+
+/// Where the weights of 16 outputs begin.
+#[derive(Clone, Copy)]
+struct Panel {
+    codes: *const u8,
+    scales: *const u8,
+}
+
+/// `rows` rows of a group from `first` on, in a register tile of at least that height: rows beyond the last are computed and dropped.
+///
+/// # Safety
+/// `panel` has weights for all `blocks`; `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16; 16 elements can be written to each of `rows` rows of `c`, which nobody else touches.
+#[inline(always)]
+unsafe fn of_height<D: Dots, const TYPE: usize>(
+    panel: Panel,
+    blocks: &[QuantizedBlock],
+    first: usize,
+    rows: usize,
+    c: Operand<*mut f32>,
+) {
+    macro_rules! pick {
+        ($($height:literal)*) => {
+            $(if rows <= $height && $height <= D::TILE_ROWS {
+                // SAFETY: the caller's promise; the next heights divide 16 into whole tiles.
+                return unsafe { registers::<D, TYPE, $height>(panel, blocks, first, rows, c) };
+            })*
+        };
+    }
+    pick!(1 2 4 8 16);
+    unreachable!("a tile of {rows} rows");
+}
+
+/// The inner loop: per block, 8 vectors of codes; per row and block, 8 dot products and two or three float operations.
+///
+/// # Safety
+/// As for [`of_height`]; `first + ROWS` is at most 16.
+#[inline(always)]
+unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize>(
+    panel: Panel,
+    blocks: &[QuantizedBlock],
+    first: usize,
+    rows: usize,
+    c: Operand<*mut f32>,
+) {
+    let form = form_of::<TYPE>();
+    let mut sums = [D::Floats::splat(0.0); GROUP];
+    let Panel { mut codes, mut scales } = panel;
+    for block in blocks {
+        // SAFETY: the caller's promise: a block's codes and scales, and rows of the group.
+        unsafe {
+            let quads = quads::<D, TYPE>(codes);
+            let numbers = Numbers::read::<TYPE>(scales);
+            unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 => if row < ROWS && row.is_multiple_of(D::SPREAD) {
+                let spread = if ROWS - row < D::SPREAD { ROWS - row } else { D::SPREAD };
+                add_block::<D, TYPE>(&quads, numbers, block, first + row, spread, &mut sums, row);
+            });
+            codes = codes.add(code_bytes(form));
+            scales = scales.add(scale_bytes(form));
+        }
+    }
+    unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 => if row < ROWS && row < rows {
+        // SAFETY: the caller's promise.
+        unsafe { sums[row].store(c.at.add(row * c.stride)) }
+    });
+}
+
+/// The codes of a block of 16 outputs, 4 inputs a vector.
+///
+/// # Safety
+/// A block's codes can be read.
+#[inline(always)]
+unsafe fn quads<D: Dots, const TYPE: usize>(codes: *const u8) -> [D::Codes; BLOCK / 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if form_of::<TYPE>().bits == 4 {
+            let [[a, b], [c, d]] = [D::nibbles(codes), D::nibbles(codes.add(QUADS))];
+            let [[e, f], [g, h]] = [D::nibbles(codes.add(2 * QUADS)), D::nibbles(codes.add(3 * QUADS))];
+            [a, b, c, d, e, f, g, h]
+        } else {
+            let mut quads = [D::bytes(codes); BLOCK / 4];
+            for (i, quad) in quads.iter_mut().enumerate() {
+                *quad = D::bytes(codes.add(i * QUADS));
+            }
+            quads
+        }
+    }
+}
+
+/// Adds to the sums of `spread` rows, at most 4, what a block gives. Their dot products are interleaved: each alone is a chain of 8 instructions that wait for one another.
+///
+/// # Safety
+/// `row + spread` is at most 16.
+#[inline(always)]
+unsafe fn add_block<D: Dots, const TYPE: usize>(
+    quads: &[D::Codes; BLOCK / 4],
+    numbers: Numbers<D>,
+    block: &QuantizedBlock,
+    row: usize,
+    spread: usize,
+    sums: &mut [D::Floats; GROUP],
+    at: usize,
+) {
+    let form = form_of::<TYPE>();
+    let groups = groups(form);
+    // SAFETY: the caller's promise; 4 bytes of codes are read as a number, of any alignment.
+    unsafe {
+        let inputs = block.codes.as_ptr().add(row).cast::<[i32; BLOCK / 4]>();
+        let (a_scales, weighted) = (block.scales.as_ptr().add(row), block.weighted_sums.as_ptr().add(row));
+        unrolled!(group in 0 1 => if group < groups {
+            let negated = if groups == 1 { block.sums.as_ptr() } else { block.half_sums[group].as_ptr() };
+            let mut dots = [D::splat(0); 4];
+            if let Some(zero) = form.zero {
+                unrolled!(r in 0 1 2 3 => if r < spread {
+                    dots[r] = D::splat(*negated.add(row + r) * i32::from(zero));
+                });
+            }
+            unrolled!(i in 0 1 2 3 4 5 6 7 => if i * groups / (BLOCK / 4) == group {
+                unrolled!(r in 0 1 2 3 => if r < spread {
+                    let inputs = inputs.add(r).cast::<i32>().add(i).read_unaligned();
+                    dots[r] = match form.bits {
+                        8 => D::dot_wide(dots[r], quads[i], inputs),
+                        _ => D::dot(dots[r], quads[i], inputs),
+                    };
+                });
+            });
+            unrolled!(r in 0 1 2 3 => if r < spread {
+                let dot = D::floats(dots[r]).mul(D::Floats::splat(*a_scales.add(r)));
+                sums[at + r] = dot.mul_add(numbers.scales[group], sums[at + r]);
+            });
+        });
+        if form.zero.is_none() {
+            unrolled!(r in 0 1 2 3 => if r < spread {
+                sums[at + r] = D::Floats::splat(*weighted.add(r)).mul_add(numbers.minimum, sums[at + r]);
+            });
+        }
+    }
+}
+
+/// The scales of a block of 16 outputs, and their minima.
+#[derive(Clone, Copy)]
+struct Numbers<D: Dots> {
+    scales: [D::Floats; 2],
+    minimum: D::Floats,
+}
+
+impl<D: Dots> Numbers<D> {
+    /// # Safety
+    /// A block's scales can be read.
+    #[inline(always)]
+    unsafe fn read<const TYPE: usize>(from: *const u8) -> Self {
+        let form = form_of::<TYPE>();
+        // SAFETY: the caller's promise: as many numbers as the form has.
+        unsafe {
+            let first = lanes::<D, TYPE>(from, 0);
+            let last = if groups(form) == 2 { lanes::<D, TYPE>(from, 1) } else { first };
+            let minimum = if form.zero.is_none() { lanes::<D, TYPE>(from, groups(form)) } else { first };
+            Self { scales: [first, last], minimum }
+        }
+    }
+}
+
+/// 16 numbers of a block.
+///
+/// # Safety
+/// They can be read.
+#[inline(always)]
+unsafe fn lanes<D: Dots, const TYPE: usize>(scales: *const u8, index: usize) -> D::Floats {
+    let form = form_of::<TYPE>();
+    // SAFETY: the caller's promise; they begin at a multiple of 32 bytes.
+    unsafe {
+        let at = scales.add(index * lane_bytes(form));
+        match form.half_scales {
+            true => D::Floats::from_f16(&*at.cast()),
+            false => D::Floats::load(at.cast()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::{Rows, reference};
+
+    /// Rows of a quantized type, from a seed.
+    fn random_blocks(dtype: Dtype, seed: u64, count: usize) -> Vec<CodeBlock> {
+        let form = dtype.code_form().unwrap();
+        let numbers = reference::random(seed, count * (CODES + 4));
+        let blocks = numbers.chunks_exact(CODES + 4).map(|x| {
+            let number = |i: usize| f16::from_f32(x[i] * 0.1).to_f32();
+            let mut scales = [number(0), number(1)];
+            let mut minima = if form.zero.is_none() { [number(2), number(3)] } else { [0.0; 2] };
+            if form.group == CODES {
+                (scales[1], minima[1]) = (scales[0], minima[0]);
+            }
+            let code = |i: usize| ((x[4 + i] + 1.0) * 0.5 * (1u32 << form.bits) as f32) as u8;
+            CodeBlock { codes: std::array::from_fn(code), scales, minima }
+        });
+        blocks.collect()
+    }
+
+    fn packed(threads: &Threads, dtype: Dtype, blocks: &[CodeBlock], inputs: usize) -> QuantizedMatrix {
+        let per_row = inputs / BLOCK;
+        let read = |row: usize, to: &mut [CodeBlock]| {
+            to.copy_from_slice(&blocks[row * per_row..][..per_row]);
+            Ok::<_, ()>(())
+        };
+        QuantizedMatrix::pack(threads, dtype, (blocks.len() / per_row, inputs), read).unwrap()
+    }
+
+    fn quantized() -> impl Iterator<Item = Dtype> {
+        Dtype::ALL.into_iter().filter(|dtype| dtype.code_form().is_some())
+    }
+
+    #[test]
+    fn equals_the_reference_bit_for_bit_over_odd_shapes() {
+        for (rows, outputs, inputs) in
+            [(1, 1, 32), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (150, 40, 32)]
+        {
+            let mut x = Rows::new(inputs);
+            x.resize(rows);
+            for row in 0..rows {
+                x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
+            }
+            for dtype in quantized() {
+                let blocks = random_blocks(dtype, outputs as u64, outputs * inputs / BLOCK);
+                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                    let threads = Threads::new(count).unwrap();
+                    let w = packed(&threads, dtype, &blocks, inputs);
+                    let mut a = QuantizedRows::new();
+                    a.quantize(isa, &threads, &x);
+                    let mut y = Rows::new(outputs + 16);
+                    y.resize(rows);
+                    quantized_matmul(isa, &threads, &a, &w, &y.share(), 16);
+                    for row in 0..rows {
+                        let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
+                        assert_eq!(y.row(row)[16..], expected, "{isa} {dtype} {rows}x{outputs}x{inputs} row {row}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_is_near_the_product_of_the_elements() {
+        for dtype in quantized() {
+            let blocks = random_blocks(dtype, 5, 3 * 4);
+            let (x, form) = (reference::random(6, 128), dtype.code_form().unwrap());
+            let mut w = vec![0.0; 3 * 128];
+            blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
+            let found = reference::quantized_matmul(&x, dtype, &blocks);
+            for (row, found) in w.chunks_exact(128).zip(found) {
+                let expected: f32 = row.iter().zip(&x).map(|(w, x)| w * x).sum();
+                let size: f32 = row.iter().zip(&x).map(|(w, x)| (w * x).powi(2)).sum::<f32>().sqrt();
+                assert!((found - expected).abs() < 0.03 * size, "{dtype}: {found}, {expected}, of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_packed_row_reads_back() {
+        let threads = Threads::new(2).unwrap();
+        for dtype in quantized() {
+            let blocks = random_blocks(dtype, 3, 37 * 2);
+            let w = packed(&threads, dtype, &blocks, 64);
+            let (mut found, mut expected) = ([0.0; 64], [0.0; 64]);
+            w.copy_row(36, &mut found);
+            let form = dtype.code_form().unwrap();
+            blocks[72..].iter().zip(expected.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
+            assert_eq!(found, expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn a_failed_read_fails_the_packing() {
+        let read = |row: usize, _: &mut [CodeBlock]| if row == 32 { Err("row 32") } else { Ok(()) };
+        let packed = QuantizedMatrix::pack(&Threads::new(2).unwrap(), Dtype::Q8_0, (64, 32), read);
+        assert_eq!(packed.err(), Some("row 32"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Dot products on two AVX2 registers.
+
+use std::arch::x86_64::*;
+
+use super::Dots;
+use crate::kernels::lanes::Avx2;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2Dots;
+
+impl Dots for Avx2Dots {
+    type Floats = Avx2;
+    type Codes = [__m256i; 2];
+    type Sums = [__m256i; 2];
+    // 4 x 2 accumulators of the 16 registers; the codes are operands in memory.
+    const TILE_ROWS: usize = 4;
+    const SPREAD: usize = 2;
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
+        // SAFETY: the caller's promise of 64 bytes; the type is used only where the CPU has AVX2 (see the trait).
+        unsafe {
+            let [a, b] = Self::bytes(from);
+            let mask = _mm256_set1_epi8(15);
+            let (high_a, high_b) = (_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b));
+            let low = [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)];
+            [low, [_mm256_and_si256(high_a, mask), _mm256_and_si256(high_b, mask)]]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self::Codes {
+        // SAFETY: the caller's promise of 64 bytes; AVX2 as above.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn splat(x: i32) -> Self::Sums {
+        // SAFETY: AVX2 as above.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let inputs = _mm256_set1_epi32(inputs);
+            [narrow(sums[0], codes[0], inputs), narrow(sums[1], codes[1], inputs)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let inputs = _mm256_set1_epi32(inputs);
+            let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(inputs));
+            let odd = _mm256_srai_epi16::<8>(inputs);
+            [wide(sums[0], codes[0], even, odd), wide(sums[1], codes[1], even, odd)]
+        }
+    }
+
+    #[inline(always)]
+    fn floats(sums: Self::Sums) -> Avx2 {
+        // SAFETY: AVX2 as above.
+        Avx2::from(unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] })
+    }
+}
+
+/// Sums of pairs fit 16 bits: 2 x 127 x 128.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn narrow(sum: __m256i, codes: __m256i, inputs: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pairs = _mm256_maddubs_epi16(codes, inputs);
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+}
+
+/// Codes of even and of odd inputs as 16 bits, since sums of pairs of bytes would saturate.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn wide(sum: __m256i, codes: __m256i, even: __m256i, odd: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let even_codes = _mm256_and_si256(codes, _mm256_set1_epi16(255));
+        let odd_codes = _mm256_srli_epi16::<8>(codes);
+        let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even_codes, even));
+        _mm256_add_epi32(sum, _mm256_madd_epi16(odd_codes, odd))
+    }
+}

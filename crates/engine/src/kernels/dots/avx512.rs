@@ -1,0 +1,67 @@
+//! Dot products on AVX-512 BW, for processors without VNNI.
+
+use std::arch::x86_64::*;
+
+use super::Dots;
+use crate::kernels::lanes::Avx512;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Dots;
+
+impl Dots for Avx512Dots {
+    type Floats = Avx512;
+    type Codes = __m512i;
+    type Sums = __m512i;
+    // 8 codes, 16 accumulators, and room for the sums of a row or two.
+    const TILE_ROWS: usize = 16;
+    const SPREAD: usize = 4;
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
+        // SAFETY: the caller's promise of 64 bytes; the type is used only where the CPU has AVX-512 BW (see the trait).
+        unsafe {
+            let (bytes, mask) = (Self::bytes(from), _mm512_set1_epi8(15));
+            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self::Codes {
+        // SAFETY: the caller's promise of 64 bytes; AVX-512 F as above.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(x: i32) -> Self::Sums {
+        // SAFETY: AVX-512 F as above.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // SAFETY: AVX-512 BW as above. Sums of pairs fit 16 bits: 2 x 127 x 128.
+        unsafe {
+            let pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi32(inputs));
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // SAFETY: AVX-512 BW as above. Codes of even and of odd inputs as 16 bits, since sums of pairs of bytes would saturate.
+        unsafe {
+            let inputs = _mm512_set1_epi32(inputs);
+            let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(inputs));
+            let even_codes = _mm512_and_si512(codes, _mm512_set1_epi16(255));
+            let sums = _mm512_add_epi32(sums, _mm512_madd_epi16(even_codes, even));
+            let odd_codes = _mm512_srli_epi16::<8>(codes);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(odd_codes, _mm512_srai_epi16::<8>(inputs)))
+        }
+    }
+
+    #[inline(always)]
+    fn floats(sums: Self::Sums) -> Avx512 {
+        // SAFETY: AVX-512 F as above.
+        Avx512::from(unsafe { _mm512_cvtepi32_ps(sums) })
+    }
+}

@@ -1,0 +1,98 @@
+//! Dot products of unsigned weight codes and signed activations, for sixteen outputs at once, beside the floats of the same instruction set.
+//!
+//! Sums are exact integers, so all instruction sets give the same bits.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2Dots;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512Dots;
+pub(crate) use scalar::ScalarDots;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use vnni::VnniDots;
+
+use super::lanes::F32x16;
+
+/// Bytes of the codes of 4 inputs of 16 outputs: `[output][input]`.
+pub(crate) const QUADS: usize = 64;
+
+/// Integer dot products. The types of this trait are named only inside functions compiled for their instruction set (`per_dots!`), which run only where the CPU has it.
+pub(crate) trait Dots: Copy {
+    /// Floats of the same set.
+    type Floats: F32x16;
+    /// Codes of 4 inputs of 16 outputs.
+    type Codes: Copy;
+    /// Sums of 16 outputs.
+    type Sums: Copy;
+    /// Rows of the largest register tile.
+    const TILE_ROWS: usize;
+    /// Rows, at most 4, whose chains are interleaved.
+    const SPREAD: usize;
+
+    /// The low and the high nibbles of 64 bytes.
+    ///
+    /// # Safety
+    /// 64 bytes can be read at `from`.
+    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2];
+
+    /// 64 bytes.
+    ///
+    /// # Safety
+    /// 64 bytes can be read at `from`.
+    unsafe fn bytes(from: *const u8) -> Self::Codes;
+
+    fn splat(x: i32) -> Self::Sums;
+
+    /// `sums` and, for each output, the products of its 4 codes, below 128, with the 4 signed bytes of `inputs`.
+    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
+
+    /// As [`Self::dot`], for any codes.
+    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
+
+    /// The sums, which are below 2^24 and therefore exact.
+    fn floats(sums: Self::Sums) -> Self::Floats;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+    use crate::kernels::isa::per_dots;
+    use crate::kernels::lanes::LANES;
+
+    per_dots! {
+        fn operations(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> = all_operations
+    }
+
+    fn all_operations<D: Dots>(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> {
+        // SAFETY: 64 bytes.
+        let ([low, high], bytes) = unsafe { (D::nibbles(codes.as_ptr()), D::bytes(codes.as_ptr())) };
+        let start = D::splat(-77_000);
+        let sums = [D::dot(start, low, inputs), D::dot(start, high, inputs), D::dot_wide(start, bytes, inputs)];
+        sums.map(|sums| D::floats(sums).to_array()).to_vec()
+    }
+
+    #[test]
+    fn sums_are_exact_on_all_sets() {
+        for signs in [[127, 127, 127, 127], [-127, -127, -127, -127], [-128, 127, -1, 0], [3, -90, 127, 55i8]] {
+            let codes: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
+            let inputs = i32::from_ne_bytes(signs.map(|x| x as u8));
+            let expected = |code: fn(u8) -> u8| -> [f32; LANES] {
+                let products =
+                    |lane: usize| (0..4).map(move |i| i32::from(code(codes[4 * lane + i])) * i32::from(signs[i]));
+                std::array::from_fn(|lane| (products(lane).sum::<i32>() - 77_000) as f32)
+            };
+            let expected = [expected(|code| code & 15), expected(|code| code >> 4), expected(|code| code)];
+            for isa in Isa::available() {
+                assert_eq!(operations(isa, &codes, inputs), expected, "{isa} {signs:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Dot products on AVX-512 VNNI: one instruction for 64 products.
+
+use std::arch::x86_64::*;
+
+use super::{Avx512Dots, Dots};
+use crate::kernels::lanes::Avx512;
+
+#[derive(Clone, Copy)]
+pub(crate) struct VnniDots;
+
+impl Dots for VnniDots {
+    type Floats = Avx512;
+    type Codes = __m512i;
+    type Sums = __m512i;
+    // 8 codes, 16 accumulators, and room for the sums of the rows that are under way.
+    const TILE_ROWS: usize = 16;
+    const SPREAD: usize = 4;
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { Avx512Dots::nibbles(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self::Codes {
+        // SAFETY: the caller's promise.
+        unsafe { Avx512Dots::bytes(from) }
+    }
+
+    #[inline(always)]
+    fn splat(x: i32) -> Self::Sums {
+        Avx512Dots::splat(x)
+    }
+
+    #[inline(always)]
+    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // SAFETY: the type is used only where the CPU has AVX-512 VNNI (see the trait).
+        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(inputs)) }
+    }
+
+    #[inline(always)]
+    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+        // 4 products of at most 255 x 128 are summed in 32 bits.
+        Self::dot(sums, codes, inputs)
+    }
+
+    #[inline(always)]
+    fn floats(sums: Self::Sums) -> Avx512 {
+        Avx512Dots::floats(sums)
+    }
+}

@@ -1,0 +1,109 @@
+//! Quantized elements as they are stored: small unsigned codes, and the scales that turn them into numbers.
+
+use crate::{Dtype, FormatError};
+
+use super::{each_block, k_quant, simple_quant};
+
+/// Elements of a [`CodeBlock`].
+pub const CODES: usize = 32;
+
+/// How a quantized type's elements are made from codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodeForm {
+    /// Codes are below 2^bits: 4, 5, 6 or 8.
+    pub bits: u32,
+    /// What stands for 0: x = scale * (code - zero). `None`: x = scale * code + minimum.
+    pub zero: Option<u8>,
+    /// Elements that share a scale: 16 or 32.
+    pub group: usize,
+    /// Scales and minima are IEEE halves, exactly.
+    pub half_scales: bool,
+}
+
+/// 32 consecutive elements of a row. Element i belongs to group `i / 16`; where the type's groups have 32 elements, both have the same scale and minimum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CodeBlock {
+    /// The codes, in the order of the elements.
+    pub codes: [u8; CODES],
+    /// Scale of each group.
+    pub scales: [f32; 2],
+    /// Minimum of each group; 0 where the type has none.
+    pub minima: [f32; 2],
+}
+
+impl CodeBlock {
+    /// A block of zeros.
+    pub const EMPTY: Self = Self { codes: [0; CODES], scales: [0.0; 2], minima: [0.0; 2] };
+
+    /// The elements, in the type's own order of operations.
+    #[inline]
+    pub fn elements(&self, form: CodeForm, out: &mut [f32; CODES]) {
+        for (group, (out, codes)) in out.chunks_exact_mut(16).zip(self.codes.chunks_exact(16)).enumerate() {
+            let (scale, minimum) = (self.scales[group], self.minima[group]);
+            match form.zero {
+                Some(zero) => out.iter_mut().zip(codes).for_each(|(x, &code)| {
+                    *x = scale * (i32::from(code) - i32::from(zero)) as f32;
+                }),
+                None => out.iter_mut().zip(codes).for_each(|(x, &code)| *x = scale * f32::from(code) + minimum),
+            }
+        }
+    }
+}
+
+impl Dtype {
+    /// How codes become elements; `None` for types that are not quantized.
+    pub const fn code_form(self) -> Option<CodeForm> {
+        let (bits, zero, group, half_scales) = match self {
+            Self::F32 | Self::F16 | Self::BF16 => return None,
+            Self::Q4_0 => (4, Some(8), 32, true),
+            Self::Q4_1 => (4, None, 32, true),
+            Self::Q5_0 => (5, Some(16), 32, true),
+            Self::Q5_1 => (5, None, 32, true),
+            Self::Q8_0 => (8, Some(128), 32, true),
+            Self::Q4_K => (4, None, 32, false),
+            Self::Q5_K => (5, None, 32, false),
+            Self::Q6_K => (6, Some(32), 16, false),
+        };
+        Some(CodeForm { bits, zero, group, half_scales })
+    }
+}
+
+/// Splits `data`, whole blocks of the quantized type `dtype`, into blocks of 32 codes.
+///
+/// # Errors
+///
+/// [`FormatError::Buffer`] if `data` is not the bytes of as many elements, or the type is not quantized.
+pub fn codes(dtype: Dtype, data: &[u8], out: &mut [CodeBlock]) -> Result<(), FormatError> {
+    if dtype.code_form().is_none() || dtype.bytes_of(out.len() * CODES) != Some(data.len()) {
+        let expected = out.len() * CODES / dtype.block_elements() * dtype.block_bytes();
+        return Err(FormatError::buffer(dtype, "bytes to split into codes", data.len(), expected));
+    }
+    match dtype {
+        Dtype::Q4_0 => each_block(data, out, simple_quant::q4_0),
+        Dtype::Q4_1 => each_block(data, out, simple_quant::q4_1),
+        Dtype::Q5_0 => each_block(data, out, simple_quant::q5_0),
+        Dtype::Q5_1 => each_block(data, out, simple_quant::q5_1),
+        Dtype::Q8_0 => each_block(data, out, simple_quant::q8_0),
+        Dtype::Q4_K => each_block(data, out, k_quant::q4_k),
+        Dtype::Q5_K => each_block(data, out, k_quant::q5_k),
+        Dtype::Q6_K => each_block(data, out, k_quant::q6_k),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 => {} // refused above
+    }
+    Ok(())
+}
+
+/// Elements of whole blocks, by way of their codes. The lengths fit.
+pub(super) fn elements(dtype: Dtype, form: CodeForm, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
+    /// Blocks split at once: those of the largest type's block.
+    const BATCH: usize = 8;
+    let bytes = BATCH * CODES / dtype.block_elements() * dtype.block_bytes();
+    let mut blocks = [CodeBlock::EMPTY; BATCH];
+    for (data, out) in data.chunks(bytes).zip(out.chunks_mut(BATCH * CODES)) {
+        let blocks = &mut blocks[..out.len() / CODES];
+        codes(dtype, data, blocks)?;
+        for (block, out) in blocks.iter().zip(out.as_chunks_mut().0) {
+            block.elements(form, out);
+        }
+    }
+    Ok(())
+}
