@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_engine::Arithmetic;
 use baton_runtime::LogFormat;
 use baton_scheduler::EvictionKind;
 use baton_transfer_engine::TransportChoice;
@@ -64,6 +65,9 @@ pub struct Settings {
     pub eviction: EvictionKind,
     /// Element type of stored K and V.
     pub kv_dtype: KvDtype,
+    /// What products with quantized weights are computed in.
+    #[serde(with = "arithmetic")]
+    pub arithmetic: Arithmetic,
     /// Most requests that wait.
     pub max_waiting: u32,
     /// Most sequences of one step.
@@ -115,6 +119,7 @@ impl Default for Settings {
             ssd_bytes: 10 << 30,
             eviction: EvictionKind::default(),
             kv_dtype: KvDtype::F16,
+            arithmetic: Arithmetic::default(),
             max_waiting: 256,
             max_running: 64,
             grant_ttl_s: 60.0,
@@ -141,6 +146,27 @@ mod eviction {
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EvictionKind, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)
+    }
+}
+
+/// An arithmetic as text.
+mod arithmetic {
+    use baton_engine::Arithmetic;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(arithmetic: &Arithmetic, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match arithmetic {
+            Arithmetic::Stored => "stored",
+            Arithmetic::F32 => "f32",
+        })
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arithmetic, D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "stored" => Ok(Arithmetic::Stored),
+            "f32" => Ok(Arithmetic::F32),
+            other => Err(de::Error::custom(format!("'{other}', expected stored or f32"))),
+        }
     }
 }
 
@@ -228,6 +254,9 @@ pub struct Flags {
     /// Element type of stored K and V: f16, bf16 or f32 [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
+    /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations) or f32 (slow and large, the reference); alike on all nodes [default: stored]
+    #[arg(long, value_name = "TYPE")]
+    pub arithmetic: Option<String>,
     /// Most requests that wait [default: 256]
     #[arg(long, value_name = "N")]
     pub max_waiting: Option<u32>,

@@ -246,6 +246,7 @@ fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
     let options = CpuOptions {
         threads,
         kv_dtype: settings.kv_dtype,
+        arithmetic: settings.arithmetic,
         block_tokens: settings.block_tokens,
         kv_capacity: match settings.cache_blocks {
             0 => KvCapacity::Bytes(settings.cache_bytes),
