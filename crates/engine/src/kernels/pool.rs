@@ -239,8 +239,11 @@ mod tests {
     fn helpers_that_sleep_are_woken() {
         let pool = Pool::new(1).unwrap();
         for _ in 0..20 {
-            thread::sleep(SPIN * 5);
-            assert!(pool.shared.asleep[0].load(Ordering::SeqCst), "nothing burns when idle");
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !pool.shared.asleep[0].load(Ordering::SeqCst) {
+                assert!(Instant::now() < deadline, "nothing burns when idle");
+                thread::sleep(SPIN);
+            }
             // The caller stays until the helper has come.
             let came = AtomicBool::new(false);
             pool.run(&|worker| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use baton_formats::{CodeBlock, FormatError, ModelFile, TensorView};
+use baton_formats::{CodeBlock, Dtype, FormatError, ModelFile, TensorView};
 use baton_types::ModelFingerprint;
 
 use super::config::ModelConfig;
@@ -164,7 +164,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(Matrix::new(parts))
     }
 
-    /// Tensors, one below the other, as f32.
+    /// Tensors, one below the other, as f32 or, the same numbers, as the file's halves.
     fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
@@ -172,7 +172,13 @@ impl<'a, 'p> Loader<'a, 'p> {
                 tensor.dequantize_rows(row..row + 1, to)
             })
         };
-        Ok(MatrixPart::F32(PackedMatrix::pack(self.threads, rows(tensors), columns, read)?))
+        let first = tensors[0].1.dtype;
+        // Halves, where all of them are of one kind: the same numbers in half the memory.
+        let element = match first.code_form() {
+            None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
+            _ => Dtype::F32,
+        };
+        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, element, (rows(tensors), columns), read)?))
     }
 
     /// Tensors of one quantized type, one below the other.

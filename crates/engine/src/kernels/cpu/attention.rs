@@ -171,13 +171,13 @@ fn attend_of<V: F32x16>(
         unsafe {
             let queries = matrix(&scratch.queries, first, shape.head_dim);
             let keys = matrix(&scratch.keys, 0, KEYS);
-            product::<V>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS));
+            product::<V, f32>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS));
             for row in first..rows {
                 weigh::<V>(shape, tile.position + row / group, start, row, scratch);
             }
             let weights = matrix(&scratch.scores, first, KEYS);
             let v = matrix(&scratch.values, 0, shape.padded_dim());
-            product::<V>(values, weights, v, matrix_mut(&mut scratch.out, first, shape.padded_dim()));
+            product::<V, f32>(values, weights, v, matrix_mut(&mut scratch.out, first, shape.padded_dim()));
         }
         start += KEYS;
     }

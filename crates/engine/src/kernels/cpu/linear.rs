@@ -10,8 +10,8 @@ use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
 
 /// A part of a matrix: some of its outputs.
 pub(crate) enum MatrixPart {
-    /// Elements as f32.
-    F32(PackedMatrix),
+    /// Elements as f32, or as halves where the file has them.
+    Float(PackedMatrix),
     /// Codes and scales.
     Quantized(QuantizedMatrix),
 }
@@ -19,14 +19,14 @@ pub(crate) enum MatrixPart {
 impl MatrixPart {
     fn outputs(&self) -> usize {
         match self {
-            Self::F32(matrix) => matrix.outputs(),
+            Self::Float(matrix) => matrix.outputs(),
             Self::Quantized(matrix) => matrix.outputs(),
         }
     }
 
     fn copy_row(&self, row: usize, to: &mut [f32]) {
         match self {
-            Self::F32(matrix) => matrix.copy_row(row, to),
+            Self::Float(matrix) => matrix.copy_row(row, to),
             Self::Quantized(matrix) => matrix.copy_row(row, to),
         }
     }
@@ -84,7 +84,7 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, x: &Rows, w: &Matrix, y: &mut 
     // One after the other: the last vector of a part that is not whole is padding, which the next part overwrites.
     for part in &w.parts {
         match part {
-            MatrixPart::F32(matrix) => matmul(isa, threads, x, matrix, &shared, column),
+            MatrixPart::Float(matrix) => matmul(isa, threads, x, matrix, &shared, column),
             MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, quantized, matrix, &shared, column),
         }
         column += part.outputs();

@@ -2,17 +2,20 @@
 //!
 //! ```text
 //! W of the file     [n][k]
-//! packed            [n / 32][k][32]     vectors run over outputs; the last panel is padded with zero columns
+//! packed            [n / 32][k][32]     vectors run over outputs; the last panel is padded with zero columns. Halves stay halves
 //! ```
 //!
 //! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order of k: the same bits whatever the width of a register, the number of rows
 //! or the thread.
 
+use baton_formats::Dtype;
+use half::{bf16, f16};
+
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::F32x16;
-use crate::kernels::{AlignedBuf, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
 
-use super::tile::{Extent, Operand, product};
+use super::tile::{Element, Extent, Operand, product};
 
 /// Outputs of one panel.
 const PANEL: usize = 32;
@@ -25,36 +28,42 @@ const PARALLEL_WORK: usize = 200_000;
 
 /// A weight matrix, `outputs x inputs`.
 pub(crate) struct PackedMatrix {
-    panels: AlignedBuf,
+    /// F32, F16 or BF16.
+    element: Dtype,
+    panels: AlignedBytes,
     outputs: usize,
     inputs: usize,
 }
 
 impl PackedMatrix {
-    /// Packs a matrix whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs. `done` hears how many outputs are packed.
+    /// Packs a matrix of the type `element`, F32, F16 or BF16, whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs. `done` hears how many outputs are packed.
     pub fn pack<E: Send>(
         threads: &Threads,
-        outputs: usize,
-        inputs: usize,
+        element: Dtype,
+        (outputs, inputs): (usize, usize),
         read: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
     ) -> Result<Self, E> {
-        let panel_len = PANEL * inputs;
-        let mut panels = AlignedBuf::zeroed(outputs.div_ceil(PANEL) * panel_len);
-        let slots: Vec<_> = panels.chunks_exact_mut(panel_len.max(1)).map(std::sync::Mutex::new).collect();
+        let panel_bytes = PANEL * inputs * element.block_bytes();
+        let mut panels = AlignedBytes::zeroed(outputs.div_ceil(PANEL) * panel_bytes);
+        let slots: Vec<_> = panels.chunks_exact_mut(panel_bytes.max(1)).map(std::sync::Mutex::new).collect();
         let failed = std::sync::Mutex::new(None);
         threads.for_each(slots.len(), true, |_, panel| {
             let range = panel * PANEL..outputs.min((panel + 1) * PANEL);
             let mut rows = vec![0.0; range.len() * inputs];
             let mut slot = slots[panel].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             match read(range, &mut rows) {
-                Ok(()) => interleave(&rows, inputs, &mut slot),
+                Ok(()) => match element {
+                    Dtype::F16 => interleave::<f16>(&rows, inputs, elements_mut(&mut slot)),
+                    Dtype::BF16 => interleave::<bf16>(&rows, inputs, elements_mut(&mut slot)),
+                    _ => interleave::<f32>(&rows, inputs, elements_mut(&mut slot)),
+                },
                 Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
             }
         });
         drop(slots);
         match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(Self { panels, outputs, inputs }),
+            None => Ok(Self { element, panels, outputs, inputs }),
         }
     }
 
@@ -65,18 +74,43 @@ impl PackedMatrix {
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
-        let panel = &self.panels[row / PANEL * PANEL * self.inputs..];
+        match self.element {
+            Dtype::F16 => self.copy_typed::<f16>(row, to),
+            Dtype::BF16 => self.copy_typed::<bf16>(row, to),
+            _ => self.copy_typed::<f32>(row, to),
+        }
+    }
+
+    fn copy_typed<B: Element>(&self, row: usize, to: &mut [f32]) {
+        let panel = &elements::<B>(&self.panels)[row / PANEL * PANEL * self.inputs..];
         for (x, weights) in to.iter_mut().zip(panel.chunks_exact(PANEL)) {
-            *x = weights[row % PANEL];
+            *x = weights[row % PANEL].to_f32();
         }
     }
 }
 
+/// Bytes of a packed matrix as what they hold.
+#[inline(always)]
+fn elements<B: Element>(bytes: &[u8]) -> &[B] {
+    // SAFETY: an element is a plain number, for which any bytes are a value.
+    let (before, elements, after) = unsafe { bytes.align_to() };
+    assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
+    elements
+}
+
+/// As [`elements`], for writing.
+fn elements_mut<B: Element>(bytes: &mut [u8]) -> &mut [B] {
+    // SAFETY: as in `elements`.
+    let (before, elements, after) = unsafe { bytes.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
+    elements
+}
+
 /// `[rows][inputs]` to `[inputs][32]`.
-fn interleave(rows: &[f32], inputs: usize, panel: &mut [f32]) {
+fn interleave<B: Element>(rows: &[f32], inputs: usize, panel: &mut [B]) {
     for (column, row) in rows.chunks_exact(inputs).enumerate() {
         for (weights, &x) in panel.chunks_exact_mut(PANEL).zip(row) {
-            weights[column] = x;
+            weights[column] = B::of(x);
         }
     }
 }
@@ -118,8 +152,24 @@ fn panel_products_of<V: F32x16>(
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
 ) {
+    match w.element {
+        Dtype::F16 => typed_products::<V, f16>(x, w, y, column, rows, panels),
+        Dtype::BF16 => typed_products::<V, bf16>(x, w, y, column, rows, panels),
+        _ => typed_products::<V, f32>(x, w, y, column, rows, panels),
+    }
+}
+
+#[inline(always)]
+fn typed_products<V: F32x16, B: Element>(
+    x: &Rows,
+    w: &PackedMatrix,
+    y: &SharedRows<'_>,
+    column: usize,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+) {
     for panel in panels {
-        let weights = &w.panels[panel * PANEL * w.inputs..][..PANEL * w.inputs];
+        let weights = &elements::<B>(&w.panels)[panel * PANEL * w.inputs..][..PANEL * w.inputs];
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
         let columns = (w.outputs - panel * PANEL).div_ceil(16).min(PANEL / 16) * 16;
         let mut depth = 0;
@@ -131,7 +181,7 @@ fn panel_products_of<V: F32x16>(
             unsafe {
                 let a = Operand { at: x.as_ptr().add(rows.start * x.stride() + depth), stride: x.stride() };
                 let b = Operand { at: weights.as_ptr().add(depth * PANEL), stride: PANEL };
-                product::<V>(extent, a, b, c);
+                product::<V, B>(extent, a, b, c);
             }
             depth += DEPTH_BLOCK;
         }
@@ -143,12 +193,19 @@ mod tests {
     use super::*;
     use crate::kernels::reference;
 
-    fn packed(threads: &Threads, w: &[f32], inputs: usize) -> PackedMatrix {
+    const ELEMENTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+
+    /// Numbers in [-1, 1] of as few bits as every type has.
+    fn shortened(w: &[f32]) -> Vec<f32> {
+        w.iter().map(|w| (w * 128.0).round() / 128.0).collect()
+    }
+
+    fn packed(threads: &Threads, element: Dtype, w: &[f32], inputs: usize) -> PackedMatrix {
         let read = |range: std::ops::Range<usize>, to: &mut [f32]| {
             to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
             Ok::<_, ()>(())
         };
-        PackedMatrix::pack(threads, w.len() / inputs, inputs, read).unwrap()
+        PackedMatrix::pack(threads, element, (w.len() / inputs, inputs), read).unwrap()
     }
 
     #[test]
@@ -165,22 +222,25 @@ mod tests {
         ];
         for (rows, outputs, inputs) in shapes {
             let w = reference::random(outputs as u64, outputs * inputs);
+            let short = shortened(&w);
             let mut x = Rows::new(inputs);
             x.resize(rows);
             for row in 0..rows {
                 x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
             }
-            for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let cases = Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]);
+            for (isa, count, element) in cases.flat_map(|(isa, n)| ELEMENTS.map(|element| (isa, n, element))) {
                 let threads = Threads::new(count).unwrap();
-                let w_packed = packed(&threads, &w, inputs);
+                let w = if element == Dtype::F32 { &w } else { &short };
+                let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
                 y.resize(rows);
                 matmul(isa, &threads, &x, &w_packed, &y.share(), 0);
                 for row in 0..rows {
                     assert_eq!(
                         y.row(row),
-                        reference::matmul(x.row(row), &w),
-                        "{isa} {rows}x{outputs}x{inputs} row {row}"
+                        reference::matmul(x.row(row), w),
+                        "{isa} {element} {rows}x{outputs}x{inputs} row {row}"
                     );
                 }
             }
@@ -189,17 +249,19 @@ mod tests {
 
     #[test]
     fn a_packed_row_reads_back() {
-        let w = reference::random(1, 70 * 9);
-        let packed = packed(&Threads::new(1).unwrap(), &w, 9);
-        let mut row = [0.0; 9];
-        packed.copy_row(69, &mut row);
-        assert_eq!(row, w[69 * 9..]);
+        let w = shortened(&reference::random(1, 70 * 9));
+        for element in ELEMENTS {
+            let packed = packed(&Threads::new(1).unwrap(), element, &w, 9);
+            let mut row = [0.0; 9];
+            packed.copy_row(69, &mut row);
+            assert_eq!(row, w[69 * 9..]);
+        }
     }
 
     #[test]
     fn a_failed_read_fails_the_packing() {
         let read =
             |range: std::ops::Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
-        assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), 64, 4, read).err(), Some("row 32"));
+        assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), Dtype::F32, (64, 4), read).err(), Some("row 32"));
     }
 }

@@ -6,8 +6,9 @@
 //!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (code - zero)
 //!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
 //!
-//! packed codes    [n / 16][k / 32][8 quads][16 outputs][4 inputs]      8-bit codes, 512 bytes a block
-//!                 [n / 16][k / 32][4][16 outputs][4 inputs]            4-bit codes: quad 2 i in the low nibbles, 2 i + 1 in the high ones
+//! packed codes    [n / 16][k / 32][8 quads][16 outputs][4 inputs]          8-bit codes, 512 bytes a block
+//!                 [n / 16][k / 32][4 + p][16 outputs][4 inputs]            codes of 4 + p bits: 4 times nibbles, quad 2 i low and 2 i + 1 high, then p planes:
+//!                                                                          bit q of a byte of plane b is bit 4 + b of the code in quad q
 //! packed scales   [n / 16][k / 32][scale of each group, then minimum][16 outputs]      f16 where the file's are, else f32
 //! ```
 //!
@@ -108,7 +109,7 @@ impl QuantizedMatrix {
 
 /// Bytes of the codes of a block of 16 outputs.
 const fn code_bytes(form: CodeForm) -> usize {
-    BLOCK / 4 * QUADS / if form.bits == 4 { 2 } else { 1 }
+    QUADS * if form.bits == 8 { BLOCK / 4 } else { form.bits as usize }
 }
 
 /// Scales of a block of one output.
@@ -131,9 +132,13 @@ fn pack_row(form: CodeForm, row: &[CodeBlock], lane: usize, codes: &mut [u8], sc
     for (block, (codes, scales)) in row.iter().zip(slots) {
         for (i, &code) in block.codes.iter().enumerate() {
             let (quad, byte) = (i / 4, 4 * lane + i % 4);
-            match form.bits {
-                4 => codes[quad / 2 * QUADS + byte] |= code << (4 * (quad % 2)),
-                _ => codes[quad * QUADS + byte] = code,
+            if form.bits == 8 {
+                codes[quad * QUADS + byte] = code;
+                continue;
+            }
+            codes[quad / 2 * QUADS + byte] |= (code & 15) << (4 * (quad % 2));
+            for plane in 4..form.bits as usize {
+                codes[plane * QUADS + byte] |= ((code >> plane) & 1) << quad;
             }
         }
         let groups = groups(form);
@@ -150,10 +155,12 @@ fn pack_row(form: CodeForm, row: &[CodeBlock], lane: usize, codes: &mut [u8], sc
 fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> CodeBlock {
     let code = |i: usize| {
         let (quad, byte) = (i / 4, 4 * lane + i % 4);
-        match form.bits {
-            4 => (codes[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15,
-            _ => codes[quad * QUADS + byte],
+        if form.bits == 8 {
+            return codes[quad * QUADS + byte];
         }
+        let nibble = (codes[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15;
+        let bit = |plane: usize| ((codes[plane * QUADS + byte] >> quad) & 1) << plane;
+        (4..form.bits as usize).fold(nibble, |code, plane| code | bit(plane))
     };
     let number = |index: usize| {
         let lanes = &scales[index * lane_bytes(form)..][..lane_bytes(form)];
@@ -325,19 +332,26 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize>(
 /// A block's codes can be read.
 #[inline(always)]
 unsafe fn quads<D: Dots, const TYPE: usize>(codes: *const u8) -> [D::Codes; BLOCK / 4] {
+    let bits = form_of::<TYPE>().bits;
     // SAFETY: the caller's promise.
     unsafe {
-        if form_of::<TYPE>().bits == 4 {
-            let [[a, b], [c, d]] = [D::nibbles(codes), D::nibbles(codes.add(QUADS))];
-            let [[e, f], [g, h]] = [D::nibbles(codes.add(2 * QUADS)), D::nibbles(codes.add(3 * QUADS))];
-            [a, b, c, d, e, f, g, h]
-        } else {
+        if bits == 8 {
             let mut quads = [D::bytes(codes); BLOCK / 4];
             for (i, quad) in quads.iter_mut().enumerate() {
                 *quad = D::bytes(codes.add(i * QUADS));
             }
-            quads
+            return quads;
         }
+        let [[a, b], [c, d]] = [D::nibbles(codes), D::nibbles(codes.add(QUADS))];
+        let [[e, f], [g, h]] = [D::nibbles(codes.add(2 * QUADS)), D::nibbles(codes.add(3 * QUADS))];
+        let mut quads = [a, b, c, d, e, f, g, h];
+        unrolled!(plane in 4 5 6 7 => if plane < bits as usize {
+            let bits = D::bytes(codes.add(plane * QUADS));
+            unrolled!(quad in 0 1 2 3 4 5 6 7 => {
+                quads[quad] = D::with_bit(quads[quad], bits, quad as u32, plane as u32);
+            });
+        });
+        quads
     }
 }
 
@@ -522,6 +536,16 @@ mod tests {
             let form = dtype.code_form().unwrap();
             blocks[72..].iter().zip(expected.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
             assert_eq!(found, expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn memory_is_near_the_files() {
+        for dtype in quantized() {
+            let form = dtype.code_form().unwrap();
+            let packed = (code_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * PANEL) as f64;
+            let file = dtype.block_bytes() as f64 / dtype.block_elements() as f64;
+            assert!(packed <= 1.34 * file, "{dtype}: {packed} bytes an element, {file} in the file");
         }
     }
 

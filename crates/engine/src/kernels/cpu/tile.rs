@@ -6,7 +6,71 @@
 //!
 //! Each C\[r]\[j] is one chain of fused multiply-adds in the order of p, so the size of a register tile does not show in the result.
 
+use half::{bf16, f16};
+
 use crate::kernels::lanes::{F32x16, LANES};
+
+/// A number as it lies in memory. Every one is an f32 exactly.
+pub(super) trait Element: Copy {
+    /// Nearest to x; x itself where it is a number of this type.
+    fn of(x: f32) -> Self;
+
+    fn to_f32(self) -> f32;
+
+    /// 16 of them.
+    ///
+    /// # Safety
+    /// They can be read at `at`.
+    unsafe fn lanes<V: F32x16>(at: *const Self) -> V;
+}
+
+impl Element for f32 {
+    fn of(x: f32) -> Self {
+        x
+    }
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn lanes<V: F32x16>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(at) }
+    }
+}
+
+impl Element for f16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+
+    #[inline(always)]
+    unsafe fn lanes<V: F32x16>(at: *const Self) -> V {
+        // SAFETY: the caller's promise; a half is its 16 bits.
+        V::from_f16(unsafe { &*at.cast() })
+    }
+}
+
+impl Element for bf16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+
+    #[inline(always)]
+    unsafe fn lanes<V: F32x16>(at: *const Self) -> V {
+        // SAFETY: the caller's promise; a bfloat16 is its 16 bits.
+        V::from_bf16(unsafe { &*at.cast() })
+    }
+}
 
 /// A matrix in memory: where it begins, and the elements from one row to the next.
 #[derive(Clone, Copy)]
@@ -31,10 +95,10 @@ pub(super) struct Extent {
 /// # Safety
 /// `a` can be read at `rows x depth`, `b` at `depth x columns`, and `c` written at `rows x columns`, with their strides; nobody else touches that part of `c`.
 #[inline(always)]
-pub(super) unsafe fn product<V: F32x16>(
+pub(super) unsafe fn product<V: F32x16, B: Element>(
     extent: Extent,
     a: Operand<*const f32>,
-    b: Operand<*const f32>,
+    b: Operand<*const B>,
     c: Operand<*mut f32>,
 ) {
     let mut column = 0;
@@ -45,9 +109,9 @@ pub(super) unsafe fn product<V: F32x16>(
             let b = Operand { at: b.at.add(column), ..b };
             let c = Operand { at: c.at.add(column), ..c };
             if wide {
-                strip::<V, 2>(extent, a, b, c);
+                strip::<V, B, 2>(extent, a, b, c);
             } else {
-                strip::<V, 1>(extent, a, b, c);
+                strip::<V, B, 1>(extent, a, b, c);
             }
         }
         column += if wide { 2 * LANES } else { LANES };
@@ -59,10 +123,10 @@ pub(super) unsafe fn product<V: F32x16>(
 /// # Safety
 /// As for [`product`].
 #[inline(always)]
-unsafe fn strip<V: F32x16, const VECTORS: usize>(
+unsafe fn strip<V: F32x16, B: Element, const VECTORS: usize>(
     extent: Extent,
     a: Operand<*const f32>,
-    b: Operand<*const f32>,
+    b: Operand<*const B>,
     c: Operand<*mut f32>,
 ) {
     let tiles = extent.rows.div_ceil(V::TILE_ROWS);
@@ -72,7 +136,7 @@ unsafe fn strip<V: F32x16, const VECTORS: usize>(
         unsafe {
             let a = Operand { at: a.at.add(first * a.stride), ..a };
             let c = Operand { at: c.at.add(first * c.stride), ..c };
-            of_height::<V, VECTORS>(end - first, extent, a, b, c);
+            of_height::<V, B, VECTORS>(end - first, extent, a, b, c);
         }
     }
 }
@@ -82,18 +146,18 @@ unsafe fn strip<V: F32x16, const VECTORS: usize>(
 /// # Safety
 /// As for [`product`].
 #[inline(always)]
-unsafe fn of_height<V: F32x16, const VECTORS: usize>(
+unsafe fn of_height<V: F32x16, B: Element, const VECTORS: usize>(
     height: usize,
     extent: Extent,
     a: Operand<*const f32>,
-    b: Operand<*const f32>,
+    b: Operand<*const B>,
     c: Operand<*mut f32>,
 ) {
     macro_rules! pick {
         ($($rows:literal)*) => {
             match height {
                 // SAFETY: the caller's promise.
-                $($rows if $rows <= V::TILE_ROWS => unsafe { registers::<V, $rows, VECTORS>(extent, a, b, c) },)*
+                $($rows if $rows <= V::TILE_ROWS => unsafe { registers::<V, B, $rows, VECTORS>(extent, a, b, c) },)*
                 _ => unreachable!("a tile of {height} rows"),
             }
         };
@@ -106,10 +170,10 @@ unsafe fn of_height<V: F32x16, const VECTORS: usize>(
 /// # Safety
 /// As for [`product`].
 #[inline(always)]
-unsafe fn registers<V: F32x16, const ROWS: usize, const VECTORS: usize>(
+unsafe fn registers<V: F32x16, B: Element, const ROWS: usize, const VECTORS: usize>(
     extent: Extent,
     a: Operand<*const f32>,
-    b: Operand<*const f32>,
+    b: Operand<*const B>,
     c: Operand<*mut f32>,
 ) {
     // SAFETY: the caller's promise, for every access below.
@@ -126,7 +190,7 @@ unsafe fn registers<V: F32x16, const ROWS: usize, const VECTORS: usize>(
         for p in 0..extent.depth {
             let mut weights = [V::splat(0.0); VECTORS];
             for (j, weight) in weights.iter_mut().enumerate() {
-                *weight = V::load(b_row.add(j * LANES));
+                *weight = B::lanes(b_row.add(j * LANES));
             }
             let mut a_at = a.at.add(p);
             for row in &mut sums {

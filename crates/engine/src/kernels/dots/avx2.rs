@@ -35,6 +35,12 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
+    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
+        // SAFETY: AVX2 as above.
+        unsafe { [with_bit(codes[0], plane[0], from, to), with_bit(codes[1], plane[1], from, to)] }
+    }
+
+    #[inline(always)]
     fn splat(x: i32) -> Self::Sums {
         // SAFETY: AVX2 as above.
         unsafe { [_mm256_set1_epi32(x); 2] }
@@ -64,6 +70,20 @@ impl Dots for Avx2Dots {
     fn floats(sums: Self::Sums) -> Avx2 {
         // SAFETY: AVX2 as above.
         Avx2::from(unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] })
+    }
+}
+
+/// `codes` with a bit of `plane`; what a shift of 16 bits brings in from the neighbour is masked off.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn with_bit(codes: __m256i, plane: __m256i, from: u32, to: u32) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let left = _mm256_sll_epi16(plane, _mm_cvtsi32_si128(to.saturating_sub(from) as i32));
+        let moved = _mm256_srl_epi16(left, _mm_cvtsi32_si128(from.saturating_sub(to) as i32));
+        _mm256_or_si256(codes, _mm256_and_si256(moved, _mm256_set1_epi8(1 << to)))
     }
 }
 

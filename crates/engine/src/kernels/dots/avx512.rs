@@ -32,6 +32,16 @@ impl Dots for Avx512Dots {
     }
 
     #[inline(always)]
+    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
+        // SAFETY: AVX-512 BW as above. What a shift of 16 bits brings in from the neighbour is masked off.
+        unsafe {
+            let left = _mm512_sll_epi16(plane, _mm_cvtsi32_si128(to.saturating_sub(from) as i32));
+            let moved = _mm512_srl_epi16(left, _mm_cvtsi32_si128(from.saturating_sub(to) as i32));
+            _mm512_or_si512(codes, _mm512_and_si512(moved, _mm512_set1_epi8(1 << to)))
+        }
+    }
+
+    #[inline(always)]
     fn splat(x: i32) -> Self::Sums {
         // SAFETY: AVX-512 F as above.
         unsafe { _mm512_set1_epi32(x) }

@@ -48,6 +48,9 @@ pub(crate) trait Dots: Copy {
     /// 64 bytes can be read at `from`.
     unsafe fn bytes(from: *const u8) -> Self::Codes;
 
+    /// `codes`, each with its byte's bit number `from` of `plane` as bit number `to`, which is 0 in `codes`.
+    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes;
+
     fn splat(x: i32) -> Self::Sums;
 
     /// `sums` and, for each output, the products of its 4 codes, below 128, with the 4 signed bytes of `inputs`.
@@ -75,8 +78,12 @@ mod tests {
         // SAFETY: 64 bytes.
         let ([low, high], bytes) = unsafe { (D::nibbles(codes.as_ptr()), D::bytes(codes.as_ptr())) };
         let start = D::splat(-77_000);
-        let sums = [D::dot(start, low, inputs), D::dot(start, high, inputs), D::dot_wide(start, bytes, inputs)];
-        sums.map(|sums| D::floats(sums).to_array()).to_vec()
+        let mut all = vec![D::dot(start, low, inputs), D::dot(start, high, inputs), D::dot_wide(start, bytes, inputs)];
+        for from in 0..8 {
+            all.push(D::dot(start, D::with_bit(low, bytes, from, 4), inputs));
+            all.push(D::dot(start, D::with_bit(high, bytes, from, 5), inputs));
+        }
+        all.into_iter().map(|sums| D::floats(sums).to_array()).collect()
     }
 
     #[test]
@@ -84,14 +91,19 @@ mod tests {
         for signs in [[127, 127, 127, 127], [-127, -127, -127, -127], [-128, 127, -1, 0], [3, -90, 127, 55i8]] {
             let codes: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
             let inputs = i32::from_ne_bytes(signs.map(|x| x as u8));
-            let expected = |code: fn(u8) -> u8| -> [f32; LANES] {
+            let expected = |code: &dyn Fn(u8) -> u8| -> [f32; LANES] {
                 let products =
                     |lane: usize| (0..4).map(move |i| i32::from(code(codes[4 * lane + i])) * i32::from(signs[i]));
                 std::array::from_fn(|lane| (products(lane).sum::<i32>() - 77_000) as f32)
             };
-            let expected = [expected(|code| code & 15), expected(|code| code >> 4), expected(|code| code)];
+            let bit = |code: u8, from: u32, to: u32| ((code >> from) & 1) << to;
+            let mut all = vec![expected(&|code| code & 15), expected(&|code| code >> 4), expected(&|code| code)];
+            for from in 0..8 {
+                all.push(expected(&|code| (code & 15) | bit(code, from, 4)));
+                all.push(expected(&|code| (code >> 4) | bit(code, from, 5)));
+            }
             for isa in Isa::available() {
-                assert_eq!(operations(isa, &codes, inputs), expected, "{isa} {signs:?}");
+                assert_eq!(operations(isa, &codes, inputs), all, "{isa} {signs:?}");
             }
         }
     }

@@ -27,6 +27,14 @@ impl Dots for ScalarDots {
     }
 
     #[inline(always)]
+    fn with_bit(mut codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
+        for (code, plane) in codes.iter_mut().zip(plane) {
+            *code |= ((plane >> from) & 1) << to;
+        }
+        codes
+    }
+
+    #[inline(always)]
     fn splat(x: i32) -> Self::Sums {
         [x; LANES]
     }

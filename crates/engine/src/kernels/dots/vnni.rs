@@ -29,6 +29,11 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
+    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
+        Avx512Dots::with_bit(codes, plane, from, to)
+    }
+
+    #[inline(always)]
     fn splat(x: i32) -> Self::Sums {
         Avx512Dots::splat(x)
     }
