@@ -222,7 +222,14 @@ impl FrontDoor {
         let timeline = Timeline { placement: waited, total: waited, ..Timeline::default() };
         let usage = Usage { prompt_tokens: job.tokens.len() as u32, ..Usage::default() };
         if let Some(record) = &job.record {
-            record.end(RequestEnd { outcome: Err(error.clone()), timeline, usage, tbt: None, decode: None });
+            record.end(RequestEnd {
+                outcome: Err(error.clone()),
+                timeline,
+                usage,
+                tbt: None,
+                decode: None,
+                first_token: None,
+            });
         }
     }
 

@@ -64,6 +64,8 @@ pub struct RequestEnd {
     pub tbt: Option<Tbt>,
     /// Where it decoded last; `None` where it did not.
     pub decode: Option<NodeId>,
+    /// The attempt that gave the first token; `None` where none did.
+    pub first_token: Option<Attempt>,
 }
 
 impl RequestRecord {
@@ -96,9 +98,14 @@ impl RequestRecord {
         placement.estimated_tbt.map(|Tbt(tbt)| tbt)
     }
 
-    /// Predicted time from the request's arrival to its first token.
+    /// Predicted time from the request's arrival to its first token: by the attempt that gave it, where one did.
     pub fn predicted_ttft(&self) -> Option<Duration> {
-        self.served_by().map(|(Placement { estimated_ttft: Ttft(ttft), pace, .. }, at)| at + *ttft + *pace)
+        let first = self.end.as_ref().and_then(|end| end.first_token);
+        let gave = |decision: &&Decision| first.is_none_or(|first| decision.attempt == first);
+        let placed = |decision: &'_ Decision| Some((decision.explanation.decision.as_ref().ok()?.clone(), decision.at));
+        let (Placement { estimated_ttft: Ttft(ttft), pace, .. }, at) =
+            self.decisions.iter().rev().filter(gave).find_map(placed)?;
+        Some(at + ttft + pace)
     }
 
     /// The record in one line.
@@ -174,8 +181,8 @@ impl OpenRecord {
     pub fn end(&self, end: RequestEnd) {
         let mut record = self.lock();
         if record.end.is_none() {
+            record.end = Some(end.clone());
             record.log(&end);
-            record.end = Some(end);
         }
     }
 }
@@ -183,7 +190,7 @@ impl OpenRecord {
 impl Drop for OpenRecord {
     fn drop(&mut self) {
         let (outcome, timeline, usage) = (Err(GenerateError::Aborted), Timeline::default(), Usage::default());
-        self.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None });
+        self.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None });
     }
 }
 
@@ -291,7 +298,10 @@ mod tests {
         let records = Records::default();
         let open = records.open(RequestId(1), 10, 20);
         let (timeline, usage) = (Timeline::default(), Usage::default());
-        let end = |outcome| RequestEnd { outcome, timeline: timeline.clone(), usage, tbt: None, decode: None };
+        let end = |outcome| {
+            let timeline = timeline.clone();
+            RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None }
+        };
         open.end(end(Ok(FinishReason::Length)));
         drop(open);
         assert_eq!(records.of(RequestId(1)).unwrap().end.unwrap().outcome, Ok(FinishReason::Length));
@@ -315,9 +325,21 @@ mod tests {
         assert_eq!(record.decisions[0].failure, None, "it did not fail");
         let predicted = |decode| {
             let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
-            record.predicted_tbt(&RequestEnd { outcome, timeline, usage, tbt: None, decode })
+            record.predicted_tbt(&RequestEnd { outcome, timeline, usage, tbt: None, decode, first_token: None })
         };
         assert_eq!((predicted(node("d0")), predicted(node("d1"))), (Some(ms(30)), None));
+    }
+
+    #[test]
+    fn the_prediction_is_of_the_attempt_that_gave_the_first_token() {
+        let records = Records::default();
+        let open = records.open(RequestId(1), 10, 20);
+        open.decided(Attempt(0), ms(1), placed());
+        open.decided(Attempt(1), ms(1400), placed());
+        let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
+        let first_token = Some(Attempt(0));
+        open.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token });
+        assert_eq!(records.of(RequestId(1)).unwrap().predicted_ttft(), Some(ms(26)));
     }
 
     #[test]

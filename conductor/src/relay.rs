@@ -60,8 +60,8 @@ pub struct Relay {
     arrived: Instant,
     /// When the attempt was placed.
     placed: Instant,
-    /// From there to the first token, where this attempt gave it.
-    first_token: Option<Duration>,
+    /// Which attempt gave the first token, and how long after it was placed.
+    first_token: Option<(Attempt, Duration)>,
     last_token: Option<Instant>,
     /// Between the pieces of the output.
     gaps: Vec<Duration>,
@@ -174,7 +174,8 @@ impl Relay {
     fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {
         let (outcome, timeline, usage) = (outcome.clone(), self.timeline.clone(), self.usage());
         if let Some(record) = &self.job.record {
-            record.end(RequestEnd { outcome, timeline, usage, tbt, decode: self.placement.decode.clone() });
+            let (decode, first_token) = (self.placement.decode.clone(), self.first_token.map(|(attempt, _)| attempt));
+            record.end(RequestEnd { outcome, timeline, usage, tbt, decode, first_token });
         }
     }
 
@@ -189,7 +190,7 @@ impl Relay {
         let exposed = (transfer.bytes > 0).then_some(transfer.exposed);
         let output = placement.decode.as_ref().map(|_| f64::from(self.output.len()));
         let times = [
-            (Estimate::Ttft, Some(ttft + placement.pace), self.first_token),
+            (Estimate::Ttft, Some(ttft + placement.pace), self.first_token.map(|(_, ttft)| ttft)),
             (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt), tbt.map(|Tbt(tbt)| tbt)),
             (Estimate::Transfer, placement.estimated_exposed, exposed),
         ];
@@ -391,7 +392,7 @@ impl Relay {
         match self.last_token.replace(now) {
             None => {
                 self.timeline.ttft = now - self.arrived;
-                self.first_token = Some(now - self.placed);
+                self.first_token = Some((self.attempt, now - self.placed));
             }
             Some(before) => {
                 door.metrics.on_token_gap(now - before);

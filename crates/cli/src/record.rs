@@ -16,7 +16,10 @@ const ID_DIGITS: usize = 32;
 
 /// The request that is meant, where what was given has the form of an id and not of a prompt.
 pub fn request_id(prompt: &PromptArgs) -> Option<RequestId> {
-    prompt.prompt.as_ref().filter(|text| text.len() == ID_DIGITS && !prompt.raw)?.parse().ok()
+    let text = prompt.prompt.as_ref().filter(|_| !prompt.raw)?;
+    // As the OpenAI surface names it.
+    let id = text.strip_prefix("cmpl-").unwrap_or(text);
+    (id.len() == ID_DIGITS).then(|| id.parse().ok())?
 }
 
 /// Prints a request's record.
@@ -206,6 +209,7 @@ mod tests {
         };
         let text = "0123456789abcdef0123456789abcdef";
         assert_eq!(id(&[text]).map(|id| id.to_string()).as_deref(), Some(text));
+        assert_eq!(id(&[&format!("cmpl-{text}")]).map(|id| id.to_string()).as_deref(), Some(text));
         for prompt in [&["face"][..], &["What is worth saying, is not said"], &["--raw", text]] {
             assert_eq!(id(prompt), None, "{prompt:?}");
         }
