@@ -128,8 +128,7 @@ impl Backlog {
         self.places.push(Place { rank, left, arrived: prompt.arrived, entry: self.entries.len() });
         self.entries.push(Entry { prompt, turn: self.turns });
         self.sort(now);
-        // An idle node begins at once.
-        self.chunk = self.chunk.or_else(|| self.next_chunk(now));
+        self.balance(now);
     }
 
     /// The prompt is computed, or will not be.
@@ -143,6 +142,7 @@ impl Backlog {
             place.entry = index;
         }
         self.sort(now);
+        self.balance(now);
     }
 
     /// The node says how many tokens it has still to compute, and what of the step under way. Prompts given to it after `known_until` it may not know yet.
@@ -172,6 +172,7 @@ impl Backlog {
             self.chunk = Some(Chunk { began, seconds: elapsed.as_secs_f64() + left, left, is_told: true });
         }
         self.sort(now);
+        self.balance(now);
     }
 
     /// The node has done a chunk, and begins with the next one where there is one.
@@ -257,11 +258,7 @@ impl Backlog {
     /// Brings the books up to date: time has passed for those who are in the chunks that it was spent on.
     pub(crate) fn settle(&mut self, now: Instant) {
         let mut at = self.settled.replace(now).unwrap_or(now);
-        if self.places.is_empty() {
-            self.chunk = None;
-            return;
-        }
-        while at < now {
+        while at < now && !self.places.is_empty() {
             let Some(mut chunk) = self.chunk.or_else(|| self.next_chunk(at)) else { break };
             let seconds = (now - at).as_secs_f64().min(chunk.left);
             self.spend(chunk.began, seconds);
@@ -269,7 +266,12 @@ impl Backlog {
             self.chunk = Some(chunk).filter(|chunk| chunk.left > NOTHING);
             at += duration(seconds.max(NOTHING));
         }
-        self.chunk = self.chunk.or_else(|| self.next_chunk(now));
+        self.balance(now);
+    }
+
+    /// After every change, so that to settle twice at one time is to settle once: an idle node begins at once, and a chunk without prompts is nobody's.
+    fn balance(&mut self, now: Instant) {
+        self.chunk = self.chunk.or_else(|| self.next_chunk(now)).filter(|_| !self.places.is_empty());
         self.total = self.sum();
     }
 
@@ -339,7 +341,6 @@ impl Backlog {
         }
         self.order = order;
         self.places.sort_unstable_by_key(|place| place.rank);
-        self.total = self.sum();
     }
 }
 
