@@ -1,0 +1,225 @@
+//! What conductors order: jobs, where their KV goes and comes from, copies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_types as d;
+
+use super::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, node_id, required, seconds};
+use crate::v1 as w;
+
+impl From<&d::SamplingParams> for w::NodeSampling {
+    fn from(s: &d::SamplingParams) -> Self {
+        Self {
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            repetition_penalty: s.repetition_penalty,
+            presence_penalty: s.presence_penalty,
+            frequency_penalty: s.frequency_penalty,
+            seed: s.seed,
+            max_tokens: s.max_tokens,
+            stop_token_ids: s.stop_token_ids.clone(),
+            logprobs: s.logprobs,
+            prompt_logprobs: s.prompt_logprobs,
+        }
+    }
+}
+
+impl TryFrom<w::NodeSampling> for d::SamplingParams {
+    type Error = InvalidMessage;
+
+    fn try_from(s: w::NodeSampling) -> Result<Self, Self::Error> {
+        let params = Self {
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            repetition_penalty: s.repetition_penalty,
+            presence_penalty: s.presence_penalty,
+            frequency_penalty: s.frequency_penalty,
+            seed: s.seed,
+            max_tokens: s.max_tokens,
+            stop_token_ids: s.stop_token_ids,
+            logprobs: s.logprobs,
+            prompt_logprobs: s.prompt_logprobs,
+        };
+        let invalid = |error: d::InvalidSampling| InvalidMessage { field: error.field, found: error.to_string() };
+        params.validate().map_err(invalid)?;
+        Ok(params)
+    }
+}
+
+impl From<&d::PrefillJob> for w::PrefillJob {
+    fn from(job: &d::PrefillJob) -> Self {
+        Self {
+            key: Some(job.key.into()),
+            tokens: job.tokens.to_vec(),
+            output_tokens: job.output_tokens,
+            sampling: Some(job.sampling.as_ref().into()),
+            decode: job.decode.as_ref().map(Into::into),
+            fetch: job.fetch.as_ref().map(Into::into),
+            salt: job.salt.to_vec(),
+            priority: job.terms.priority,
+            queue: Some((&job.terms).into()),
+        }
+    }
+}
+
+impl From<&d::DecodeTarget> for w::DecodeTarget {
+    fn from(target: &d::DecodeTarget) -> Self {
+        Self {
+            node: target.node.to_string(),
+            generation: target.generation.to_string(),
+            address: target.address.clone(),
+            tbt_s: target.tbt.map(|tbt| tbt.as_secs_f64()),
+        }
+    }
+}
+
+impl TryFrom<w::DecodeTarget> for d::DecodeTarget {
+    type Error = InvalidMessage;
+
+    fn try_from(target: w::DecodeTarget) -> Result<Self, Self::Error> {
+        Ok(Self {
+            node: node_id("decode.node", &target.node)?,
+            generation: generation("decode.generation", &target.generation)?,
+            address: target.address,
+            tbt: target.tbt_s.map(|tbt| seconds("decode.tbt_s", tbt)).transpose()?,
+        })
+    }
+}
+
+impl From<&d::Redirect> for w::RedirectCommand {
+    fn from(redirect: &d::Redirect) -> Self {
+        Self { key: Some(redirect.key.into()), decode: Some((&redirect.decode).into()) }
+    }
+}
+
+impl TryFrom<w::RedirectCommand> for d::Redirect {
+    type Error = InvalidMessage;
+
+    fn try_from(redirect: w::RedirectCommand) -> Result<Self, Self::Error> {
+        Ok(Self { key: key(redirect.key)?, decode: required("decode", redirect.decode)?.try_into()? })
+    }
+}
+
+impl w::NodeLostCommand {
+    /// That start of a node is gone.
+    pub fn new(node: &d::NodeId, start: d::Generation) -> Self {
+        Self { node: node.to_string(), generation: start.to_string() }
+    }
+
+    /// The node, and which start of it.
+    pub fn into_domain(self) -> Result<(d::NodeId, d::Generation), InvalidMessage> {
+        Ok((node_id("node", &self.node)?, generation("generation", &self.generation)?))
+    }
+}
+
+impl From<&d::FetchSource> for w::FetchSource {
+    fn from(source: &d::FetchSource) -> Self {
+        Self {
+            node: source.node.to_string(),
+            generation: source.generation.to_string(),
+            address: source.address.clone(),
+            tokens: source.tokens,
+        }
+    }
+}
+
+impl TryFrom<w::FetchSource> for d::FetchSource {
+    type Error = InvalidMessage;
+
+    fn try_from(source: w::FetchSource) -> Result<Self, Self::Error> {
+        Ok(Self {
+            node: node_id("fetch.node", &source.node)?,
+            generation: generation("fetch.generation", &source.generation)?,
+            address: source.address,
+            tokens: source.tokens,
+        })
+    }
+}
+
+impl From<&d::PrefixCopy> for w::CopyPrefixCommand {
+    fn from(copy: &d::PrefixCopy) -> Self {
+        Self {
+            key: Some(copy.key.into()),
+            source: Some((&copy.source).into()),
+            block_hashes: hashes_to_bytes(&copy.block_hashes),
+        }
+    }
+}
+
+impl w::CopyPrefixCommand {
+    /// The order, as one of `conductor`, whose session it came in on.
+    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixCopy, InvalidMessage> {
+        if self.block_hashes.is_empty() {
+            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
+        }
+        Ok(d::PrefixCopy {
+            key: key(self.key)?,
+            conductor,
+            source: required("source", self.source)?.try_into()?,
+            block_hashes: hashes_from_bytes("block_hashes", &self.block_hashes)?,
+        })
+    }
+}
+
+impl From<&d::QueueTerms> for w::QueueTerms {
+    fn from(terms: &d::QueueTerms) -> Self {
+        Self {
+            patience_s: terms.patience.as_secs_f64(),
+            deadline_s: terms.deadline.map(|deadline| deadline.as_secs_f64()),
+            value: terms.value,
+            max_wait_s: terms.max_wait.as_secs_f64(),
+            compute_s: terms.compute.as_secs_f64(),
+        }
+    }
+}
+
+impl w::QueueTerms {
+    fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
+        if !self.value.is_finite() || self.value < 0.0 {
+            return Err(InvalidMessage { field: "queue.value", found: self.value.to_string() });
+        }
+        Ok(d::QueueTerms {
+            priority,
+            patience: wait("queue.patience_s", self.patience_s)?,
+            deadline: self.deadline_s.map(|deadline| wait("queue.deadline_s", deadline)).transpose()?,
+            value: self.value,
+            max_wait: wait("queue.max_wait_s", self.max_wait_s)?,
+            compute: wait("queue.compute_s", self.compute_s)?,
+        })
+    }
+}
+
+/// A time in a queue. A year is as good as for ever, and adds to any clock.
+fn wait(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Ok(seconds(field, value)?.min(YEAR))
+}
+
+impl w::PrefillJob {
+    /// The job, as a job of `conductor`, whose session it came in on.
+    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefillJob, InvalidMessage> {
+        if self.tokens.is_empty() {
+            return Err(InvalidMessage { field: "tokens", found: "empty".into() });
+        }
+        if self.output_tokens as usize >= self.tokens.len() {
+            let found = format!("{} of {} tokens, but there must be a prompt", self.output_tokens, self.tokens.len());
+            return Err(InvalidMessage { field: "output_tokens", found });
+        }
+        Ok(d::PrefillJob {
+            key: key(self.key)?,
+            conductor,
+            tokens: self.tokens.into(),
+            output_tokens: self.output_tokens,
+            sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
+            decode: self.decode.map(TryInto::try_into).transpose()?,
+            fetch: self.fetch.map(TryInto::try_into).transpose()?,
+            salt: self.salt.into(),
+            terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Wire to domain and back, by who tells what to whom.
+
+mod event;
+mod job;
+mod node;
+mod peer;
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_types as d;
+
+use crate::v1 as w;
+
+/// A message from the network does not have the form of what it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {found}")]
+pub struct InvalidMessage {
+    /// The field of the message.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub found: String,
+}
+
+impl InvalidMessage {
+    /// Always [`d::ErrorKind::Invalid`].
+    pub const fn kind(&self) -> d::ErrorKind {
+        d::ErrorKind::Invalid
+    }
+}
+
+impl From<InvalidMessage> for tonic::Status {
+    fn from(error: InvalidMessage) -> Self {
+        crate::status(error.kind(), error.to_string(), None)
+    }
+}
+
+/// A field that must be there.
+pub fn required<T>(field: &'static str, value: Option<T>) -> Result<T, InvalidMessage> {
+    value.ok_or(InvalidMessage { field, found: "missing".into() })
+}
+
+fn parse<T: FromStr<Err = d::ParseIdError>>(field: &'static str, text: &str) -> Result<T, InvalidMessage> {
+    text.parse().map_err(|error: d::ParseIdError| InvalidMessage { field, found: error.to_string() })
+}
+
+/// A node's name.
+pub fn node_id(field: &'static str, text: &str) -> Result<d::NodeId, InvalidMessage> {
+    parse(field, text)
+}
+
+/// A generation.
+pub fn generation(field: &'static str, text: &str) -> Result<d::Generation, InvalidMessage> {
+    parse(field, text)
+}
+
+/// A request's key.
+pub fn key(value: Option<w::RequestKey>) -> Result<d::RequestKey, InvalidMessage> {
+    required("key", value)?.try_into()
+}
+
+fn seconds(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+    Duration::try_from_secs_f64(value).map_err(|error| InvalidMessage { field, found: format!("{value}: {error}") })
+}
+
+fn hash(field: &'static str, bytes: &[u8]) -> Result<d::BlockHash, InvalidMessage> {
+    let found = || InvalidMessage { field, found: format!("{} bytes, but a block hash has 16", bytes.len()) };
+    Ok(d::BlockHash(bytes.try_into().map_err(|_| found())?))
+}
+
+/// Hashes, 16 bytes each, one after the other.
+pub fn hashes_to_bytes(hashes: &[d::BlockHash]) -> Vec<u8> {
+    hashes.iter().flat_map(|hash| hash.0).collect()
+}
+
+/// The other way of [`hashes_to_bytes`].
+pub fn hashes_from_bytes(field: &'static str, bytes: &[u8]) -> Result<Arc<[d::BlockHash]>, InvalidMessage> {
+    bytes.chunks(16).map(|chunk| hash(field, chunk)).collect()
+}
+
+impl From<d::RequestKey> for w::RequestKey {
+    fn from(key: d::RequestKey) -> Self {
+        Self { request_id: key.request.to_string(), attempt: key.attempt.0 }
+    }
+}
+
+impl TryFrom<w::RequestKey> for d::RequestKey {
+    type Error = InvalidMessage;
+
+    fn try_from(key: w::RequestKey) -> Result<Self, Self::Error> {
+        Ok(Self { request: parse("request_id", &key.request_id)?, attempt: d::Attempt(key.attempt) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! What nodes ask of each other: grants, leases, hand-overs.
+
+use std::sync::Arc;
+
+use baton_types as d;
+
+use super::{InvalidMessage, generation, hashes_from_bytes, key, node_id, parse, required, seconds};
+use crate::v1 as w;
+
+impl TryFrom<w::GrantRequest> for d::GrantRequest {
+    type Error = InvalidMessage;
+
+    fn try_from(request: w::GrantRequest) -> Result<Self, Self::Error> {
+        Ok(Self {
+            key: key(request.key)?,
+            prefill: node_id("prefill_node", &request.prefill_node)?,
+            prefill_generation: generation("prefill_generation", &request.prefill_generation)?,
+            prompt_tokens: request.prompt_tokens,
+            block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
+            max_tokens: request.max_tokens,
+            tbt: request.tbt_s.map(|tbt| seconds("tbt_s", tbt)).transpose()?,
+            // Whoever receives it knows its own class.
+            is_foreign: false,
+        })
+    }
+}
+
+impl TryFrom<w::LeaseRequest> for d::LeaseRequest {
+    type Error = InvalidMessage;
+
+    fn try_from(request: w::LeaseRequest) -> Result<Self, Self::Error> {
+        if request.block_hashes.is_empty() {
+            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
+        }
+        Ok(Self {
+            key: key(request.key)?,
+            reader: node_id("reader_node", &request.reader_node)?,
+            reader_generation: generation("reader_generation", &request.reader_generation)?,
+            block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
+        })
+    }
+}
+
+impl TryFrom<w::ReleaseLeaseRequest> for d::LeaseRelease {
+    type Error = InvalidMessage;
+
+    fn try_from(request: w::ReleaseLeaseRequest) -> Result<Self, Self::Error> {
+        let reader = match request.reader_node.is_empty() {
+            true => None,
+            false => Some((
+                node_id("reader_node", &request.reader_node)?,
+                generation("reader_generation", &request.reader_generation)?,
+            )),
+        };
+        Ok(Self { lease: d::GrantId(request.lease), reader })
+    }
+}
+
+impl From<&d::Handover> for w::Handover {
+    fn from(h: &d::Handover) -> Self {
+        Self {
+            key: Some(h.key.into()),
+            conductor_id: h.conductor.to_string(),
+            grant: h.grant.0,
+            prompt: h.prompt.to_vec(),
+            first_token: h.first_token,
+            sampling: Some(h.sampling.as_ref().into()),
+            expected_bytes: h.expected_bytes,
+            salt: h.salt.to_vec(),
+        }
+    }
+}
+
+impl TryFrom<w::Handover> for d::Handover {
+    type Error = InvalidMessage;
+
+    fn try_from(h: w::Handover) -> Result<Self, Self::Error> {
+        Ok(Self {
+            key: key(h.key)?,
+            conductor: parse("conductor_id", &h.conductor_id)?,
+            grant: d::GrantId(h.grant),
+            prompt: h.prompt.into(),
+            first_token: h.first_token,
+            sampling: Arc::new(required("sampling", h.sampling)?.try_into()?),
+            expected_bytes: h.expected_bytes,
+            salt: h.salt.into(),
+        })
+    }
+}
