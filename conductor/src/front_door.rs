@@ -49,7 +49,7 @@ pub type Responses = mpsc::Receiver<Outgoing>;
 pub struct FrontDoorLimits {
     /// Requests served at once.
     pub max_requests: usize,
-    /// A request without any event for this long is ended.
+    /// A request without any event for this long, offers by its decode node not counted, is ended.
     pub stall_timeout: Duration,
     /// How often a request may be placed again after a node failed.
     pub max_attempts: u32,

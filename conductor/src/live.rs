@@ -37,7 +37,7 @@ struct Live {
     nodes: Vec<(NodeId, Generation)>,
     /// The attempt that another decode node was asked to go on with, beside this one, and that node.
     moving: Option<(Attempt, NodeId, Generation)>,
-    /// Not bounded by a number: a request's events are bounded by its `max_tokens`, and stale ones are dropped before they get here.
+    /// Not bounded by a number: a request's events are bounded by its `max_tokens`, but for two offers a second at most from a node that has no room for it, and stale ones are dropped before they get here.
     events: mpsc::UnboundedSender<Told>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
