@@ -7,12 +7,14 @@ use crate::arena::KvArena;
 use crate::engine::{Engine, ModelInfo, SequenceStep, StepObserver, check_batch};
 use crate::error::EngineError;
 use crate::kernels::{Isa, Threads};
-use crate::model::{Compute, Llama, ModelConfig, Workspace};
+use crate::model::{Compute, Llama, ModelConfig, Products, Workspace};
 
 /// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show; the number changes with the order of any sum.
-const NUMERICS_F32: &str = "cpu-f32-1";
+const NUMERICS_F32: &str = "cpu-f32-2";
+/// The same where matrices of bfloat16 take activations rounded to that, and attention is of such numbers.
+const NUMERICS_BF16: &str = "cpu-bf16-1";
 /// The same where quantized matrices take quantized activations.
-const NUMERICS_INT8: &str = "cpu-int8-1";
+const NUMERICS_INT8: &str = "cpu-int8-2";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
 /// Most tokens of a block.
@@ -114,6 +116,11 @@ impl CpuEngine {
 
 fn info(llama: &Llama) -> ModelInfo {
     let config = llama.config();
+    let numerics = match llama.weights().products {
+        Products::Single => NUMERICS_F32,
+        Products::Rounded => NUMERICS_BF16,
+        Products::Quantized => NUMERICS_INT8,
+    };
     ModelInfo {
         name: config.name.clone(),
         architecture: config.architecture.clone(),
@@ -121,7 +128,7 @@ fn info(llama: &Llama) -> ModelInfo {
         context_length: config.context_length,
         num_layers: config.num_layers as u32,
         fingerprint: llama.weights().fingerprint,
-        numerics: if llama.weights().is_quantized() { NUMERICS_INT8 } else { NUMERICS_F32 }.to_owned(),
+        numerics: numerics.to_owned(),
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) enum Set {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Bf16,
 }
 
 /// An instruction set that this CPU has: a value of this type is the proof. All sets give the same bits.
@@ -52,13 +54,16 @@ impl Isa {
                 all.push(Self(Set::Avx512));
                 if is_x86_feature_detected!("avx512vnni") {
                     all.push(Self(Set::Vnni));
+                    if is_x86_feature_detected!("avx512bf16") {
+                        all.push(Self(Set::Bf16));
+                    }
                 }
             }
         }
         all
     }
 
-    /// `scalar`, `avx2`, `avx512` or `vnni`.
+    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI) or `bf16` (that with BF16).
     pub const fn as_str(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
@@ -68,6 +73,8 @@ impl Isa {
             Set::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Set::Vnni => "vnni",
+            #[cfg(target_arch = "x86_64")]
+            Set::Bf16 => "bf16",
         }
     }
 }
@@ -78,73 +85,68 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Compiles a function that is generic over the lanes once per instruction set, and picks at run time.
+/// Compiles a function that is generic over one of a set's capabilities, once per instruction set that differs in it, and picks at run time:
+///
+/// ```text
+/// fn f(..) = f_of<Floats>     f_of::<V: F32x16>     sixteen floats
+///                <Dots>       f_of::<D: Dots>       integer dot products
+///                <Pairs>      f_of::<P: Pairs>      products of pairs of bfloat16
+/// ```
 macro_rules! per_isa {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:ident) => {
-        $(#[$doc])*
-        $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $generic::<$crate::kernels::lanes::Avx2>($($arg),*)
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c,avx512f")]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $generic::<$crate::kernels::lanes::Avx512>($($arg),*)
-            }
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Floats>) => {
+        $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::lanes::Scalar;
+            Avx2 => "avx2,fma,f16c", $crate::kernels::lanes::Avx2;
+            Avx512 | Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::lanes::Avx512;
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Dots>) => {
+        $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::dots::ScalarDots;
+            Avx2 => "avx2,fma,f16c", $crate::kernels::dots::Avx2Dots;
+            Avx512 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::dots::Avx512Dots;
+            Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $crate::kernels::dots::VnniDots;
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Pairs>) => {
+        $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Widened<$crate::kernels::lanes::Scalar>;
+            Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx2>;
+            Avx512 | Vnni => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx512>;
+            Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native;
+        }
+    };
+}
+
+/// The function that `per_isa!` asks for: the scalar type first, then which sets have which instructions and which type. The signature comes twice, the second time as a
+/// whole: what is repeated per argument cannot be repeated per set.
+macro_rules! compiled {
+    ([$($head:tt)*] $name:ident ($($arg:ident: $ty:ty),* $(,)?) ($($ret:ty)?) $signature:tt $generic:ident $scalar:ty;
+     $($($set:ident)|+ => $features:literal, $vector:ty;)+) => {
+        $($head)* fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
             match isa.0 {
-                $crate::kernels::isa::Set::Scalar => $generic::<$crate::kernels::lanes::Scalar>($($arg),*),
-                // SAFETY: a value of `Isa` exists only where the CPU has the instructions.
-                #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Set::Avx2 => unsafe { avx2($($arg),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Set::Avx512 | $crate::kernels::isa::Set::Vnni => unsafe { avx512($($arg),*) },
+                $crate::kernels::isa::Set::Scalar => $generic::<$scalar>($($arg),*),
+                $(
+                    #[cfg(target_arch = "x86_64")]
+                    $($crate::kernels::isa::Set::$set)|+ => {
+                        $crate::kernels::isa::with_features!($features, $generic, $vector, $signature)
+                    }
+                )+
             }
         }
     };
 }
 
-pub(super) use per_isa;
-
-/// As `per_isa!`, for functions that are generic over integer dot products.
-macro_rules! per_dots {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:ident) => {
-        $(#[$doc])*
-        $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $generic::<$crate::kernels::dots::Avx2Dots>($($arg),*)
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $generic::<$crate::kernels::dots::Avx512Dots>($($arg),*)
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-            fn vnni($($arg: $ty),*) $(-> $ret)? {
-                $generic::<$crate::kernels::dots::VnniDots>($($arg),*)
-            }
-            match isa.0 {
-                $crate::kernels::isa::Set::Scalar => $generic::<$crate::kernels::dots::ScalarDots>($($arg),*),
-                // SAFETY: a value of `Isa` exists only where the CPU has the instructions.
-                #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Set::Avx2 => unsafe { avx2($($arg),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Set::Avx512 => unsafe { avx512($($arg),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Set::Vnni => unsafe { vnni($($arg),*) },
-            }
+/// Calls a function compiled for some instructions.
+macro_rules! with_features {
+    ($features:literal, $generic:ident, $vector:ty, ($($arg:ident: $ty:ty),* $(,)? => $($ret:ty)?)) => {{
+        #[target_feature(enable = $features)]
+        fn vector($($arg: $ty),*) $(-> $ret)? {
+            $generic::<$vector>($($arg),*)
         }
-    };
+        // SAFETY: a value of `Isa` exists only where the CPU has the instructions.
+        unsafe { vector($($arg),*) }
+    }};
 }
 
-pub(super) use per_dots;
+pub(super) use {compiled, per_isa, with_features};
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,7 @@ pub(crate) mod cpu;
 mod dots;
 mod isa;
 mod lanes;
+mod pairs;
 mod pool;
 #[cfg(test)]
 pub(crate) mod reference;

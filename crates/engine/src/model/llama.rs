@@ -8,18 +8,17 @@
 //! logits = Whead norm(x), of the rows that are wanted
 //! ```
 
-use std::sync::Mutex;
-
 use baton_formats::ModelFile;
+use baton_types::KvDtype;
 
 use super::config::ModelConfig;
-use super::weights::{Layer, Progress, Weights};
+use super::weights::{Layer, Products, Progress, Weights};
 use crate::arena::KvArena;
 use crate::cpu::Arithmetic;
 use crate::engine::{LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
-    AttentionScratch, AttentionShape, KvStore, QuantizedRows, QueryTile, RopeTable, attention, linear, rms_norm, rope,
+    Attention, AttentionScratch, AttentionShape, Inputs, KvStore, QueryTile, RopeTable, attention, linear, rms_norm, rope,
     swiglu,
 };
 use crate::kernels::{Isa, Rows, Threads};
@@ -44,7 +43,7 @@ pub(crate) struct Llama {
 pub(crate) struct Workspace {
     hidden: Rows,
     normed: Rows,
-    quantized: QuantizedRows,
+    inputs: Inputs,
     qkv: Rows,
     attended: Rows,
     gate_up: Rows,
@@ -53,7 +52,7 @@ pub(crate) struct Workspace {
     wanted: Rows,
     logits: Rows,
     rope: RopeTable,
-    attention: Vec<Mutex<AttentionScratch>>,
+    attention: AttentionScratch,
 }
 
 /// One step over a batch.
@@ -61,6 +60,7 @@ struct Step<'a> {
     compute: &'a Compute,
     batch: &'a [SequenceStep<'a>],
     arena: &'a KvArena,
+    llama: &'a Llama,
     config: &'a ModelConfig,
 }
 
@@ -88,15 +88,27 @@ impl Llama {
         &self.weights
     }
 
+    fn attention_shape(&self, arena: &KvArena, layer: usize) -> AttentionShape {
+        let (config, dtype) = (&self.config, arena.layout().dtype);
+        AttentionShape {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            dtype,
+            window: config.windows[layer],
+            // Where products are exact, and where KV is kept in single precision, so is attention.
+            rounded: self.weights.products != Products::Single && dtype != KvDtype::F32,
+        }
+    }
+
     /// Empty buffers for this model's steps.
     pub fn workspace(&self, compute: &Compute, arena: &KvArena) -> Workspace {
         let config = &self.config;
-        let shape = shape(config, arena, 0);
-        let scratch = || Mutex::new(AttentionScratch::new(&shape));
+        let shape = self.attention_shape(arena, 0);
         Workspace {
             hidden: Rows::new(config.hidden),
             normed: Rows::new(config.hidden),
-            quantized: QuantizedRows::new(),
+            inputs: Inputs::new(),
             qkv: Rows::new(config.q_width() + 2 * config.kv_width()),
             attended: Rows::new(config.q_width()),
             gate_up: Rows::new(2 * config.feed_forward),
@@ -105,7 +117,7 @@ impl Llama {
             wanted: Rows::new(config.hidden),
             logits: Rows::new(config.vocab_size),
             rope: RopeTable::new(config.rope_frequencies.clone()),
-            attention: (0..compute.threads.count()).map(|_| scratch()).collect(),
+            attention: AttentionScratch::new(&shape, compute.threads.count()),
         }
     }
 
@@ -121,7 +133,7 @@ impl Llama {
         batch: &[SequenceStep<'_>],
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
-        let step = Step { compute, batch, arena, config: &self.config };
+        let step = Step { compute, batch, arena, llama: self, config: &self.config };
         self.embed(batch, workspace);
         for (index, layer) in (0u32..).zip(&self.weights.layers) {
             step.keys_and_values(index, layer, workspace);
@@ -150,7 +162,7 @@ impl Llama {
         workspace: &mut Workspace,
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
-        let Workspace { hidden, quantized, wanted, logits, .. } = workspace;
+        let Workspace { hidden, inputs, wanted, logits, .. } = workspace;
         for tile in wanted_rows(step.batch).chunks(LOGIT_ROWS) {
             wanted.resize(tile.len());
             for (to, wanted_row) in tile.iter().enumerate() {
@@ -158,7 +170,7 @@ impl Llama {
                 rms_norm(step.compute.isa, hidden.row(wanted_row.row), norm, self.config.norm_eps, wanted.row_mut(to));
             }
             let Compute { isa, threads } = step.compute;
-            linear(*isa, threads, wanted, &self.weights.head, logits, quantized);
+            linear(*isa, threads, wanted, &self.weights.head, logits, inputs);
             for (row, wanted_row) in tile.iter().enumerate() {
                 check_finite(logits.row(row))?;
                 observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
@@ -192,22 +204,12 @@ fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
     wanted
 }
 
-fn shape(config: &ModelConfig, arena: &KvArena, layer: usize) -> AttentionShape {
-    AttentionShape {
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        dtype: arena.layout().dtype,
-        window: config.windows[layer],
-    }
-}
-
 impl Step<'_> {
     /// Queries into the workspace, keys and values into the arena.
     fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, quantized, qkv, rope: table, .. } = workspace;
+        let Workspace { hidden, normed, inputs, qkv, rope: table, .. } = workspace;
         self.norm(hidden, &layer.attention_norm, normed);
-        linear(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv, quantized);
+        linear(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv, inputs);
         let rotated = self.config.q_width() + self.config.kv_width();
         self.each_row(qkv, |row, values| {
             if let Some(bias) = &layer.qkv_bias {
@@ -227,12 +229,12 @@ impl Step<'_> {
     }
 
     fn attend(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, quantized, qkv, attended, projected, attention: scratch, .. } = workspace;
+        let Workspace { hidden, inputs, qkv, attended, projected, attention: scratch, .. } = workspace;
         let Compute { isa, threads } = self.compute;
-        let shape = shape(self.config, self.arena, index as usize);
-        let store = KvStore::new(self.arena, index);
-        attention(*isa, threads, &shape, store, &self.query_tiles(shape.tile_tokens()), qkv, attended, scratch);
-        linear(*isa, threads, attended, &layer.output, projected, quantized);
+        let shape = self.llama.attention_shape(self.arena, index as usize);
+        let operands = Attention { shape: &shape, store: KvStore::new(self.arena, index), q: qkv };
+        attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens()), attended, scratch);
+        linear(*isa, threads, attended, &layer.output, projected, inputs);
         self.each_row(hidden, |row, values| {
             add(values, projected.row(row));
             if let Some(bias) = &layer.output_bias {
@@ -259,16 +261,16 @@ impl Step<'_> {
     }
 
     fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, quantized, gate_up, gated, projected, .. } = workspace;
+        let Workspace { hidden, normed, inputs, gate_up, gated, projected, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         self.norm(hidden, &layer.feed_forward_norm, normed);
-        linear(*isa, threads, normed, &layer.gate_up, gate_up, quantized);
+        linear(*isa, threads, normed, &layer.gate_up, gate_up, inputs);
         gated.resize(gate_up.rows());
         self.each_row(gated, |row, values| {
             let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
             swiglu(*isa, gate, up, values);
         });
-        linear(*isa, threads, gated, &layer.down, projected, quantized);
+        linear(*isa, threads, gated, &layer.down, projected, inputs);
         self.each_row(hidden, |row, values| add(values, projected.row(row)));
     }
 

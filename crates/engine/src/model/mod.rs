@@ -10,3 +10,4 @@ mod weights;
 
 pub(crate) use config::ModelConfig;
 pub(crate) use llama::{Compute, Llama, Workspace};
+pub(crate) use weights::Products;

@@ -37,7 +37,29 @@ pub(crate) struct Weights {
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
     pub head: Matrix,
+    pub products: Products,
     pub fingerprint: ModelFingerprint,
+}
+
+/// What the coarsest of a model's products rounds activations to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Products {
+    /// Single precision: not at all.
+    Single,
+    /// bfloat16.
+    Rounded,
+    /// 8-bit integers, with a scale per 32.
+    Quantized,
+}
+
+impl Products {
+    fn of(matrix: &Matrix) -> Self {
+        match matrix {
+            matrix if matrix.is_quantized() => Self::Quantized,
+            matrix if matrix.is_rounded() => Self::Rounded,
+            _ => Self::Single,
+        }
+    }
 }
 
 impl Weights {
@@ -54,7 +76,7 @@ impl Weights {
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, threads, progress);
         loader.arithmetic = arithmetic;
-        let layers = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let layers: Vec<_> = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
         let head_name = loader.names.weight(Part::Head, 0);
         let tied = config.tied_head.unwrap_or_else(|| !file.contains(&head_name));
@@ -65,15 +87,8 @@ impl Weights {
             false => (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?),
         };
         let fingerprint = loader.finish()?;
-        Ok(Self { embedding, layers, output_norm, head, fingerprint })
-    }
-
-    /// Whether any product is of integers.
-    pub fn is_quantized(&self) -> bool {
-        let of_layer = |layer: &Layer| {
-            [&layer.qkv, &layer.output, &layer.gate_up, &layer.down].into_iter().any(Matrix::is_quantized)
-        };
-        self.head.is_quantized() || self.layers.iter().any(of_layer)
+        let products = matrices(&layers).chain([&head]).map(Products::of).max().unwrap_or(Products::Single);
+        Ok(Self { embedding, layers, output_norm, head, products, fingerprint })
     }
 
     /// The matrix whose rows are the tokens' embeddings.
@@ -175,6 +190,8 @@ impl<'a, 'p> Loader<'a, 'p> {
         let first = tensors[0].1.dtype;
         // Halves, where all of them are of one kind: the same numbers in half the memory.
         let element = match first.code_form() {
+            // Products with bfloat16 weights round the activations.
+            None if first == Dtype::BF16 && self.arithmetic == Arithmetic::F32 => Dtype::F32,
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
             _ => Dtype::F32,
         };
@@ -245,6 +262,10 @@ impl<'a, 'p> Loader<'a, 'p> {
         self.hasher.finalize_xof().fill(&mut fingerprint);
         Ok(ModelFingerprint(u64::from_le_bytes(fingerprint)))
     }
+}
+
+fn matrices(layers: &[Layer]) -> impl Iterator<Item = &Matrix> {
+    layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down])
 }
 
 /// Rows of all of some tensors.

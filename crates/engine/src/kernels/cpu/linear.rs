@@ -6,6 +6,7 @@ use crate::kernels::{Isa, Rows, Threads};
 
 use super::matmul::{PackedMatrix, matmul};
 use super::quantize::QuantizedRows;
+use super::rounded::RoundedRows;
 use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
 
 /// A part of a matrix: some of its outputs.
@@ -60,6 +61,11 @@ impl Matrix {
         self.parts.iter().any(|part| matches!(part, MatrixPart::Quantized(_)))
     }
 
+    /// Whether any part computes with activations rounded to bfloat16.
+    pub fn is_rounded(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, MatrixPart::Float(matrix) if matrix.is_rounded()))
+    }
+
     /// One row: an embedding, where the matrix is the head too.
     pub fn copy_row(&self, mut row: usize, to: &mut [f32]) {
         for part in &self.parts {
@@ -72,20 +78,36 @@ impl Matrix {
     }
 }
 
-/// Y = X W^T: `x` is `[rows][inputs]`, `y` becomes `[rows][outputs]`. `quantized` is working memory.
-pub(crate) fn linear(isa: Isa, threads: &Threads, x: &Rows, w: &Matrix, y: &mut Rows, quantized: &mut QuantizedRows) {
+/// Activations in the forms that products take: working memory of [`linear`].
+pub(crate) struct Inputs {
+    quantized: QuantizedRows,
+    rounded: RoundedRows,
+}
+
+impl Inputs {
+    /// No rows yet.
+    pub fn new() -> Self {
+        Self { quantized: QuantizedRows::new(), rounded: RoundedRows::new() }
+    }
+}
+
+/// Y = X W^T: `x` is `[rows][inputs]`, `y` becomes `[rows][outputs]`.
+pub(crate) fn linear(isa: Isa, threads: &Threads, x: &Rows, w: &Matrix, y: &mut Rows, inputs: &mut Inputs) {
     let outputs: usize = w.parts.iter().map(MatrixPart::outputs).sum();
     assert_eq!(y.columns(), outputs, "outputs of a product");
     y.resize(x.rows());
     if w.is_quantized() {
-        quantized.quantize(isa, threads, x);
+        inputs.quantized.quantize(isa, threads, x);
+    }
+    if w.is_rounded() {
+        inputs.rounded.round(isa, threads, x);
     }
     let (shared, mut column) = (y.share(), 0);
     // One after the other: the last vector of a part that is not whole is padding, which the next part overwrites.
     for part in &w.parts {
         match part {
-            MatrixPart::Float(matrix) => matmul(isa, threads, x, matrix, &shared, column),
-            MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, quantized, matrix, &shared, column),
+            MatrixPart::Float(matrix) => matmul(isa, threads, x, &inputs.rounded, matrix, &shared, column),
+            MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, &shared, column),
         }
         column += part.outputs();
     }

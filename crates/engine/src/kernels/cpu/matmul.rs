@@ -2,23 +2,30 @@
 //!
 //! ```text
 //! W of the file     [n][k]
-//! packed            [n / 32][k][32]     vectors run over outputs; the last panel is padded with zero columns. Halves stay halves
+//! packed            [n / 32][k / 2][2 x 16 outputs, pairs of inputs (see `Pairs`)]     the last panel is padded with zero columns, and so is an odd k. Halves stay halves
 //! ```
 //!
 //! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order of k: the same bits whatever the width of a register, the number of rows
-//! or the thread.
+//! or the thread. bfloat16 weights take activations that are rounded to bfloat16; the others take them as they are.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use baton_formats::Dtype;
 use half::{bf16, f16};
 
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::F32x16;
+use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
 use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
 
-use super::tile::{Element, Extent, Operand, product};
+use super::rounded::RoundedRows;
+use super::tile::{Extent, Operand, product};
 
 /// Outputs of one panel.
-const PANEL: usize = 32;
+const PANEL: usize = 2 * LANES;
+/// Weights of a panel and a pair of inputs.
+const PANEL_PAIR: usize = 2 * PAIR;
 /// Rows computed against a panel before the next panel: their activations (some 400 KB) stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
 /// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB) stays in the first-level cache.
@@ -36,32 +43,32 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix of the type `element`, F32, F16 or BF16, whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs. `done` hears how many outputs are packed.
+    /// Packs a matrix of the type `element`, F32, F16 or BF16, whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs.
     pub fn pack<E: Send>(
         threads: &Threads,
         element: Dtype,
         (outputs, inputs): (usize, usize),
-        read: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
+        read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
     ) -> Result<Self, E> {
-        let panel_bytes = PANEL * inputs * element.block_bytes();
+        let panel_bytes = panel_elements(inputs) * element.block_bytes();
         let mut panels = AlignedBytes::zeroed(outputs.div_ceil(PANEL) * panel_bytes);
-        let slots: Vec<_> = panels.chunks_exact_mut(panel_bytes.max(1)).map(std::sync::Mutex::new).collect();
-        let failed = std::sync::Mutex::new(None);
+        let slots: Vec<_> = panels.chunks_exact_mut(panel_bytes.max(1)).map(Mutex::new).collect();
+        let failed = Mutex::new(None);
         threads.for_each(slots.len(), true, |_, panel| {
             let range = panel * PANEL..outputs.min((panel + 1) * PANEL);
             let mut rows = vec![0.0; range.len() * inputs];
-            let mut slot = slots[panel].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut slot = slots[panel].lock().unwrap_or_else(PoisonError::into_inner);
             match read(range, &mut rows) {
                 Ok(()) => match element {
-                    Dtype::F16 => interleave::<f16>(&rows, inputs, elements_mut(&mut slot)),
-                    Dtype::BF16 => interleave::<bf16>(&rows, inputs, elements_mut(&mut slot)),
-                    _ => interleave::<f32>(&rows, inputs, elements_mut(&mut slot)),
+                    Dtype::F16 => pack_panel::<f16>(&rows, inputs, elements_mut(&mut slot)),
+                    Dtype::BF16 => pack_panel::<bf16>(&rows, inputs, elements_mut(&mut slot)),
+                    _ => pack_panel::<f32>(&rows, inputs, elements_mut(&mut slot)),
                 },
-                Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
+                Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
             }
         });
         drop(slots);
-        match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(Self { element, panels, outputs, inputs }),
         }
@@ -69,6 +76,11 @@ impl PackedMatrix {
 
     pub fn outputs(&self) -> usize {
         self.outputs
+    }
+
+    /// Whether products take rounded activations.
+    pub fn is_rounded(&self) -> bool {
+        self.element == Dtype::BF16
     }
 
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
@@ -81,97 +93,118 @@ impl PackedMatrix {
         }
     }
 
-    fn copy_typed<B: Element>(&self, row: usize, to: &mut [f32]) {
-        let panel = &elements::<B>(&self.panels)[row / PANEL * PANEL * self.inputs..];
-        for (x, weights) in to.iter_mut().zip(panel.chunks_exact(PANEL)) {
-            *x = weights[row % PANEL].to_f32();
+    fn copy_typed<N: Number>(&self, row: usize, to: &mut [f32]) {
+        let panel = &elements::<N>(&self.panels)[row / PANEL * panel_elements(self.inputs)..];
+        for (input, x) in to.iter_mut().enumerate() {
+            *x = panel[place::<N>(row % PANEL, input)].to_f32();
         }
     }
 }
 
+/// Weights of a panel, an odd number of inputs made even.
+fn panel_elements(inputs: usize) -> usize {
+    inputs.div_ceil(2) * PANEL_PAIR
+}
+
+/// Where a weight lies in its panel.
+fn place<N: Number>(output: usize, input: usize) -> usize {
+    input / 2 * PANEL_PAIR + output / LANES * PAIR + N::place(output % LANES, input % 2)
+}
+
 /// Bytes of a packed matrix as what they hold.
 #[inline(always)]
-fn elements<B: Element>(bytes: &[u8]) -> &[B] {
-    // SAFETY: an element is a plain number, for which any bytes are a value.
+fn elements<N: Number>(bytes: &[u8]) -> &[N] {
+    // SAFETY: a number is plain bits, any of which are a value.
     let (before, elements, after) = unsafe { bytes.align_to() };
     assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
     elements
 }
 
 /// As [`elements`], for writing.
-fn elements_mut<B: Element>(bytes: &mut [u8]) -> &mut [B] {
+fn elements_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
     // SAFETY: as in `elements`.
     let (before, elements, after) = unsafe { bytes.align_to_mut() };
     assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
     elements
 }
 
-/// `[rows][inputs]` to `[inputs][32]`.
-fn interleave<B: Element>(rows: &[f32], inputs: usize, panel: &mut [B]) {
-    for (column, row) in rows.chunks_exact(inputs).enumerate() {
-        for (weights, &x) in panel.chunks_exact_mut(PANEL).zip(row) {
-            weights[column] = B::of(x);
+fn pack_panel<N: Number>(rows: &[f32], inputs: usize, panel: &mut [N]) {
+    for (output, row) in rows.chunks_exact(inputs).enumerate() {
+        for (input, &x) in row.iter().enumerate() {
+            panel[place::<N>(output, input)] = N::of(x);
         }
     }
 }
 
-/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16: `x` is `[rows][inputs]`.
-pub(super) fn matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, column: usize) {
+/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16: `x` is `[rows][inputs]`, and `rounded` the same where the matrix asks for it.
+pub(super) fn matmul(
+    isa: Isa,
+    threads: &Threads,
+    x: &Rows,
+    rounded: &RoundedRows,
+    w: &PackedMatrix,
+    y: &SharedRows<'_>,
+    column: usize,
+) {
     assert_eq!(x.columns(), w.inputs, "inputs of a matmul");
+    assert!(!w.is_rounded() || rounded.rows() == x.rows(), "rounded inputs of a matmul");
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest.
     let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
     let groups = panels.div_ceil(group);
     threads.for_each(x.rows().div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
-        let first_row = task / groups * ROW_BLOCK;
-        let rows = first_row..x.rows().min(first_row + ROW_BLOCK);
-        let first = task % groups * group;
-        panel_products(isa, x, w, y, column, rows, first..panels.min(first + group));
+        let (first_row, first) = (task / groups * ROW_BLOCK, task % groups * group);
+        let part = Part {
+            rows: first_row..x.rows().min(first_row + ROW_BLOCK),
+            panels: first..panels.min(first + group),
+            column,
+        };
+        match w.is_rounded() {
+            true => rounded_products(isa, rounded, w, y, part),
+            false => single_products(isa, x, w, y, part),
+        }
     });
 }
 
+/// What one task computes: some rows against some panels.
+struct Part {
+    rows: Range<usize>,
+    panels: Range<usize>,
+    column: usize,
+}
+
 per_isa! {
-    /// Some rows against some panels.
-    fn panel_products(
-        x: &Rows,
-        w: &PackedMatrix,
-        y: &SharedRows<'_>,
-        column: usize,
-        rows: std::ops::Range<usize>,
-        panels: std::ops::Range<usize>,
-    ) = panel_products_of
+    fn rounded_products(x: &RoundedRows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) = rounded_products_of<Pairs>
 }
 
 #[inline(always)]
-fn panel_products_of<V: F32x16>(
-    x: &Rows,
-    w: &PackedMatrix,
-    y: &SharedRows<'_>,
-    column: usize,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
-) {
+fn rounded_products_of<P: Pairs<Input = bf16>>(x: &RoundedRows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
+    typed_products::<P>(Operand { at: x.as_ptr(), stride: x.stride() }, w, y, part);
+}
+
+per_isa! {
+    fn single_products(x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) = single_products_of<Floats>
+}
+
+#[inline(always)]
+fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
+    let x = Operand { at: x.as_ptr(), stride: x.stride() };
     match w.element {
-        Dtype::F16 => typed_products::<V, f16>(x, w, y, column, rows, panels),
-        Dtype::BF16 => typed_products::<V, bf16>(x, w, y, column, rows, panels),
-        _ => typed_products::<V, f32>(x, w, y, column, rows, panels),
+        Dtype::F16 => typed_products::<Single<V, f16>>(x, w, y, part),
+        _ => typed_products::<Single<V, f32>>(x, w, y, part),
     }
 }
 
+/// `x` has the rows of the part.
 #[inline(always)]
-fn typed_products<V: F32x16, B: Element>(
-    x: &Rows,
-    w: &PackedMatrix,
-    y: &SharedRows<'_>,
-    column: usize,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
-) {
+fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
+    let Part { rows, panels, column } = part;
     for panel in panels {
-        let weights = &elements::<B>(&w.panels)[panel * PANEL * w.inputs..][..PANEL * w.inputs];
+        let panel_elements = panel_elements(w.inputs);
+        let weights = &elements::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
-        let columns = (w.outputs - panel * PANEL).div_ceil(16).min(PANEL / 16) * 16;
+        let columns = (w.outputs - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
         let mut depth = 0;
         while depth < w.inputs {
             let extent =
@@ -179,9 +212,9 @@ fn typed_products<V: F32x16, B: Element>(
             let c = Operand { at: y.at(rows.start, column + panel * PANEL, columns), stride: y.stride() };
             // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
             unsafe {
-                let a = Operand { at: x.as_ptr().add(rows.start * x.stride() + depth), stride: x.stride() };
-                let b = Operand { at: weights.as_ptr().add(depth * PANEL), stride: PANEL };
-                product::<V, B>(extent, a, b, c);
+                let a = Operand { at: x.at.add(rows.start * x.stride + depth), ..x };
+                let b = Operand { at: weights.as_ptr().add(depth / 2 * PANEL_PAIR), stride: PANEL_PAIR };
+                product::<P>(extent, a, b, c);
             }
             depth += DEPTH_BLOCK;
         }
@@ -201,7 +234,7 @@ mod tests {
     }
 
     fn packed(threads: &Threads, element: Dtype, w: &[f32], inputs: usize) -> PackedMatrix {
-        let read = |range: std::ops::Range<usize>, to: &mut [f32]| {
+        let read = |range: Range<usize>, to: &mut [f32]| {
             to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
             Ok::<_, ()>(())
         };
@@ -232,14 +265,20 @@ mod tests {
             for (isa, count, element) in cases.flat_map(|(isa, n)| ELEMENTS.map(|element| (isa, n, element))) {
                 let threads = Threads::new(count).unwrap();
                 let w = if element == Dtype::F32 { &w } else { &short };
+                let mut rounded = RoundedRows::new();
+                rounded.round(isa, &threads, &x);
                 let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
                 y.resize(rows);
-                matmul(isa, &threads, &x, &w_packed, &y.share(), 0);
+                matmul(isa, &threads, &x, &rounded, &w_packed, &y.share(), 0);
                 for row in 0..rows {
+                    let x: Vec<_> = match element {
+                        Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+                        _ => x.row(row).to_vec(),
+                    };
                     assert_eq!(
                         y.row(row),
-                        reference::matmul(x.row(row), w),
+                        reference::matmul(&x, w),
                         "{isa} {element} {rows}x{outputs}x{inputs} row {row}"
                     );
                 }
@@ -261,7 +300,7 @@ mod tests {
     #[test]
     fn a_failed_read_fails_the_packing() {
         let read =
-            |range: std::ops::Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
+            |range: Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
         assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), Dtype::F32, (64, 4), read).err(), Some("row 32"));
     }
 }

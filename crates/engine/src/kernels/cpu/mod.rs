@@ -8,15 +8,15 @@ mod quantize;
 mod quantized;
 mod rms_norm;
 mod rope;
+mod rounded;
 mod softmax;
 mod swiglu;
 mod tile;
 
-pub(crate) use attention::{AttentionScratch, AttentionShape, QueryTile, attention};
+pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
-pub(crate) use linear::{Matrix, MatrixPart, linear};
+pub(crate) use linear::{Inputs, Matrix, MatrixPart, linear};
 pub(crate) use matmul::PackedMatrix;
-pub(crate) use quantize::QuantizedRows;
 pub(crate) use quantized::QuantizedMatrix;
 pub(crate) use rms_norm::rms_norm;
 pub(crate) use rope::{RopeTable, rope};

@@ -81,7 +81,7 @@ impl QuantizedRows {
 
 per_isa! {
     /// Up to 16 rows from `first` on.
-    fn quantize_group(x: &Rows, first: usize, blocks: &mut [QuantizedBlock]) = quantize_group_of
+    fn quantize_group(x: &Rows, first: usize, blocks: &mut [QuantizedBlock]) = quantize_group_of<Floats>
 }
 
 #[inline(always)]

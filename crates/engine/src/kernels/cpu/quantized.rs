@@ -21,7 +21,7 @@ use baton_formats::{CODES, CodeBlock, CodeForm, Dtype};
 use half::f16;
 
 use crate::kernels::dots::{Dots, QUADS};
-use crate::kernels::isa::per_dots;
+use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
 
@@ -208,9 +208,9 @@ struct Part {
     column: usize,
 }
 
-per_dots! {
+per_isa! {
     /// Some rows against some panels.
-    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) = panel_products_of
+    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) = panel_products_of<Dots>
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use crate::kernels::lanes::{F32x16, LANES};
 
 per_isa! {
     /// Normalises one row: `x`, `weight` and `y` are `[d]`.
-    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) = rms_norm_of
+    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) = rms_norm_of<Floats>
 }
 
 #[inline(always)]

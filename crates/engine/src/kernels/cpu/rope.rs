@@ -39,7 +39,7 @@ impl RopeTable {
 
 per_isa! {
     /// Rotates the heads of one row in place: `heads` is `[head][2 * half]`, `table` is `[cos: half | sin: half]`.
-    pub(crate) fn rope(heads: &mut [f32], table: &[f32]) = rope_of
+    pub(crate) fn rope(heads: &mut [f32], table: &[f32]) = rope_of<Floats>
 }
 
 #[inline(always)]

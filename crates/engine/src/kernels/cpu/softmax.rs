@@ -8,7 +8,7 @@ const CHUNK: usize = 1024;
 
 per_isa! {
     /// ln of the sum of e^x.
-    pub(crate) fn log_sum_exp(x: &[f32]) -> f32 = log_sum_exp_of
+    pub(crate) fn log_sum_exp(x: &[f32]) -> f32 = log_sum_exp_of<Floats>
 }
 
 #[inline(always)]
@@ -29,7 +29,7 @@ fn log_sum_exp_of<V: F32x16>(x: &[f32]) -> f32 {
 
 per_isa! {
     /// y\[i] = e^((x\[i] - max) / temperature): probabilities, but for their common factor. `max` is the largest x.
-    pub(crate) fn exp_weights(x: &[f32], max: f32, temperature: f32, y: &mut [f32]) = exp_weights_of
+    pub(crate) fn exp_weights(x: &[f32], max: f32, temperature: f32, y: &mut [f32]) = exp_weights_of<Floats>
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use crate::kernels::lanes::{F32x16, LANES, exp};
 
 per_isa! {
     /// One row: `gate`, `up` and `y` are `[d]`.
-    pub(crate) fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) = swiglu_of
+    pub(crate) fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) = swiglu_of<Floats>
 }
 
 #[inline(always)]

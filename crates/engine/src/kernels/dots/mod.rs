@@ -67,11 +67,11 @@ pub(crate) trait Dots: Copy {
 mod tests {
     use super::*;
     use crate::kernels::Isa;
-    use crate::kernels::isa::per_dots;
+    use crate::kernels::isa::per_isa;
     use crate::kernels::lanes::LANES;
 
-    per_dots! {
-        fn operations(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> = all_operations
+    per_isa! {
+        fn operations(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> = all_operations<Dots>
     }
 
     fn all_operations<D: Dots>(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> {

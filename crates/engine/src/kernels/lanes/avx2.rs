@@ -89,6 +89,43 @@ impl F32x16 for Avx2 {
         // SAFETY: AVX2 as above.
         unsafe { Self(pow2(self.0), pow2(self.1)) }
     }
+
+    #[inline(always)]
+    fn low_bf16(self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe { Self(low_bf16(self.0), low_bf16(self.1)) }
+    }
+
+    #[inline(always)]
+    fn high_bf16(self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe { Self(high_bf16(self.0), high_bf16(self.1)) }
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(low: Self, high: Self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe { Self(bf16_pairs(low.0, high.0), bf16_pairs(low.1, high.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: the caller's promise of 32 bytes; AVX2 as above. Packing goes by 128-bit parts, which the permutation puts in order.
+        unsafe {
+            let packed = _mm256_packus_epi32(bf16_bits(self.0), bf16_bits(self.1));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let low = _mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit.0);
+            let high = _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit.1);
+            _mm256_movemask_ps(_mm256_or_ps(low, high)) != 0
+        }
+    }
 }
 
 // Functions rather than closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
@@ -123,5 +160,56 @@ unsafe fn pow2(t: __m256) -> __m256 {
     unsafe {
         let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(t));
         _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
+    }
+}
+
+/// The low bfloat16 of pairs.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn low_bf16(pairs: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
+}
+
+/// The high bfloat16 of pairs.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn high_bf16(pairs: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(-0x1_0000))) }
+}
+
+/// Rounds to pairs.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn bf16_pairs(low: __m256, high: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castsi256_ps(_mm256_or_si256(bf16_bits(low), _mm256_slli_epi32::<16>(bf16_bits(high)))) }
+}
+
+/// To bfloat16, in the low halves of the lanes.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn bf16_bits(x: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f80_0000));
+        let small = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+        let sign = _mm256_and_si256(bits, _mm256_set1_epi32(i32::MIN));
+        let rounded = _mm256_blendv_epi8(rounded, sign, small);
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
     }
 }

@@ -14,6 +14,13 @@ impl From<__m512> for Avx512 {
     }
 }
 
+impl Avx512 {
+    #[inline(always)]
+    pub(crate) fn register(self) -> __m512 {
+        self.0
+    }
+}
+
 /// A method that applies an intrinsic to `self` and another.
 macro_rules! binary {
     ($name:ident, $intrinsic:ident) => {
@@ -95,6 +102,42 @@ impl F32x16 for Avx512 {
         }
     }
 
+    #[inline(always)]
+    fn low_bf16(self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe { Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(self.0)))) }
+    }
+
+    #[inline(always)]
+    fn high_bf16(self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let mask = _mm512_set1_epi32(-0x1_0000);
+            Self(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(self.0), mask)))
+        }
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(low: Self, high: Self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let high = _mm512_slli_epi32::<16>(bf16_bits(high.0));
+            Self(_mm512_castsi512_ps(_mm512_or_si512(bf16_bits(low.0), high)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        // SAFETY: the caller's promise of 32 bytes; AVX-512 F as above.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bf16_bits(self.0))) }
+    }
+
+    #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        // SAFETY: AVX-512 F as above.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0) != 0 }
+    }
+
     /// 16 x 16 in four rounds of 16 shuffles: pairs, then quads within 128 bits, then the 128-bit parts.
     #[inline(always)]
     fn transpose(rows: &mut [Self; LANES]) {
@@ -136,4 +179,23 @@ impl F32x16 for Avx512 {
 unsafe fn shuffle<const PARTS: i32>(a: __m512, b: __m512) -> __m512 {
     // SAFETY: the caller's promise.
     unsafe { _mm512_shuffle_f32x4::<PARTS>(a, b) }
+}
+
+/// To bfloat16, in the low halves of the lanes.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn bf16_bits(x: __m512) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f80_0000));
+        let rounded = _mm512_mask_and_epi32(rounded, small, bits, _mm512_set1_epi32(i32::MIN));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+        _mm512_srli_epi32::<16>(rounded)
+    }
 }

@@ -60,6 +60,24 @@ pub(crate) trait F32x16: Copy {
     /// For `t = n + ROUND_MAGIC` with an integer n in -126..=127: 2^n.
     fn pow2_of_rounded(self) -> Self;
 
+    /// For lanes that are pairs of bfloat16, as bits: the low ones.
+    fn low_bf16(self) -> Self;
+
+    /// For lanes that are pairs of bfloat16, as bits: the high ones.
+    fn high_bf16(self) -> Self;
+
+    /// Lanes that are pairs of bfloat16, as bits, rounded as by [`Self::store_bf16`].
+    fn bf16_pairs(low: Self, high: Self) -> Self;
+
+    /// Rounds to bfloat16: to nearest even, and to 0 what is below the smallest normal number, as the instruction for it does.
+    ///
+    /// # Safety
+    /// 16 elements can be written at `to`.
+    unsafe fn store_bf16(self, to: *mut u16);
+
+    /// Whether any lane is above that of `limit`.
+    fn any_above(self, limit: Self) -> bool;
+
     /// Transposes 16 vectors of 16.
     #[inline(always)]
     fn transpose(rows: &mut [Self; LANES]) {
@@ -166,6 +184,23 @@ pub(crate) fn exp<V: F32x16>(x: V) -> V {
     y.mul(rounded.pow2_of_rounded()).zero_where_below(x, V::splat(EXP_MIN))
 }
 
+/// 2^x for x of at most 0, within 3e-6 of it; 0 below -126, 2^0 is 1 exactly.
+///
+/// x = n + r with |r| <= 1/2, and a polynomial for 2^r, of least relative error among those that are 1 at 0: attention rounds what comes of it to bfloat16.
+#[inline(always)]
+pub(crate) fn exp2_of_negative<V: F32x16>(x: V) -> V {
+    const MIN: f32 = -126.0;
+    const POLYNOMIAL: [f32; 5] = [9.582_853e-3, 5.590_642_5e-2, 0.240_240_99, 0.693_124_2, 1.0];
+    let clamped = V::splat(MIN).max(x);
+    let rounded = clamped.add(V::splat(ROUND_MAGIC));
+    let r = clamped.sub(rounded.sub(V::splat(ROUND_MAGIC)));
+    let mut p = V::splat(POLYNOMIAL[0]);
+    for &coefficient in &POLYNOMIAL[1..] {
+        p = p.mul_add(r, V::splat(coefficient));
+    }
+    p.mul(rounded.pow2_of_rounded()).zero_where_below(x, V::splat(MIN))
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
@@ -175,7 +210,7 @@ mod tests {
     use crate::kernels::isa::per_isa;
 
     per_isa! {
-        fn exps(x: &[f32; LANES]) -> [f32; LANES] = exps_of
+        fn exps(x: &[f32; LANES]) -> [f32; LANES] = exps_of<Floats>
     }
 
     fn exps_of<V: F32x16>(x: &[f32; LANES]) -> [f32; LANES] {
@@ -207,7 +242,63 @@ mod tests {
     }
 
     per_isa! {
-        fn operations(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> = all_operations
+        fn exp2s(x: &[f32; LANES]) -> [f32; LANES] = exp2s_of<Floats>
+    }
+
+    fn exp2s_of<V: F32x16>(x: &[f32; LANES]) -> [f32; LANES] {
+        exp2_of_negative(V::read(x)).to_array()
+    }
+
+    #[test]
+    fn exp2_is_close_and_exact_where_attention_relies_on_it() {
+        for isa in Isa::available() {
+            for step in 0..40_000 {
+                let x = [-126.0 * (step as f32 / 40_000.0); LANES];
+                let (found, expected) = (f64::from(exp2s(isa, &x)[5]), f64::from(x[0]).exp2());
+                assert!((found - expected).abs() < 3e-6 * expected, "{isa}: 2^{} is {expected}, not {found}", x[0]);
+            }
+            let mut x = [f32::NEG_INFINITY; LANES];
+            (x[0], x[1], x[2], x[3], x[4]) = (0.0, -0.0, f32::MIN, -126.5, f32::NAN);
+            let y = exp2s(isa, &x);
+            assert_eq!((&y[..4], &y[5..]), (&[1.0, 1.0, 0.0, 0.0][..], &[0.0; 11][..]), "{isa}");
+        }
+    }
+
+    per_isa! {
+        fn bf16s(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>, [bool; 2]) = bf16s_of<Floats>
+    }
+
+    fn bf16s_of<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>, [bool; 2]) {
+        let (a, b) = (V::read(a), V::read(b));
+        let mut halves = [0; LANES];
+        // SAFETY: 16 elements.
+        unsafe { a.store_bf16(halves.as_mut_ptr()) };
+        let pairs = V::bf16_pairs(a, b);
+        let bits = [pairs, pairs.low_bf16(), pairs.high_bf16()].map(|x| x.to_array().map(f32::to_bits));
+        (halves, bits.to_vec(), [b.any_above(a), b.any_above(b)])
+    }
+
+    #[test]
+    fn bfloat16_is_rounded_to_nearest_even_on_all_sets() {
+        let mut a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
+        // Halfway cases, the largest number, infinity, and one that is too small.
+        (a[0], a[1], a[2], a[3]) = (f32::from_bits(0x3f80_8000), f32::from_bits(0x3f81_8000), f32::MAX, f32::NEG_INFINITY);
+        (a[4], a[5]) = (f32::from_bits(0x0040_0000), -0.0);
+        let b: [f32; LANES] = std::array::from_fn(|i| if i == 9 { a[i] + 0.1 } else { a[i] - 0.1 });
+        let expected = |x: f32| if x.is_normal() { bf16::from_f32(x).to_bits() } else { (x.to_bits() >> 16) as u16 & 0xff80 };
+        let halves = a.map(expected);
+        let pairs: [u32; LANES] = std::array::from_fn(|i| u32::from(halves[i]) | u32::from(expected(b[i])) << 16);
+        let bits = vec![pairs, pairs.map(|x| x << 16), pairs.map(|x| x & 0xffff_0000)];
+        for isa in Isa::available() {
+            assert_eq!(bf16s(isa, &a, &b), (halves, bits.clone(), [true, false]), "{isa}");
+            a[8] = f32::from_bits(0x7fff_ffff);
+            assert!(bf16::from_bits(bf16s(isa, &a, &b).0[8]).is_nan(), "{isa}");
+            a[8] = (8.0 - 7.3) * 1.7;
+        }
+    }
+
+    per_isa! {
+        fn operations(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> = all_operations<Floats>
     }
 
     fn all_operations<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> {

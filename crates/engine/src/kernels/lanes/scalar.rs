@@ -89,4 +89,36 @@ impl F32x16 for Scalar {
     fn pow2_of_rounded(self) -> Self {
         Self(self.0.map(|t| f32::from_bits((t.to_bits() << 23).wrapping_add(1.0f32.to_bits()))))
     }
+
+    #[inline(always)]
+    fn low_bf16(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
+    }
+
+    #[inline(always)]
+    fn high_bf16(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)))
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(low: Self, high: Self) -> Self {
+        low.zip(high, |low, high| f32::from_bits(u32::from(bf16_bits(low)) | u32::from(bf16_bits(high)) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = bf16_bits(x) }
+        }
+    }
+
+    #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        self.0.iter().zip(limit.0).any(|(&x, limit)| x > limit)
+    }
+}
+
+fn bf16_bits(x: f32) -> u16 {
+    if x.is_subnormal() { bf16::from_f32(0.0f32.copysign(x)).to_bits() } else { bf16::from_f32(x).to_bits() }
 }

@@ -1,0 +1,317 @@
+//! What one task of attention computes.
+
+use std::ops::Range;
+
+use crate::kernels::SharedRows;
+use crate::kernels::isa::per_isa;
+use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative};
+use crate::kernels::pairs::{PAIR, Pairs, Single};
+
+use super::super::kv_store::decode;
+use super::super::tile::{Extent, Operand, product};
+use super::{Attention, AttentionShape, KEYS, Partial, QueryTile, Scratch};
+
+per_isa! {
+    /// The queries, rounded to bfloat16.
+    pub(super) fn load_queries_rounded(
+        operands: Attention<'_>,
+        tile: &QueryTile<'_>,
+        kv_head: usize,
+        scratch: &mut Scratch,
+    ) = load_queries_of<Pairs>
+}
+
+per_isa! {
+    /// The queries, in single precision.
+    pub(super) fn load_queries_single(
+        operands: Attention<'_>,
+        tile: &QueryTile<'_>,
+        kv_head: usize,
+        scratch: &mut Scratch,
+    ) = load_queries_single_of<Floats>
+}
+
+#[inline(always)]
+fn load_queries_single_of<V: F32x16>(
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    scratch: &mut Scratch,
+) {
+    load_queries_of::<Single<V, f32>>(operands, tile, kv_head, scratch);
+}
+
+per_isa! {
+    /// One split, with numbers rounded to bfloat16.
+    pub(super) fn attend_rounded(
+        operands: Attention<'_>,
+        tile: &QueryTile<'_>,
+        kv_head: usize,
+        split: usize,
+        scratch: &mut Scratch,
+        partial: &mut Partial,
+    ) = attend_of<Pairs>
+}
+
+per_isa! {
+    /// One split, in single precision.
+    pub(super) fn attend_single(
+        operands: Attention<'_>,
+        tile: &QueryTile<'_>,
+        kv_head: usize,
+        split: usize,
+        scratch: &mut Scratch,
+        partial: &mut Partial,
+    ) = attend_single_of<Floats>
+}
+
+#[inline(always)]
+fn attend_single_of<V: F32x16>(
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    split: usize,
+    scratch: &mut Scratch,
+    partial: &mut Partial,
+) {
+    attend_of::<Single<V, f32>>(operands, tile, kv_head, split, scratch, partial);
+}
+
+#[inline(always)]
+fn attend_of<P: Pairs>(
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    split: usize,
+    scratch: &mut Scratch,
+    partial: &mut Partial,
+) {
+    let Attention { shape, store, .. } = operands;
+    let (group, rows) = (shape.group(), tile.tokens * shape.group());
+    let positions = tile.positions(shape, split);
+    let first_tile = positions.start..positions.end.min(positions.start + KEYS);
+    store.prefetch(tile.block_table, kv_head, first_tile);
+    partial.clear(shape, rows);
+    let mut start = positions.start;
+    while start < positions.end {
+        let keys = start..positions.end.min(start + KEYS);
+        let next = start + KEYS..positions.end.min(start + 2 * KEYS).max(start + KEYS);
+        load_tile::<P>(operands, tile, kv_head, keys.clone(), scratch);
+        store.prefetch(tile.block_table, kv_head, next);
+        // Rows before this one see nothing of the tile.
+        let first = start.saturating_sub(tile.position) * group;
+        // Of keys beyond the last, scores are not looked at.
+        let columns = keys.len().next_multiple_of(LANES);
+        let scores = Extent { rows: rows - first, depth: shape.head_dim, columns, accumulate: false };
+        let values = Extent { rows: rows - first, depth: keys.len(), columns: shape.padded_dim(), accumulate: true };
+        // SAFETY: the scratch buffers have these shapes, and they are borrowed exclusively.
+        unsafe {
+            let queries = matrix(numbers::<P::Input>(&scratch.queries), first, shape.padded_depth());
+            let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEYS);
+            product::<P>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS));
+            for row in first..rows {
+                weigh::<P>(shape, tile.position + row / group, start, row, scratch, partial);
+            }
+            let weights = matrix(numbers::<P::Input>(&scratch.weights), first, KEYS);
+            let v = matrix(numbers::<P::Weight>(&scratch.values), 0, 2 * shape.padded_dim());
+            product::<P>(values, weights, v, matrix_mut(&mut partial.out, first, shape.padded_dim()));
+        }
+        start += KEYS;
+    }
+}
+
+/// A buffer as the numbers that it holds.
+#[inline(always)]
+fn numbers<N>(bytes: &[u8]) -> &[N] {
+    // SAFETY: numbers (see `Number`), for which any bits are a value.
+    let (before, numbers, _) = unsafe { bytes.align_to() };
+    debug_assert!(before.is_empty(), "a buffer begins on a cache line");
+    numbers
+}
+
+/// As [`numbers`], for writing.
+#[inline(always)]
+fn numbers_mut<N>(bytes: &mut [u8]) -> &mut [N] {
+    // SAFETY: as above.
+    let (before, numbers, _) = unsafe { bytes.align_to_mut() };
+    debug_assert!(before.is_empty(), "a buffer begins on a cache line");
+    numbers
+}
+
+fn matrix<N>(buffer: &[N], row: usize, stride: usize) -> Operand<*const N> {
+    Operand { at: buffer[row * stride..].as_ptr(), stride }
+}
+
+fn matrix_mut(buffer: &mut [f32], row: usize, stride: usize) -> Operand<*mut f32> {
+    Operand { at: buffer[row * stride..].as_mut_ptr(), stride }
+}
+
+/// Copies the queries, ordered by (token, head of the group), scaled so that scores are powers of 2.
+#[inline(always)]
+fn load_queries_of<P: Pairs>(operands: Attention<'_>, tile: &QueryTile<'_>, kv_head: usize, scratch: &mut Scratch) {
+    let shape = operands.shape;
+    let (group, dim, depth) = (shape.group(), shape.head_dim, shape.padded_depth());
+    let scale = P::Floats::splat(std::f32::consts::LOG2_E / (dim as f32).sqrt());
+    let queries = numbers_mut::<P::Input>(&mut scratch.queries);
+    for (row, to) in queries.chunks_exact_mut(depth).take(tile.tokens * group).enumerate() {
+        let head = &operands.q.row(tile.row + row / group)[(kv_head * group + row % group) * dim..][..dim];
+        for (x, to) in head.chunks(LANES).zip(to.chunks_exact_mut(LANES)) {
+            // SAFETY: 16 elements.
+            unsafe { P::store_inputs(P::Floats::read(x).mul(scale), to.as_mut_ptr()) }
+        }
+    }
+}
+
+/// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left.
+#[inline(always)]
+fn load_tile<P: Pairs>(
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    positions: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let Attention { shape, store, .. } = operands;
+    let (dim, padded) = (shape.head_dim, shape.padded_dim());
+    let row_bytes = dim * shape.dtype.bytes();
+    let (mut k_rows, mut v_rows): ([&[u8]; KEYS], [&[u8]; KEYS]) = ([&[]; KEYS], [&[]; KEYS]);
+    let mut at = positions.start;
+    while at < positions.end {
+        let rows = store.rows(tile.block_table, kv_head, at, positions.end - at);
+        let key = at - positions.start;
+        for (i, (k, v)) in rows.k.chunks_exact(row_bytes).zip(rows.v.chunks_exact(row_bytes)).enumerate() {
+            (k_rows[key + i], v_rows[key + i]) = (k, v);
+        }
+        at += rows.count;
+    }
+    let values = numbers_mut::<P::Weight>(&mut scratch.values);
+    for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(positions.len().div_ceil(2)) {
+        for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
+            let even = element::<P::Floats>(shape, v_rows[2 * pair], chunk * LANES);
+            let odd = element::<P::Floats>(shape, v_rows[2 * pair + 1], chunk * LANES);
+            // SAFETY: 32 weights.
+            unsafe { P::store_weights(even, odd, to.as_mut_ptr()) }
+        }
+    }
+    let keys = numbers_mut::<P::Weight>(&mut scratch.keys);
+    for (group, k_rows) in k_rows[..positions.len().next_multiple_of(LANES)].chunks_exact(LANES).enumerate() {
+        for from in (0..dim).step_by(PAIR) {
+            // Not moved out of below: a move copies it.
+            let zero = P::Floats::splat(0.0);
+            let mut square = [P::row(zero, zero); LANES];
+            for (pairs, row) in square.iter_mut().zip(k_rows) {
+                let first = element::<P::Floats>(shape, row, from);
+                let last = element::<P::Floats>(shape, row, from + LANES);
+                *pairs = P::row(first, last);
+            }
+            let to = &mut keys[from / 2 * 2 * KEYS + group * PAIR..][..(LANES - 1) * 2 * KEYS + PAIR];
+            // SAFETY: the last of 16 rows of keys ends where the slice does.
+            unsafe { P::store_transposed(&mut square, LANES, to.as_mut_ptr(), 2 * KEYS) }
+        }
+    }
+}
+
+/// Elements `from..from + 16` of a row of K or V: 0 beyond its end, and where there is no row.
+#[inline(always)]
+fn element<V: F32x16>(shape: &AttentionShape, row: &[u8], from: usize) -> V {
+    if row.is_empty() || from >= shape.head_dim {
+        return V::splat(0.0);
+    }
+    decode(shape.dtype, row, from, shape.head_dim)
+}
+
+/// Turns a row's scores of one tile into weights, and brings its sums and output to the new maximum.
+#[inline(always)]
+fn weigh<P: Pairs>(shape: &AttentionShape, position: usize, start: usize, row: usize, scratch: &mut Scratch, partial: &mut Partial) {
+    let seen = shape.seen(position);
+    let scores = &mut scratch.scores[row * KEYS..][..KEYS];
+    let (from, to) = (seen.start.saturating_sub(start).min(KEYS), (seen.end - start).min(KEYS));
+    if from > 0 {
+        scores[..from].fill(f32::NEG_INFINITY);
+    }
+    if to < KEYS {
+        scores[to..].fill(f32::NEG_INFINITY);
+    }
+
+    // Loops, not closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+    let mut s = [P::Floats::splat(0.0); KEYS / LANES];
+    for (s, from) in s.iter_mut().zip(scores.chunks_exact(LANES)) {
+        *s = P::Floats::read(from);
+    }
+    let Partial { out, sums, maxima } = partial;
+    let sums = &mut sums[row * LANES..][..LANES];
+    let mut total = P::Floats::read(sums);
+    let mut max = maxima[row];
+    let largest = s[0].max(s[1]).max(s[2].max(s[3]));
+    if largest.any_above(P::Floats::splat(max)) {
+        let old = max;
+        max = largest.largest();
+        maxima[row] = max;
+        let correction = exp2_of_negative(P::Floats::splat(old - max));
+        total = total.mul(correction);
+        let padded = shape.padded_dim();
+        for out in out[row * padded..][..padded].chunks_exact_mut(LANES) {
+            P::Floats::read(out).mul(correction).write(out);
+        }
+    }
+    let weights = &mut numbers_mut::<P::Input>(&mut scratch.weights)[row * KEYS..][..KEYS];
+    for (s, to) in s.iter_mut().zip(weights.chunks_exact_mut(LANES)) {
+        *s = exp2_of_negative(s.sub(P::Floats::splat(max)));
+        // SAFETY: 16 elements.
+        unsafe { P::store_inputs(*s, to.as_mut_ptr()) }
+    }
+    total.add(s[0].add(s[1]).add(s[2].add(s[3]))).write(sums);
+}
+
+per_isa! {
+    /// Adds the sums of some rows over later positions to those over earlier ones.
+    pub(super) fn merge(shape: &AttentionShape, rows: usize, later: &Partial, total: &mut Partial) = merge_of<Floats>
+}
+
+#[inline(always)]
+fn merge_of<V: F32x16>(shape: &AttentionShape, rows: usize, later: &Partial, total: &mut Partial) {
+    let padded = shape.padded_dim();
+    for row in 0..rows {
+        let (old, new) = (total.maxima[row], later.maxima[row]);
+        let max = if new > old { new } else { old };
+        let (keep, take) = (exp2_of_negative(V::splat(old - max)), exp2_of_negative(V::splat(new - max)));
+        total.maxima[row] = max;
+        let (from, to) = (&later.sums[row * LANES..][..LANES], &mut total.sums[row * LANES..][..LANES]);
+        V::read(from).mul_add(take, V::read(to).mul(keep)).write(to);
+        let rows = later.out[row * padded..][..padded].chunks_exact(LANES);
+        for (from, to) in rows.zip(total.out[row * padded..][..padded].chunks_exact_mut(LANES)) {
+            V::read(from).mul_add(take, V::read(to).mul(keep)).write(to);
+        }
+    }
+}
+
+per_isa! {
+    /// Divides by the sums of the weights, which are at least 1: a row sees itself.
+    pub(super) fn finish(
+        shape: &AttentionShape,
+        tile: &QueryTile<'_>,
+        kv_head: usize,
+        total: &Partial,
+        out: &SharedRows<'_>,
+    ) = finish_of<Floats>
+}
+
+#[inline(always)]
+fn finish_of<V: F32x16>(
+    shape: &AttentionShape,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    total: &Partial,
+    out: &SharedRows<'_>,
+) {
+    let (group, dim, padded) = (shape.group(), shape.head_dim, shape.padded_dim());
+    for row in 0..tile.tokens * group {
+        let sum = V::splat(V::read(&total.sums[row * LANES..][..LANES]).sum());
+        let head = kv_head * group + row % group;
+        // SAFETY: this task's rows and heads; no other task has them.
+        let to = unsafe { out.part(tile.row + row / group, head * dim, dim) };
+        for (from, to) in total.out[row * padded..][..padded].chunks_exact(LANES).zip(to.chunks_mut(LANES)) {
+            V::read(from).div(sum).write(to);
+        }
+    }
+}

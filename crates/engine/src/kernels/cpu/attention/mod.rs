@@ -1,0 +1,322 @@
+//! softmax(q k / sqrt(d)) v over paged K and V, for many query rows at once.
+//!
+//! ```text
+//! task = (some consecutive queries of a sequence, one kv head): rows = queries x heads of the group
+//! for each split of 256 positions, for each key tile of 64, at fixed absolute positions:
+//!     K, V: decoded from the arena, in pairs (see `Pairs`)   keys [d / 2][64], values [64 / 2][d]
+//!     S = Q K                                                scores [rows][64], as powers of 2; what a row does not see is -inf
+//!     m' = max(m, max S);  P = 2^(S - m');  c = 2^(m - m')
+//!     l = l c + sum P;  O = O c + P V                        (online softmax: Milakov and Gimelshein, 2018)
+//! of the splits, in order:  m' = max(m1, m2), and l and O likewise
+//! out = O / l
+//! ```
+//!
+//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros, and neither tiles nor splits move with the
+//! chunk. With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
+
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use baton_types::{BlockId, KvDtype};
+
+use crate::kernels::lanes::LANES;
+use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, SharedRows, Threads};
+
+use super::kv_store::KvStore;
+use kernel::{attend_rounded, attend_single, finish, load_queries_rounded, load_queries_single, merge};
+
+/// Positions of a key tile.
+const KEYS: usize = 64;
+/// Positions of a split.
+const SPLIT: usize = 4 * KEYS;
+/// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays in the second-level cache.
+const QUERY_ROWS: usize = 96;
+/// Tasks per thread from which on splits are not computed apart: there is enough to share out.
+const TASKS_PER_THREAD: usize = 4;
+/// Most rows of results of splits, over all tasks: some 350 bytes each with heads of 64.
+const MAX_SPLIT_ROWS: usize = 1 << 16;
+
+/// What attention needs to know of a model's layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: KvDtype,
+    /// A row sees itself and the `window - 1` positions before it.
+    pub window: Option<u32>,
+    /// Whether Q, K, V and the weights are rounded to bfloat16. Sums are of single precision either way.
+    pub rounded: bool,
+}
+
+impl AttentionShape {
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Of queries and keys: whole rows of pairs.
+    fn padded_depth(&self) -> usize {
+        self.head_dim.next_multiple_of(2 * LANES)
+    }
+
+    /// Queries of one task.
+    pub fn tile_tokens(&self) -> usize {
+        (QUERY_ROWS / self.group()).max(1)
+    }
+
+    /// Positions that a row sees.
+    fn seen(&self, position: usize) -> Range<usize> {
+        let end = position + 1;
+        end.saturating_sub(self.window.map_or(end, |w| w as usize))..end
+    }
+}
+
+/// Consecutive queries of one sequence, at most [`AttentionShape::tile_tokens`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueryTile<'a> {
+    /// Row of the first one in the step.
+    pub row: usize,
+    /// Its position in the sequence.
+    pub position: usize,
+    pub tokens: usize,
+    pub block_table: &'a [BlockId],
+}
+
+impl QueryTile<'_> {
+    /// The splits that its rows see.
+    fn splits(&self, shape: &AttentionShape) -> Range<usize> {
+        shape.seen(self.position).start / SPLIT..(self.position + self.tokens).div_ceil(SPLIT)
+    }
+
+    /// Its positions of one split, from the first tile that a row sees on.
+    fn positions(&self, shape: &AttentionShape, split: usize) -> Range<usize> {
+        let from = shape.seen(self.position).start / KEYS * KEYS;
+        from.max(split * SPLIT)..(self.position + self.tokens).min((split + 1) * SPLIT)
+    }
+}
+
+/// Sums of some rows over a range of positions.
+pub(crate) struct Partial {
+    /// `[rows][padded_dim]`: weighted values.
+    out: AlignedBuf,
+    /// `[rows][16]`: sums of weights by lane.
+    sums: AlignedBuf,
+    /// Largest score of each row.
+    maxima: Vec<f32>,
+}
+
+impl Partial {
+    fn new(shape: &AttentionShape, rows: usize) -> Self {
+        Self {
+            out: AlignedBuf::zeroed(rows * shape.padded_dim()),
+            sums: AlignedBuf::zeroed(rows * LANES),
+            maxima: vec![0.0; rows],
+        }
+    }
+
+    /// Makes the first rows those of no positions.
+    fn clear(&mut self, shape: &AttentionShape, rows: usize) {
+        self.out[..rows * shape.padded_dim()].fill(0.0);
+        self.sums[..rows * LANES].fill(0.0);
+        self.maxima[..rows].fill(f32::MIN);
+    }
+}
+
+/// Working memory of one thread. What holds numbers in pairs has room for single precision.
+struct Scratch {
+    /// `[rows][padded_depth]`, times log2(e) / sqrt(head_dim).
+    queries: AlignedBytes,
+    /// `[padded_depth / 2][64]` pairs.
+    keys: AlignedBytes,
+    /// `[64 / 2][padded_dim]` pairs.
+    values: AlignedBytes,
+    /// `[rows][64]`.
+    scores: AlignedBuf,
+    /// `[rows][64]`: powers of the scores.
+    weights: AlignedBytes,
+}
+
+impl Scratch {
+    fn new(shape: &AttentionShape) -> Self {
+        let rows = shape.tile_tokens() * shape.group();
+        let numbers = |count: usize| AlignedBytes::zeroed(count * size_of::<f32>());
+        Self {
+            queries: numbers(rows * shape.padded_depth()),
+            keys: numbers(shape.padded_depth() * KEYS),
+            values: numbers(KEYS * shape.padded_dim()),
+            scores: AlignedBuf::zeroed(rows * KEYS),
+            weights: numbers(rows * KEYS),
+        }
+    }
+}
+
+/// What a thread works with: its memory, and the sums of a split and of all splits so far.
+struct Worker {
+    scratch: Scratch,
+    partial: Partial,
+    total: Partial,
+}
+
+impl Worker {
+    fn new(shape: &AttentionShape) -> Self {
+        let rows = shape.tile_tokens() * shape.group();
+        Self {
+            scratch: Scratch::new(shape),
+            partial: Partial::new(shape, rows),
+            total: Partial::new(shape, rows),
+        }
+    }
+}
+
+/// Working memory of attention, kept from one step to the next.
+pub(crate) struct AttentionScratch {
+    workers: Vec<Mutex<Worker>>,
+    /// Results of splits that are computed apart.
+    splits: Vec<Mutex<Partial>>,
+    /// Rows that each of these has room for.
+    split_rows: usize,
+}
+
+impl AttentionScratch {
+    /// For layers of this shape, on so many threads.
+    pub fn new(shape: &AttentionShape, threads: usize) -> Self {
+        Self {
+            workers: (0..threads).map(|_| Mutex::new(Worker::new(shape))).collect(),
+            splits: Vec::new(),
+            split_rows: 0,
+        }
+    }
+
+    fn make_room(&mut self, shape: &AttentionShape, splits: usize, rows: usize) {
+        if rows > self.split_rows {
+            self.splits.clear();
+            self.split_rows = rows;
+        }
+        let rows = self.split_rows;
+        self.splits.resize_with(splits.max(self.splits.len()), || Mutex::new(Partial::new(shape, rows)));
+    }
+}
+
+/// The operands of a step's attention.
+#[derive(Clone, Copy)]
+pub(crate) struct Attention<'a> {
+    pub shape: &'a AttentionShape,
+    pub store: KvStore<'a>,
+    /// The query heads, in the first columns.
+    pub q: &'a Rows,
+}
+
+/// Attention of all query tiles of a step: `out` becomes `[rows][heads x head_dim]`.
+pub(crate) fn attention(
+    isa: Isa,
+    threads: &Threads,
+    operands: Attention<'_>,
+    tiles: &[QueryTile<'_>],
+    out: &mut Rows,
+    scratch: &mut AttentionScratch,
+) {
+    out.resize(operands.q.rows());
+    let shape = operands.shape;
+    let out = out.share();
+    let splits = tiles.iter().map(|tile| tile.splits(shape).len()).max().unwrap_or(0);
+    let rows = tiles.iter().map(|tile| tile.tokens * shape.group()).max().unwrap_or(0);
+    let tasks = tiles.len() * shape.kv_heads;
+    let few = tasks < threads.count() * TASKS_PER_THREAD && threads.count() > 1;
+    if few && splits > 1 && tasks * splits * rows <= MAX_SPLIT_ROWS {
+        scratch.make_room(shape, tasks * splits, rows);
+        attend_splits(isa, threads, operands, tiles, splits, &out, scratch);
+    } else {
+        threads.for_each(tasks, true, |worker, task| {
+            // The last tiles attend to most: the long tasks first.
+            let tile = &tiles[tiles.len() - 1 - task / shape.kv_heads];
+            attend_tile(isa, operands, tile, task % shape.kv_heads, &out, &mut lock(&scratch.workers[worker]));
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One query tile and one kv head, split after split.
+fn attend_tile(
+    isa: Isa,
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    out: &SharedRows<'_>,
+    worker: &mut Worker,
+) {
+    let (shape, splits) = (operands.shape, tile.splits(operands.shape));
+    let Worker { scratch, partial, total } = worker;
+    load_queries(isa, operands, tile, kv_head, scratch);
+    attend(isa, operands, tile, kv_head, splits.start, scratch, total);
+    for split in splits.skip(1) {
+        attend(isa, operands, tile, kv_head, split, scratch, partial);
+        merge(isa, shape, tile.tokens * shape.group(), partial, total);
+    }
+    finish(isa, shape, tile, kv_head, total, out);
+}
+
+/// Each split of each query tile and kv head as a task, then their sums.
+fn attend_splits(
+    isa: Isa,
+    threads: &Threads,
+    operands: Attention<'_>,
+    tiles: &[QueryTile<'_>],
+    splits: usize,
+    out: &SharedRows<'_>,
+    scratch: &AttentionScratch,
+) {
+    let shape = operands.shape;
+    let tasks = tiles.len() * shape.kv_heads;
+    threads.for_each(tasks * splits, true, |worker, index| {
+        let (task, at) = (index / splits, index % splits);
+        let (tile, kv_head) = (&tiles[task / shape.kv_heads], task % shape.kv_heads);
+        if let Some(split) = tile.splits(shape).nth(at) {
+            let scratch_of_worker = &mut lock(&scratch.workers[worker]).scratch;
+            load_queries(isa, operands, tile, kv_head, scratch_of_worker);
+            attend(isa, operands, tile, kv_head, split, scratch_of_worker, &mut lock(&scratch.splits[index]));
+        }
+    });
+    threads.for_each(tasks, true, |_, task| {
+        let tile = &tiles[task / shape.kv_heads];
+        let mut total = lock(&scratch.splits[task * splits]);
+        for at in 1..tile.splits(shape).len() {
+            merge(isa, shape, tile.tokens * shape.group(), &lock(&scratch.splits[task * splits + at]), &mut total);
+        }
+        finish(isa, shape, tile, task % shape.kv_heads, &total, out);
+    });
+}
+
+/// The queries of a tile and a kv head, to the scratch memory.
+fn load_queries(isa: Isa, operands: Attention<'_>, tile: &QueryTile<'_>, kv_head: usize, scratch: &mut Scratch) {
+    match operands.shape.rounded {
+        true => load_queries_rounded(isa, operands, tile, kv_head, scratch),
+        false => load_queries_single(isa, operands, tile, kv_head, scratch),
+    }
+}
+
+/// One split of the queries that were loaded.
+fn attend(
+    isa: Isa,
+    operands: Attention<'_>,
+    tile: &QueryTile<'_>,
+    kv_head: usize,
+    split: usize,
+    scratch: &mut Scratch,
+    partial: &mut Partial,
+) {
+    match operands.shape.rounded {
+        true => attend_rounded(isa, operands, tile, kv_head, split, scratch, partial),
+        false => attend_single(isa, operands, tile, kv_head, split, scratch, partial),
+    }
+}

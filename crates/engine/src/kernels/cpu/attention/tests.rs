@@ -1,0 +1,143 @@
+use baton_types::KvLayout;
+use half::{bf16, f16};
+
+use super::*;
+use crate::arena::KvArena;
+use crate::kernels::reference;
+
+struct Case {
+    shape: AttentionShape,
+    block_tokens: u32,
+    length: usize,
+}
+
+/// Rounds to the KV's type and back.
+fn rounded(dtype: KvDtype, x: Vec<f32>) -> Vec<f32> {
+    match dtype {
+        KvDtype::F32 => x,
+        KvDtype::F16 => x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect(),
+        KvDtype::Bf16 => x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect(),
+    }
+}
+
+fn inputs(case: &Case) -> (Rows, Vec<f32>, Vec<f32>) {
+    let (shape, length) = (&case.shape, case.length);
+    let mut q = Rows::new(shape.heads * shape.head_dim);
+    q.resize(length);
+    for row in 0..length {
+        let values = reference::random(row as u64, shape.heads * shape.head_dim);
+        q.row_mut(row).iter_mut().zip(values).for_each(|(q, x)| *q = 6.0 * x);
+    }
+    let width = shape.kv_heads * shape.head_dim;
+    (q, reference::random(71, length * width), reference::random(72, length * width))
+}
+
+/// Computes the queries in chunks, over blocks that lie in disorder in an arena full of garbage.
+fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
+    let shape = &case.shape;
+    let (q, k, v) = inputs(case);
+    let blocks = case.length.div_ceil(case.block_tokens as usize) as u32;
+    let layout = KvLayout {
+        model: 0,
+        num_layers: 2,
+        num_kv_heads: shape.kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        block_tokens: case.block_tokens,
+        dtype: shape.dtype,
+        num_blocks: blocks + 3,
+    };
+    let arena = KvArena::allocate(layout).unwrap();
+    // SAFETY: one thread.
+    unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
+    let table: Vec<_> = (0..blocks).map(|b| BlockId((b * 5 + 2) % (blocks + 3))).collect();
+    let table = if (blocks + 3).is_multiple_of(5) { (0..blocks).rev().map(BlockId).collect() } else { table };
+    let store = KvStore::new(&arena, 1);
+    let threads = Threads::new(count).unwrap();
+    let mut scratch = AttentionScratch::new(shape, count);
+    let width = shape.kv_heads * shape.head_dim;
+    let mut results = Vec::new();
+    for first in (0..case.length).step_by(chunk) {
+        let end = case.length.min(first + chunk);
+        let mut part = Rows::new(q.columns());
+        part.resize(end - first);
+        for position in first..end {
+            let at = position * width..(position + 1) * width;
+            store.write(&table, position, &k[at.clone()], &v[at]);
+            part.row_mut(position - first).copy_from_slice(q.row(position));
+        }
+        let tile = |from: usize| QueryTile {
+            row: from - first,
+            position: from,
+            tokens: shape.tile_tokens().min(end - from),
+            block_table: &table,
+        };
+        let tiles: Vec<_> = (first..end).step_by(shape.tile_tokens()).map(tile).collect();
+        let mut out = Rows::new(q.columns());
+        attention(isa, &threads, Attention { shape, store, q: &part }, &tiles, &mut out, &mut scratch);
+        results.extend((0..end - first).map(|row| out.row(row).to_vec()));
+    }
+    results
+}
+
+fn expected(case: &Case) -> Vec<Vec<f32>> {
+    let shape = &case.shape;
+    let (q, k, v) = inputs(case);
+    let (k, v) = (rounded(shape.dtype, k), rounded(shape.dtype, v));
+    let (dim, width) = (shape.head_dim, shape.kv_heads * shape.head_dim);
+    let of_head = |x: &[f32], head: usize| -> Vec<f32> {
+        x.chunks_exact(width).flat_map(|row| row[head * dim..(head + 1) * dim].to_vec()).collect()
+    };
+    let head_out = |position: usize, head: usize| {
+        let kv_head = head / shape.group();
+        let q = &q.row(position)[head * dim..(head + 1) * dim];
+        let window = shape.window.map_or(usize::MAX, |w| w as usize);
+        let seen = (position + 1).saturating_sub(window)..position + 1;
+        reference::attention(q, &of_head(&k, kv_head), &of_head(&v, kv_head), seen)
+    };
+    (0..case.length).map(|p| (0..shape.heads).flat_map(|h| head_out(p, h)).collect()).collect()
+}
+
+/// Cases, and how far from the reference they may be: numbers of 8 bits are rounded by at most 1/512, which scores of up to 6 make a hundredth of the weights.
+fn cases() -> Vec<(Case, f32)> {
+    let case = |heads, kv_heads, head_dim, dtype, window, block_tokens, length, rounded| Case {
+        shape: AttentionShape { heads, kv_heads, head_dim, dtype, window, rounded },
+        block_tokens,
+        length,
+    };
+    let single = [
+        case(1, 1, 4, KvDtype::F32, None, 16, 1, false),
+        case(3, 1, 64, KvDtype::F16, None, 16, 150, false),
+        case(4, 2, 20, KvDtype::F32, None, 5, 131, false),
+        case(2, 2, 16, KvDtype::Bf16, Some(7), 16, 100, false),
+        case(4, 1, 40, KvDtype::F16, Some(70), 64, 200, false),
+        case(2, 1, 9, KvDtype::F16, None, 16, 600, false),
+    ];
+    let rounded = [
+        case(1, 1, 4, KvDtype::F16, None, 16, 1, true),
+        case(3, 1, 64, KvDtype::F16, None, 16, 530, true),
+        case(4, 2, 20, KvDtype::Bf16, None, 5, 131, true),
+        case(2, 1, 33, KvDtype::F16, Some(300), 16, 590, true),
+        case(2, 2, 7, KvDtype::Bf16, Some(7), 16, 300, true),
+    ];
+    single.into_iter().map(|case| (case, 1e-5)).chain(rounded.into_iter().map(|case| (case, 0.02))).collect()
+}
+
+#[test]
+fn is_close_to_the_reference_and_invariant() {
+    for (index, (case, tolerance)) in cases().iter().enumerate() {
+        let expected = expected(case);
+        let whole = run(case, Isa::detect(), 1, case.length);
+        for (position, (found, expected)) in whole.iter().zip(&expected).enumerate() {
+            let distance = reference::distance(found, expected);
+            assert!(distance < *tolerance, "case {index}, position {position}: {distance}");
+        }
+        for isa in Isa::available() {
+            for (threads, chunk) in [(2, case.length), (1, 1), (2, 1), (2, 33)] {
+                assert!(
+                    run(case, isa, threads, chunk) == whole,
+                    "case {index}, {isa}, {threads} threads, chunks of {chunk}"
+                );
+            }
+        }
+    }
+}
