@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // hands out parts of memory that other threads and machines write too; see each SAFETY note
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use baton_memory::{MemoryError, MemoryRegion};
@@ -61,6 +62,21 @@ impl KvArena {
         let offset = self.layout.offset(layer, block);
         // SAFETY: the caller's promise.
         unsafe { self.region.slice_mut(offset..offset + self.layout.block_bytes()) }
+    }
+
+    /// A part of one layer of one block, for writing.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the part while the slice lives.
+    ///
+    /// # Panics
+    /// If the part ends beyond the block.
+    #[allow(clippy::mut_from_ref)] // as above
+    pub(crate) unsafe fn part_mut(&self, layer: u32, block: BlockId, part: Range<usize>) -> &mut [u8] {
+        let (offset, end) = (self.layout.offset(layer, block), self.layout.block_bytes());
+        assert!(part.start <= part.end && part.end <= end, "bytes {part:?} of a block of {end}");
+        // SAFETY: the caller's promise.
+        unsafe { self.region.slice_mut(offset + part.start..offset + part.end) }
     }
 
     /// Copies one layer of a block out. Only of a complete block that the caller holds.

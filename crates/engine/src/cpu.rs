@@ -6,8 +6,9 @@ use baton_types::{KvDtype, KvLayout};
 use crate::arena::KvArena;
 use crate::engine::{Engine, ModelInfo, SequenceStep, StepObserver, check_batch};
 use crate::error::EngineError;
+use crate::kernels::cpu::Products;
 use crate::kernels::{Isa, Threads};
-use crate::model::{Compute, Llama, ModelConfig, Products, Workspace};
+use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
 /// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show; the number changes with the order of any sum.
 const NUMERICS_F32: &str = "cpu-f32-2";

@@ -84,8 +84,7 @@ pub(crate) struct Rows {
 impl Rows {
     /// No rows yet.
     pub fn new(columns: usize) -> Self {
-        let lines = columns.div_ceil(LANES);
-        Self { data: AlignedBuf::zeroed(0), rows: 0, columns, stride: (lines | 1) * LANES }
+        Self { data: AlignedBuf::zeroed(0), rows: 0, columns, stride: stride(columns) }
     }
 
     /// Makes it `rows` high. The contents are unspecified; memory is only ever added.
@@ -94,6 +93,12 @@ impl Rows {
             self.data = AlignedBuf::zeroed(rows * self.stride);
         }
         self.rows = rows;
+    }
+
+    /// Makes it `rows x columns`, as [`Self::resize`].
+    pub fn reshape(&mut self, rows: usize, columns: usize) {
+        (self.columns, self.stride) = (columns, stride(columns));
+        self.resize(rows);
     }
 
     pub fn rows(&self) -> usize {
@@ -139,6 +144,10 @@ impl Rows {
         let data = self.data.as_mut_ptr();
         SharedRows { data, rows: self.rows, columns: self.columns, stride: self.stride, owner: PhantomData }
     }
+}
+
+fn stride(columns: usize) -> usize {
+    (columns.div_ceil(LANES) | 1) * LANES
 }
 
 /// Rows that several threads write, each its own part.

@@ -46,19 +46,19 @@ impl Threads {
         }
     }
 
-    /// Runs `work(index, chunk)` over the chunks of `data`, the last of which may be shorter.
+    /// Runs `work(worker, index, chunk)` over the chunks of `data`, the last of which may be shorter.
     pub fn for_each_chunk<T: Send>(
         &self,
         data: &mut [T],
         chunk: usize,
         parallel: bool,
-        work: impl Fn(usize, &mut [T]) + Sync,
+        work: impl Fn(usize, usize, &mut [T]) + Sync,
     ) {
         let (len, shared) = (data.len(), Shared(data.as_mut_ptr()));
-        self.for_each(len.div_ceil(chunk), parallel, |_, task| {
+        self.for_each(len.div_ceil(chunk), parallel, |worker, task| {
             let (first, end) = (task * chunk, len.min((task + 1) * chunk));
             // SAFETY: inside `data`, which is borrowed exclusively; each task runs once, and no two have an element in common.
-            work(task, unsafe { std::slice::from_raw_parts_mut(shared.at(first), end - first) });
+            work(worker, task, unsafe { std::slice::from_raw_parts_mut(shared.at(first), end - first) });
         });
     }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn chunks_cover_the_slice() {
         let mut data = vec![0; 23];
-        let work = |index, chunk: &mut [usize]| chunk.iter_mut().for_each(|x| *x += 10 + index);
+        let work = |_: usize, index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|x| *x += 10 + index);
         Threads::new(2).unwrap().for_each_chunk(&mut data, 5, true, work);
         assert_eq!(data, (0..23).map(|i| 10 + i / 5).collect::<Vec<_>>());
     }

@@ -12,14 +12,14 @@ use baton_formats::ModelFile;
 use baton_types::KvDtype;
 
 use super::config::ModelConfig;
-use super::weights::{Layer, Products, Progress, Weights};
+use super::weights::{Layer, Progress, Weights};
 use crate::arena::KvArena;
 use crate::cpu::Arithmetic;
 use crate::engine::{LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
-    Attention, AttentionScratch, AttentionShape, Inputs, KvStore, QueryTile, RopeTable, attention, linear, rms_norm, rope,
-    swiglu,
+    Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
+    attention, linear, rms_norm, rope, swiglu,
 };
 use crate::kernels::{Isa, Rows, Threads};
 use crate::sampler::check_finite;
@@ -42,14 +42,10 @@ pub(crate) struct Llama {
 /// Buffers of a step, kept from one to the next; they grow to the most rows seen.
 pub(crate) struct Workspace {
     hidden: Rows,
-    normed: Rows,
     inputs: Inputs,
     qkv: Rows,
     attended: Rows,
     gate_up: Rows,
-    gated: Rows,
-    projected: Rows,
-    wanted: Rows,
     logits: Rows,
     rope: RopeTable,
     attention: AttentionScratch,
@@ -62,6 +58,8 @@ struct Step<'a> {
     arena: &'a KvArena,
     llama: &'a Llama,
     config: &'a ModelConfig,
+    /// Of each row: which sequence, and where in it.
+    positions: Vec<(usize, usize)>,
 }
 
 impl Llama {
@@ -105,16 +103,13 @@ impl Llama {
     pub fn workspace(&self, compute: &Compute, arena: &KvArena) -> Workspace {
         let config = &self.config;
         let shape = self.attention_shape(arena, 0);
+        let widest = config.hidden.max(config.q_width()).max(config.feed_forward);
         Workspace {
             hidden: Rows::new(config.hidden),
-            normed: Rows::new(config.hidden),
-            inputs: Inputs::new(),
+            inputs: Inputs::new(&compute.threads, widest),
             qkv: Rows::new(config.q_width() + 2 * config.kv_width()),
             attended: Rows::new(config.q_width()),
             gate_up: Rows::new(2 * config.feed_forward),
-            gated: Rows::new(config.feed_forward),
-            projected: Rows::new(config.hidden),
-            wanted: Rows::new(config.hidden),
             logits: Rows::new(config.vocab_size),
             rope: RopeTable::new(config.rope_frequencies.clone()),
             attention: AttentionScratch::new(&shape, compute.threads.count()),
@@ -133,7 +128,11 @@ impl Llama {
         batch: &[SequenceStep<'_>],
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
-        let step = Step { compute, batch, arena, llama: self, config: &self.config };
+        let rows_of = |(index, sequence): (usize, &SequenceStep<'_>)| {
+            (sequence.start as usize..).take(sequence.tokens.len()).map(move |position| (index, position))
+        };
+        let positions = batch.iter().enumerate().flat_map(rows_of).collect();
+        let step = Step { compute, batch, arena, llama: self, config: &self.config, positions };
         self.embed(batch, workspace);
         for (index, layer) in (0u32..).zip(&self.weights.layers) {
             step.keys_and_values(index, layer, workspace);
@@ -162,15 +161,11 @@ impl Llama {
         workspace: &mut Workspace,
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
-        let Workspace { hidden, inputs, wanted, logits, .. } = workspace;
+        let Workspace { hidden, inputs, logits, .. } = workspace;
         for tile in wanted_rows(step.batch).chunks(LOGIT_ROWS) {
-            wanted.resize(tile.len());
-            for (to, wanted_row) in tile.iter().enumerate() {
-                let norm = &self.weights.output_norm;
-                rms_norm(step.compute.isa, hidden.row(wanted_row.row), norm, self.config.norm_eps, wanted.row_mut(to));
-            }
-            let Compute { isa, threads } = step.compute;
-            linear(*isa, threads, wanted, &self.weights.head, logits, inputs);
+            let norm = &self.weights.output_norm;
+            step.fill_with_norm(inputs, &self.weights.head, norm, tile.len(), |row| hidden.row(tile[row].row));
+            linear(step.compute.isa, &step.compute.threads, inputs, &self.weights.head, logits, Target::Set);
             for (row, wanted_row) in tile.iter().enumerate() {
                 check_finite(logits.row(row))?;
                 observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
@@ -207,40 +202,35 @@ fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
 impl Step<'_> {
     /// Queries into the workspace, keys and values into the arena.
     fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, inputs, qkv, rope: table, .. } = workspace;
-        self.norm(hidden, &layer.attention_norm, normed);
-        linear(self.compute.isa, &self.compute.threads, normed, &layer.qkv, qkv, inputs);
-        let rotated = self.config.q_width() + self.config.kv_width();
-        self.each_row(qkv, |row, values| {
+        let Workspace { hidden, inputs, qkv, rope: table, .. } = workspace;
+        let Compute { isa, threads } = self.compute;
+        self.fill_with_norm(inputs, &layer.qkv, &layer.attention_norm, hidden.rows(), |row| hidden.row(row));
+        linear(*isa, threads, inputs, &layer.qkv, qkv, Target::Set);
+        let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
+        let store = KvStore::new(self.arena, index);
+        qkv.for_each(threads, |row, values| {
             if let Some(bias) = &layer.qkv_bias {
                 add(values, bias);
             }
-            rope(self.compute.isa, &mut values[..rotated], table.row(row));
+            rope(*isa, &mut values[..q_width + kv_width], table.row(row));
+            let (k, v) = values[q_width..].split_at(kv_width);
+            let (sequence, position) = self.positions[row];
+            store.write(*isa, self.batch[sequence].block_table, position, k, v);
         });
-        let store = KvStore::new(self.arena, index);
-        let mut row = 0;
-        for sequence in self.batch {
-            for position in (sequence.start as usize..).take(sequence.tokens.len()) {
-                let (k, v) = qkv.row(row)[self.config.q_width()..].split_at(self.config.kv_width());
-                store.write(sequence.block_table, position, k, v);
-                row += 1;
-            }
-        }
     }
 
     fn attend(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, inputs, qkv, attended, projected, attention: scratch, .. } = workspace;
+        let Workspace { hidden, inputs, qkv, attended, attention: scratch, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         let shape = self.llama.attention_shape(self.arena, index as usize);
         let operands = Attention { shape: &shape, store: KvStore::new(self.arena, index), q: qkv };
         attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens()), attended, scratch);
-        linear(*isa, threads, attended, &layer.output, projected, inputs);
-        self.each_row(hidden, |row, values| {
-            add(values, projected.row(row));
-            if let Some(bias) = &layer.output_bias {
-                add(values, bias);
-            }
-        });
+        let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(attended.row(row));
+        inputs.fill(*isa, threads, &layer.output, attended.rows(), copy);
+        linear(*isa, threads, inputs, &layer.output, hidden, Target::Add);
+        if let Some(bias) = &layer.output_bias {
+            hidden.for_each(threads, |_, values| add(values, bias));
+        }
     }
 
     fn query_tiles(&self, tokens: usize) -> Vec<QueryTile<'_>> {
@@ -261,27 +251,28 @@ impl Step<'_> {
     }
 
     fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, normed, inputs, gate_up, gated, projected, .. } = workspace;
+        let Workspace { hidden, inputs, gate_up, .. } = workspace;
         let Compute { isa, threads } = self.compute;
-        self.norm(hidden, &layer.feed_forward_norm, normed);
-        linear(*isa, threads, normed, &layer.gate_up, gate_up, inputs);
-        gated.resize(gate_up.rows());
-        self.each_row(gated, |row, values| {
+        self.fill_with_norm(inputs, &layer.gate_up, &layer.feed_forward_norm, hidden.rows(), |row| hidden.row(row));
+        linear(*isa, threads, inputs, &layer.gate_up, gate_up, Target::Set);
+        inputs.fill(*isa, threads, &layer.down, gate_up.rows(), |row, to| {
             let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
-            swiglu(*isa, gate, up, values);
+            swiglu(*isa, gate, up, to);
         });
-        linear(*isa, threads, gated, &layer.down, projected, inputs);
-        self.each_row(hidden, |row, values| add(values, projected.row(row)));
+        linear(*isa, threads, inputs, &layer.down, hidden, Target::Add);
     }
 
-    fn norm(&self, x: &Rows, weight: &[f32], y: &mut Rows) {
-        y.resize(x.rows());
-        let eps = self.config.norm_eps;
-        self.each_row(y, |row, values| rms_norm(self.compute.isa, x.row(row), weight, eps, values));
-    }
-
-    fn each_row(&self, rows: &mut Rows, work: impl Fn(usize, &mut [f32]) + Sync) {
-        rows.for_each(&self.compute.threads, work);
+    /// Some rows, normalised, as the inputs of a matrix.
+    fn fill_with_norm<'x>(
+        &self,
+        inputs: &mut Inputs,
+        w: &Matrix,
+        norm: &[f32],
+        rows: usize,
+        x: impl Fn(usize) -> &'x [f32] + Sync,
+    ) {
+        let Compute { isa, threads } = self.compute;
+        inputs.fill(*isa, threads, w, rows, |row, to| rms_norm(*isa, x(row), norm, self.config.norm_eps, to));
     }
 }
 

@@ -10,4 +10,3 @@ mod weights;
 
 pub(crate) use config::ModelConfig;
 pub(crate) use llama::{Compute, Llama, Workspace};
-pub(crate) use weights::Products;

@@ -11,7 +11,7 @@ use super::names::{Names, Part};
 use crate::cpu::Arithmetic;
 use crate::error::EngineError;
 use crate::kernels::Threads;
-use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, QuantizedMatrix};
+use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix};
 
 /// Hears which share of a model is loaded, from 0 to 1.
 pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
@@ -37,29 +37,9 @@ pub(crate) struct Weights {
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
     pub head: Matrix,
+    /// Of the coarsest of its matrices.
     pub products: Products,
     pub fingerprint: ModelFingerprint,
-}
-
-/// What the coarsest of a model's products rounds activations to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Products {
-    /// Single precision: not at all.
-    Single,
-    /// bfloat16.
-    Rounded,
-    /// 8-bit integers, with a scale per 32.
-    Quantized,
-}
-
-impl Products {
-    fn of(matrix: &Matrix) -> Self {
-        match matrix {
-            matrix if matrix.is_quantized() => Self::Quantized,
-            matrix if matrix.is_rounded() => Self::Rounded,
-            _ => Self::Single,
-        }
-    }
 }
 
 impl Weights {
@@ -87,7 +67,7 @@ impl Weights {
             false => (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?),
         };
         let fingerprint = loader.finish()?;
-        let products = matrices(&layers).chain([&head]).map(Products::of).max().unwrap_or(Products::Single);
+        let products = matrices(&layers).chain([&head]).map(Matrix::products).max().unwrap_or(Products::Single);
         Ok(Self { embedding, layers, output_norm, head, products, fingerprint })
     }
 

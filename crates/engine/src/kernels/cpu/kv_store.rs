@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use baton_types::{BlockId, KvDtype};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use crate::arena::KvArena;
+use crate::kernels::Isa;
+use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, prefetch};
 
 /// Bytes that come from memory together.
@@ -27,18 +27,18 @@ impl<'a> KvStore<'a> {
         Self { arena, layer }
     }
 
-    /// Stores the rows of one position; `k` and `v` are `[kv_head][head_dim]`.
-    pub fn write(&self, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
+    /// Stores the rows of one position; `k` and `v` are `[kv_head][head_dim]`. Threads may store different positions at the same time.
+    pub fn write(&self, isa: Isa, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
         let layout = self.arena.layout();
         let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
-        // SAFETY: see the type's text; this thread alone writes.
-        let record = unsafe { self.arena.block_mut(self.layer, table[position / tokens]) };
-        let row_bytes = dim * layout.dtype.bytes();
-        let heads = k.chunks_exact(dim).zip(v.chunks_exact(dim));
-        for ((k, v), planes) in heads.zip(record.chunks_exact_mut(2 * tokens * row_bytes)) {
-            let at = position % tokens * row_bytes;
-            encode(layout.dtype, k, &mut planes[at..at + row_bytes]);
-            encode(layout.dtype, v, &mut planes[(tokens * row_bytes + at)..][..row_bytes]);
+        let (block, row_bytes) = (table[position / tokens], dim * layout.dtype.bytes());
+        let at = |plane: usize| (plane * tokens + position % tokens) * row_bytes;
+        for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
+            for (plane, x) in [(2 * head, k), (2 * head + 1, v)] {
+                // SAFETY: see the type's text; this position is the caller's alone.
+                let to = unsafe { self.arena.part_mut(self.layer, block, at(plane)..at(plane) + row_bytes) };
+                encode(isa, layout.dtype, x, to);
+            }
         }
     }
 
@@ -79,22 +79,39 @@ pub(crate) struct KvRows<'a> {
     pub count: usize,
 }
 
-fn encode(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
-    // Rounding in pieces: a buffer on the stack serves any head size.
-    const PIECE: usize = 64;
-    match dtype {
-        KvDtype::F32 => to.chunks_exact_mut(4).zip(x).for_each(|(to, x)| to.copy_from_slice(&x.to_ne_bytes())),
-        KvDtype::F16 => {
-            for (x, to) in x.chunks(PIECE).zip(to.chunks_mut(2 * PIECE)) {
-                let mut rounded = [f16::ZERO; PIECE];
-                rounded[..x.len()].convert_from_f32_slice(x);
-                to.chunks_exact_mut(2).zip(rounded).for_each(|(to, h)| to.copy_from_slice(&h.to_ne_bytes()));
+per_isa! {
+    /// Rounds a row to the type of the KV.
+    fn encode(dtype: KvDtype, x: &[f32], to: &mut [u8]) = encode_of<Floats>
+}
+
+#[inline(always)]
+fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
+    for (x, to) in x.chunks(LANES).zip(to.chunks_mut(LANES * dtype.bytes())) {
+        let lanes = V::read(x);
+        match dtype {
+            KvDtype::F32 => to.copy_from_slice(bytes_of(&lanes.to_array(), to.len())),
+            KvDtype::F16 => {
+                let mut halves = [0u16; LANES];
+                // SAFETY: 16 elements.
+                unsafe { lanes.store_f16(halves.as_mut_ptr()) };
+                to.copy_from_slice(bytes_of(&halves, to.len()));
+            }
+            KvDtype::Bf16 => {
+                let mut halves = [0u16; LANES];
+                // SAFETY: 16 elements.
+                unsafe { lanes.store_bf16(halves.as_mut_ptr()) };
+                to.copy_from_slice(bytes_of(&halves, to.len()));
             }
         }
-        KvDtype::Bf16 => {
-            to.chunks_exact_mut(2).zip(x).for_each(|(to, &x)| to.copy_from_slice(&bf16::from_f32(x).to_ne_bytes()));
-        }
     }
+}
+
+/// The first bytes of some words, in the machine's order.
+#[inline(always)]
+fn bytes_of<T: Word>(words: &[T; LANES], len: usize) -> &[u8] {
+    // SAFETY: plain numbers, read for as long as they live; `Word`s have no padding.
+    let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words)) };
+    &bytes[..len]
 }
 
 /// Elements `from..from + 16` of an encoded row of `dim`; lanes past its end are 0.

@@ -1,13 +1,15 @@
 //! Weight matrices in the form that suits their file's type, and products with them.
 
+use std::sync::Mutex;
+
 use baton_formats::Dtype;
 
-use crate::kernels::{Isa, Rows, Threads};
+use crate::kernels::{AlignedBuf, Isa, Rows, SharedRows, Threads};
 
 use super::matmul::{PackedMatrix, matmul};
 use super::quantize::QuantizedRows;
-use super::rounded::RoundedRows;
 use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
+use super::rounded::RoundedRows;
 
 /// A part of a matrix: some of its outputs.
 pub(crate) enum MatrixPart {
@@ -33,6 +35,17 @@ impl MatrixPart {
     }
 }
 
+/// What products round activations to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Products {
+    /// Single precision: not at all.
+    Single,
+    /// bfloat16.
+    Rounded,
+    /// 8-bit integers, with a scale per 32.
+    Quantized,
+}
+
 /// A weight matrix, `outputs x inputs`: parts one below the other.
 pub(crate) struct Matrix {
     parts: Vec<MatrixPart>,
@@ -43,7 +56,11 @@ impl Matrix {
     pub fn new(parts: Vec<MatrixPart>) -> Self {
         let (_, first) = parts.split_last().unwrap_or_else(|| unreachable!("a matrix without parts"));
         assert!(first.iter().all(|part| Self::can_follow(part.outputs())), "a part in the middle of a vector");
-        Self { parts }
+        let matrix = Self { parts };
+        let same =
+            |part: &MatrixPart| matches!(part, MatrixPart::Quantized(_)) == (matrix.products() == Products::Quantized);
+        assert!(matrix.parts.iter().all(same), "parts that take activations in different forms");
+        matrix
     }
 
     /// Whether a part may begin at this output.
@@ -56,14 +73,24 @@ impl Matrix {
         dtype.code_form().is_some() && dtype.bytes_of(inputs).is_some()
     }
 
-    /// Whether any part computes with quantized activations.
-    pub fn is_quantized(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, MatrixPart::Quantized(_)))
+    /// What its products round activations to. All parts agree.
+    pub fn products(&self) -> Products {
+        match &self.parts[0] {
+            MatrixPart::Quantized(_) => Products::Quantized,
+            MatrixPart::Float(matrix) if matrix.is_rounded() => Products::Rounded,
+            MatrixPart::Float(_) => Products::Single,
+        }
     }
 
-    /// Whether any part computes with activations rounded to bfloat16.
-    pub fn is_rounded(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, MatrixPart::Float(matrix) if matrix.is_rounded()))
+    fn outputs(&self) -> usize {
+        self.parts.iter().map(MatrixPart::outputs).sum()
+    }
+
+    fn inputs(&self) -> usize {
+        match &self.parts[0] {
+            MatrixPart::Float(matrix) => matrix.inputs(),
+            MatrixPart::Quantized(matrix) => matrix.inputs(),
+        }
     }
 
     /// One row: an embedding, where the matrix is the head too.
@@ -78,37 +105,81 @@ impl Matrix {
     }
 }
 
-/// Activations in the forms that products take: working memory of [`linear`].
+/// Activations in the form that a matrix takes, kept from one product to the next.
 pub(crate) struct Inputs {
-    quantized: QuantizedRows,
+    rows: usize,
+    single: Rows,
     rounded: RoundedRows,
+    quantized: QuantizedRows,
+    /// A row for each thread, before it is rounded.
+    buffers: Vec<Mutex<AlignedBuf>>,
 }
 
 impl Inputs {
-    /// No rows yet.
-    pub fn new() -> Self {
-        Self { quantized: QuantizedRows::new(), rounded: RoundedRows::new() }
+    /// No rows yet; for matrices with at most so many inputs.
+    pub fn new(threads: &Threads, most_inputs: usize) -> Self {
+        Self {
+            rows: 0,
+            single: Rows::new(0),
+            rounded: RoundedRows::new(),
+            quantized: QuantizedRows::new(),
+            buffers: (0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(most_inputs))).collect(),
+        }
+    }
+
+    /// Takes so many rows, which `make(row, values)` writes, for products with `w`: what makes a row and what rounds it are one pass over memory.
+    pub fn fill(
+        &mut self,
+        isa: Isa,
+        threads: &Threads,
+        w: &Matrix,
+        rows: usize,
+        make: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let shape = (rows, w.inputs());
+        self.rows = rows;
+        match w.products() {
+            Products::Single => {
+                self.single.reshape(rows, w.inputs());
+                self.single.for_each(threads, make);
+            }
+            Products::Rounded => self.rounded.fill(isa, threads, shape, &self.buffers, make),
+            Products::Quantized => self.quantized.fill(isa, threads, shape, &self.buffers, make),
+        }
     }
 }
 
-/// Y = X W^T: `x` is `[rows][inputs]`, `y` becomes `[rows][outputs]`.
-pub(crate) fn linear(isa: Isa, threads: &Threads, x: &Rows, w: &Matrix, y: &mut Rows, inputs: &mut Inputs) {
-    let outputs: usize = w.parts.iter().map(MatrixPart::outputs).sum();
-    assert_eq!(y.columns(), outputs, "outputs of a product");
-    y.resize(x.rows());
-    if w.is_quantized() {
-        inputs.quantized.quantize(isa, threads, x);
+/// What becomes of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Y = X W^T.
+    Set,
+    /// Y += X W^T.
+    Add,
+}
+
+/// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is `[rows][outputs]`.
+pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
+    assert_eq!(y.columns(), w.outputs(), "outputs of a product");
+    match target {
+        Target::Set => y.resize(inputs.rows),
+        Target::Add => assert_eq!(y.rows(), inputs.rows, "rows of a sum"),
     }
-    if w.is_rounded() {
-        inputs.rounded.round(isa, threads, x);
-    }
-    let (shared, mut column) = (y.share(), 0);
-    // One after the other: the last vector of a part that is not whole is padding, which the next part overwrites.
+    let (y, mut column) = (y.share(), 0);
     for part in &w.parts {
+        let to = Destination { y: &y, column, target };
         match part {
-            MatrixPart::Float(matrix) => matmul(isa, threads, x, &inputs.rounded, matrix, &shared, column),
-            MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, &shared, column),
+            MatrixPart::Float(matrix) => matmul(isa, threads, &inputs.single, &inputs.rounded, matrix, to),
+            MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
         }
         column += part.outputs();
     }
+}
+
+/// Where a product with a part goes: to the columns from `column` on, a multiple of 16. Rows have room for whole vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Destination<'a> {
+    pub y: &'a SharedRows<'a>,
+    pub column: usize,
+    pub target: Target,
 }

@@ -17,8 +17,9 @@ use half::{bf16, f16};
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
-use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, Rows, Threads};
 
+use super::linear::{Destination, Target};
 use super::rounded::RoundedRows;
 use super::tile::{Extent, Operand, product};
 
@@ -76,6 +77,10 @@ impl PackedMatrix {
 
     pub fn outputs(&self) -> usize {
         self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// Whether products take rounded activations.
@@ -136,33 +141,28 @@ fn pack_panel<N: Number>(rows: &[f32], inputs: usize, panel: &mut [N]) {
     }
 }
 
-/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16: `x` is `[rows][inputs]`, and `rounded` the same where the matrix asks for it.
+/// Y = X W^T, or Y += X W^T: X, `[rows][inputs]`, is `rounded` where the matrix asks for it, else `x`.
 pub(super) fn matmul(
     isa: Isa,
     threads: &Threads,
     x: &Rows,
     rounded: &RoundedRows,
     w: &PackedMatrix,
-    y: &SharedRows<'_>,
-    column: usize,
+    to: Destination<'_>,
 ) {
-    assert_eq!(x.columns(), w.inputs, "inputs of a matmul");
-    assert!(!w.is_rounded() || rounded.rows() == x.rows(), "rounded inputs of a matmul");
+    let rows = if w.is_rounded() { rounded.rows() } else { x.rows() };
+    assert!(w.is_rounded() || x.columns() == w.inputs, "inputs of a matmul");
     let panels = w.outputs.div_ceil(PANEL);
-    let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
+    let parallel = rows * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest.
     let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
     let groups = panels.div_ceil(group);
-    threads.for_each(x.rows().div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
+    threads.for_each(rows.div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
         let (first_row, first) = (task / groups * ROW_BLOCK, task % groups * group);
-        let part = Part {
-            rows: first_row..x.rows().min(first_row + ROW_BLOCK),
-            panels: first..panels.min(first + group),
-            column,
-        };
+        let part = Part { rows: first_row..rows.min(first_row + ROW_BLOCK), panels: first..panels.min(first + group) };
         match w.is_rounded() {
-            true => rounded_products(isa, rounded, w, y, part),
-            false => single_products(isa, x, w, y, part),
+            true => rounded_products(isa, rounded, w, to, part),
+            false => single_products(isa, x, w, to, part),
         }
     });
 }
@@ -171,35 +171,35 @@ pub(super) fn matmul(
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
-    column: usize,
 }
 
 per_isa! {
-    fn rounded_products(x: &RoundedRows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) = rounded_products_of<Pairs>
+    fn rounded_products(x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>, part: Part) = rounded_products_of<Pairs>
 }
 
 #[inline(always)]
-fn rounded_products_of<P: Pairs<Input = bf16>>(x: &RoundedRows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
-    typed_products::<P>(Operand { at: x.as_ptr(), stride: x.stride() }, w, y, part);
+fn rounded_products_of<P: Pairs<Input = bf16>>(x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
+    typed_products::<P>(Operand { at: x.as_ptr(), stride: x.stride() }, w, to, part);
 }
 
 per_isa! {
-    fn single_products(x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) = single_products_of<Floats>
+    fn single_products(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) = single_products_of<Floats>
 }
 
 #[inline(always)]
-fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
+fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
     let x = Operand { at: x.as_ptr(), stride: x.stride() };
     match w.element {
-        Dtype::F16 => typed_products::<Single<V, f16>>(x, w, y, part),
-        _ => typed_products::<Single<V, f32>>(x, w, y, part),
+        Dtype::F16 => typed_products::<Single<V, f16>>(x, w, to, part),
+        _ => typed_products::<Single<V, f32>>(x, w, to, part),
     }
 }
 
 /// `x` has the rows of the part.
 #[inline(always)]
-fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, y: &SharedRows<'_>, part: Part) {
-    let Part { rows, panels, column } = part;
+fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
+    let Part { rows, panels } = part;
+    let Destination { y, column, target } = to;
     for panel in panels {
         let panel_elements = panel_elements(w.inputs);
         let weights = &elements::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
@@ -207,8 +207,8 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, y: &S
         let columns = (w.outputs - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
         let mut depth = 0;
         while depth < w.inputs {
-            let extent =
-                Extent { rows: rows.len(), depth: DEPTH_BLOCK.min(w.inputs - depth), columns, accumulate: depth > 0 };
+            let accumulate = depth > 0 || target == Target::Add;
+            let extent = Extent { rows: rows.len(), depth: DEPTH_BLOCK.min(w.inputs - depth), columns, accumulate };
             let c = Operand { at: y.at(rows.start, column + panel * PANEL, columns), stride: y.stride() };
             // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
             unsafe {
@@ -224,7 +224,7 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, y: &S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::reference;
+    use crate::kernels::{AlignedBuf, reference};
 
     const ELEMENTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
@@ -266,11 +266,17 @@ mod tests {
                 let threads = Threads::new(count).unwrap();
                 let w = if element == Dtype::F32 { &w } else { &short };
                 let mut rounded = RoundedRows::new();
-                rounded.round(isa, &threads, &x);
+                let buffers: Vec<_> = (0..count).map(|_| Mutex::new(AlignedBuf::zeroed(inputs))).collect();
+                let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
+                rounded.fill(isa, &threads, (rows, inputs), &buffers, copy);
                 let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
                 y.resize(rows);
-                matmul(isa, &threads, &x, &rounded, &w_packed, &y.share(), 0);
+                let mut multiply = |target| {
+                    let y = y.share();
+                    matmul(isa, &threads, &x, &rounded, &w_packed, Destination { y: &y, column: 0, target });
+                };
+                multiply(Target::Set);
                 for row in 0..rows {
                     let x: Vec<_> = match element {
                         Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
@@ -299,8 +305,7 @@ mod tests {
 
     #[test]
     fn a_failed_read_fails_the_packing() {
-        let read =
-            |range: Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
+        let read = |range: Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
         assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), Dtype::F32, (64, 4), read).err(), Some("row 32"));
     }
 }

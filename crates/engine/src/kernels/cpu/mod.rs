@@ -15,7 +15,7 @@ mod tile;
 
 pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
-pub(crate) use linear::{Inputs, Matrix, MatrixPart, linear};
+pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, linear};
 pub(crate) use matmul::PackedMatrix;
 pub(crate) use quantized::QuantizedMatrix;
 pub(crate) use rms_norm::rms_norm;

@@ -7,9 +7,11 @@
 //!
 //! What is no number makes the scale NaN or infinite, and so every output that it goes into.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{Isa, Rows, Threads};
+use crate::kernels::{AlignedBuf, Isa, Threads};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -47,11 +49,18 @@ impl QuantizedRows {
         Self { blocks: Vec::new(), rows: 0, blocks_per_row: 0 }
     }
 
-    /// Takes the values of `x`, whose columns are a multiple of 32.
-    pub fn quantize(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
-        assert!(x.columns().is_multiple_of(BLOCK), "{} columns", x.columns());
-        (self.rows, self.blocks_per_row) = (x.rows(), x.columns() / BLOCK);
-        let groups = self.rows.div_ceil(GROUP);
+    /// Takes rows that `make` writes, of so many columns, a multiple of 32. `buffers` hold one for each thread.
+    pub fn fill(
+        &mut self,
+        isa: Isa,
+        threads: &Threads,
+        (rows, columns): (usize, usize),
+        buffers: &[Mutex<AlignedBuf>],
+        make: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
+        (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
+        let groups = rows.div_ceil(GROUP);
         let empty = QuantizedBlock {
             codes: [[0; BLOCK]; GROUP],
             scales: [0.0; GROUP],
@@ -64,9 +73,21 @@ impl QuantizedRows {
             self.blocks.resize(len, empty);
         }
         let parallel = groups >= PARALLEL_GROUPS;
-        threads.for_each_chunk(&mut self.blocks[..len], self.blocks_per_row, parallel, |group, blocks| {
-            quantize_group(isa, x, group * GROUP, blocks);
+        threads.for_each_chunk(&mut self.blocks[..len], self.blocks_per_row, parallel, |worker, group, blocks| {
+            let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+            for row in group * GROUP..rows.min((group + 1) * GROUP) {
+                make(row, &mut buffer[..columns]);
+                quantize_row(isa, &buffer[..columns], row % GROUP, blocks);
+            }
         });
+    }
+
+    /// Takes the rows of `x`.
+    #[cfg(test)]
+    pub fn quantize(&mut self, isa: Isa, threads: &Threads, x: &crate::kernels::Rows) {
+        let shape = (x.rows(), x.columns());
+        let buffers: Vec<_> = (0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(x.columns()))).collect();
+        self.fill(isa, threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
     }
 
     pub fn rows(&self) -> usize {
@@ -80,51 +101,45 @@ impl QuantizedRows {
 }
 
 per_isa! {
-    /// Up to 16 rows from `first` on.
-    fn quantize_group(x: &Rows, first: usize, blocks: &mut [QuantizedBlock]) = quantize_group_of<Floats>
+    /// One row, as row `slot` of its group.
+    fn quantize_row(x: &[f32], slot: usize, blocks: &mut [QuantizedBlock]) = quantize_row_of<Floats>
 }
 
 #[inline(always)]
-fn quantize_group_of<V: F32x16>(x: &Rows, first: usize, blocks: &mut [QuantizedBlock]) {
-    for (slot, row) in (first..x.rows().min(first + GROUP)).enumerate() {
-        for (x, block) in x.row(row).as_chunks::<BLOCK>().0.iter().zip(blocks.iter_mut()) {
-            quantize_block::<V>(x, slot, block);
-        }
+fn quantize_row_of<V: F32x16>(x: &[f32], slot: usize, blocks: &mut [QuantizedBlock]) {
+    for (x, block) in x.as_chunks::<BLOCK>().0.iter().zip(blocks.iter_mut()) {
+        quantize_block::<V>(x, slot, block);
     }
 }
 
 #[inline(always)]
 fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut QuantizedBlock) {
-    // As integers, the magnitudes of floats are in the same order, with NaN above infinity: it is not lost.
-    let mut largest = 0;
-    for x in x {
-        largest = largest.max(x.to_bits() & 0x7fff_ffff);
-    }
-    let largest = f32::from_bits(largest);
-    let scale = largest / 127.0;
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let mut sums = [0; 2];
-    for (half, (x, codes)) in x.chunks_exact(LANES).zip(block.codes[slot].chunks_exact_mut(LANES)).enumerate() {
-        // The low byte of the rounded sum is the integer's.
-        let rounded = V::read(x).mul(V::splat(inverse)).add(V::splat(ROUND_MAGIC)).to_array();
-        for (code, rounded) in codes.iter_mut().zip(rounded) {
-            *code = rounded.to_bits() as i8;
-        }
-        // Wrapping, though it never does: a check at each addition would keep the loop from being vectorized.
-        sums[half] = codes.iter().fold(0i32, |sum, &code| sum.wrapping_add(i32::from(code)));
-    }
-    let sum = sums[0] + sums[1];
+    let halves = [V::read(&x[..LANES]), V::read(&x[LANES..])];
+    let largest = halves[0].abs().max(halves[1].abs()).largest();
+    // 0, but NaN where anything is none or infinite: the largest of some numbers need not show it.
+    let zero = V::splat(0.0);
+    let wrong = halves[0].mul_add(zero, halves[1].mul(zero)).sum();
+    let scale = largest / 127.0 + wrong;
+    let inverse = V::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let magic = V::splat(ROUND_MAGIC);
+    let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];
+    let (first, last) = block.codes[slot].split_at_mut(LANES);
+    first.copy_from_slice(&rounded[0].bytes_of_rounded());
+    last.copy_from_slice(&rounded[1].bytes_of_rounded());
+    // Integers, so that any order gives the same; conversions saturate, and what is no number becomes 0.
+    let sums = [rounded[0].sub(magic).sum() as i32, rounded[1].sub(magic).sum() as i32];
+    let sum = sums[0].wrapping_add(sums[1]);
     block.scales[slot] = scale;
     block.weighted_sums[slot] = scale * sum as f32;
-    block.sums[slot] = -sum;
-    block.half_sums[0][slot] = -sums[0];
-    block.half_sums[1][slot] = -sums[1];
+    block.sums[slot] = sum.wrapping_neg();
+    block.half_sums[0][slot] = sums[0].wrapping_neg();
+    block.half_sums[1][slot] = sums[1].wrapping_neg();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::reference;
+    use crate::kernels::{Rows, reference};
 
     fn rows(count: usize, columns: usize) -> Rows {
         let mut x = Rows::new(columns);

@@ -23,8 +23,9 @@ use half::f16;
 use crate::kernels::dots::{Dots, QUADS};
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
-use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, Threads};
 
+use super::linear::{Destination, Target};
 use super::quantize::{BLOCK, GROUP, QuantizedBlock, QuantizedRows};
 use super::tile::Operand;
 
@@ -92,6 +93,10 @@ impl QuantizedMatrix {
 
     pub fn outputs(&self) -> usize {
         self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
@@ -174,14 +179,13 @@ fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> Cod
     CodeBlock { codes: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
 }
 
-/// Y = X W^T, to the columns of `y` from `column` on, a multiple of 16.
+/// Y = X W^T, or Y += X W^T.
 pub(super) fn quantized_matmul(
     isa: Isa,
     threads: &Threads,
     x: &QuantizedRows,
     w: &QuantizedMatrix,
-    y: &SharedRows<'_>,
-    column: usize,
+    to: Destination<'_>,
 ) {
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
@@ -192,12 +196,9 @@ pub(super) fn quantized_matmul(
     threads.for_each(groups.div_ceil(ROW_GROUPS) * runs, parallel, |_, task| {
         let first_group = task / runs * ROW_GROUPS;
         let first = task % runs * run;
-        let part = Part {
-            groups: first_group..groups.min(first_group + ROW_GROUPS),
-            panels: first..panels.min(first + run),
-            column,
-        };
-        panel_products(isa, x, w, y, part);
+        let part =
+            Part { groups: first_group..groups.min(first_group + ROW_GROUPS), panels: first..panels.min(first + run) };
+        panel_products(isa, x, w, to, part);
     });
 }
 
@@ -205,20 +206,19 @@ pub(super) fn quantized_matmul(
 struct Part {
     groups: Range<usize>,
     panels: Range<usize>,
-    column: usize,
 }
 
 per_isa! {
     /// Some rows against some panels.
-    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) = panel_products_of<Dots>
+    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) = panel_products_of<Dots>
 }
 
 #[inline(always)]
-fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) {
+fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
     macro_rules! per_type {
         ($($dtype:ident)*) => {
             match w.dtype {
-                $(Dtype::$dtype => typed_products::<D, { Dtype::$dtype as usize }>(x, w, y, part),)*
+                $(Dtype::$dtype => typed_products::<D, { Dtype::$dtype as usize }>(x, w, to, part),)*
                 Dtype::F32 | Dtype::F16 | Dtype::BF16 => unreachable!("{} is not quantized", w.dtype),
             }
         };
@@ -238,8 +238,8 @@ const fn form_of<const TYPE: usize>() -> CodeForm {
 }
 
 #[inline(always)]
-fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMatrix, y: &SharedRows<'_>, part: Part) {
-    let blocks = w.inputs / BLOCK;
+fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
+    let (blocks, Destination { y, column, target }) = (w.inputs / BLOCK, to);
     let (code_bytes, scale_bytes) = (blocks * code_bytes(form_of::<TYPE>()), blocks * scale_bytes(form_of::<TYPE>()));
     for panel in part.panels {
         let weights = Panel {
@@ -249,12 +249,12 @@ fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMa
         for group in part.groups.clone() {
             let rows = GROUP.min(x.rows() - group * GROUP);
             for first in (0..rows).step_by(D::TILE_ROWS) {
-                let at = y.at(group * GROUP + first, part.column + panel * PANEL, PANEL);
+                let at = y.at(group * GROUP + first, column + panel * PANEL, PANEL);
                 // SAFETY: the panel has the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y,
                 // whose rows have room for whole vectors.
                 unsafe {
                     let c = Operand { at, stride: y.stride() };
-                    of_height::<D, TYPE>(weights, x.group(group), first, D::TILE_ROWS.min(rows - first), c);
+                    of_height::<D, TYPE>(weights, x.group(group), first, D::TILE_ROWS.min(rows - first), c, target);
                 }
             }
         }
@@ -279,12 +279,13 @@ unsafe fn of_height<D: Dots, const TYPE: usize>(
     first: usize,
     rows: usize,
     c: Operand<*mut f32>,
+    target: Target,
 ) {
     macro_rules! pick {
         ($($height:literal)*) => {
             $(if rows <= $height && $height <= D::TILE_ROWS {
                 // SAFETY: the caller's promise; the next heights divide 16 into whole tiles.
-                return unsafe { registers::<D, TYPE, $height>(panel, blocks, first, rows, c) };
+                return unsafe { registers::<D, TYPE, $height>(panel, blocks, first, rows, c, target) };
             })*
         };
     }
@@ -303,6 +304,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize>(
     first: usize,
     rows: usize,
     c: Operand<*mut f32>,
+    target: Target,
 ) {
     let form = form_of::<TYPE>();
     let mut sums = [D::Floats::splat(0.0); GROUP];
@@ -322,7 +324,13 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize>(
     }
     unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 => if row < ROWS && row < rows {
         // SAFETY: the caller's promise.
-        unsafe { sums[row].store(c.at.add(row * c.stride)) }
+        unsafe {
+            let at = c.at.add(row * c.stride);
+            match target {
+                Target::Set => sums[row].store(at),
+                Target::Add => D::Floats::load(at).add(sums[row]).store(at),
+            }
+        }
     });
 }
 
@@ -499,10 +507,13 @@ mod tests {
                     a.quantize(isa, &threads, &x);
                     let mut y = Rows::new(outputs + 16);
                     y.resize(rows);
-                    quantized_matmul(isa, &threads, &a, &w, &y.share(), 16);
-                    for row in 0..rows {
-                        let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
-                        assert_eq!(y.row(row)[16..], expected, "{isa} {dtype} {rows}x{outputs}x{inputs} row {row}");
+                    for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
+                        quantized_matmul(isa, &threads, &a, &w, Destination { y: &y.share(), column: 16, target });
+                        for row in 0..rows {
+                            let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
+                            let expected: Vec<_> = expected.into_iter().map(|y| times * y).collect();
+                            assert_eq!(y.row(row)[16..], expected, "{isa} {dtype} {rows}x{outputs}x{inputs} row {row}");
+                        }
                     }
                 }
             }

@@ -1,14 +1,16 @@
 //! Activations as bfloat16: what products with bfloat16 weights take.
 
+use std::sync::{Mutex, PoisonError};
+
 use half::bf16;
 
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::LANES;
+use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::Pairs;
-use crate::kernels::{AlignedBytes, Isa, Rows, Threads};
+use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Threads};
 
-/// Rows below which waking another thread does not pay.
-const PARALLEL_ROWS: usize = 16;
+/// Rows that a thread takes at once.
+const ROW_GRAIN: usize = 16;
 
 /// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of them apart.
 pub(crate) struct RoundedRows {
@@ -23,19 +25,27 @@ impl RoundedRows {
         Self { bytes: AlignedBytes::zeroed(0), rows: 0, stride: 0 }
     }
 
-    /// Takes the values of `x`.
-    pub fn round(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
-        (self.rows, self.stride) = (x.rows(), (x.columns().div_ceil(2 * LANES) | 1) * 2 * LANES);
-        let bytes = self.rows * self.stride * size_of::<bf16>();
-        if bytes > self.bytes.len() {
-            self.bytes = AlignedBytes::zeroed(bytes);
-        }
+    /// Takes rows that `make` writes, of so many columns. `buffers` hold one for each thread.
+    pub fn fill(
+        &mut self,
+        isa: Isa,
+        threads: &Threads,
+        (rows, columns): (usize, usize),
+        buffers: &[Mutex<AlignedBuf>],
+        make: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        (self.rows, self.stride) = (rows, (columns.div_ceil(2 * LANES) | 1) * 2 * LANES);
         let row_bytes = self.stride * size_of::<bf16>();
-        let run = self.rows.div_ceil(4 * threads.count()).max(1);
-        let parallel = self.rows >= PARALLEL_ROWS;
-        threads.for_each_chunk(&mut self.bytes[..bytes], run * row_bytes, parallel, |index, chunk| {
-            for (row, to) in (index * run..).zip(chunk.chunks_exact_mut(row_bytes)) {
-                round_row(isa, x.row(row), halves_mut(to));
+        if rows * row_bytes > self.bytes.len() {
+            self.bytes = AlignedBytes::zeroed(rows * row_bytes);
+        }
+        let parallel = rows > ROW_GRAIN;
+        let bytes = &mut self.bytes[..rows * row_bytes];
+        threads.for_each_chunk(bytes, ROW_GRAIN * row_bytes, parallel, |worker, index, chunk| {
+            let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+            for (row, to) in (index * ROW_GRAIN..).zip(chunk.chunks_exact_mut(row_bytes)) {
+                make(row, &mut buffer[..columns]);
+                round_row(isa, &buffer[..columns], halves_mut(to));
             }
         });
     }
@@ -68,7 +78,6 @@ per_isa! {
 
 #[inline(always)]
 fn round_row_of<P: Pairs<Input = bf16>>(x: &[f32], to: &mut [bf16]) {
-    use crate::kernels::lanes::F32x16;
     for (x, to) in x.chunks(LANES).zip(to.chunks_exact_mut(LANES)) {
         // SAFETY: 16 elements.
         unsafe { P::store_inputs(P::Floats::read(x), to.as_mut_ptr()) }

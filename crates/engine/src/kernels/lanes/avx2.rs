@@ -73,6 +73,15 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
+    fn abs(self) -> Self {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            Self(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
+        }
+    }
+
+    #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
         // SAFETY: FMA comes with the type (see `Isa`).
         unsafe { Self(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
@@ -114,6 +123,32 @@ impl F32x16 for Avx2 {
         unsafe {
             let packed = _mm256_packus_epi32(bf16_bits(self.0), bf16_bits(self.1));
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        let to = to.cast::<__m128i>();
+        // SAFETY: the caller's promise of 32 bytes; F16C comes with the type (see `Isa`).
+        unsafe {
+            _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+            _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+        }
+    }
+
+    #[inline(always)]
+    fn bytes_of_rounded(self) -> [i8; LANES] {
+        self.to_array().map(|t| t.to_bits() as i8)
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let all = _mm256_max_ps(self.0, self.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
     }
 

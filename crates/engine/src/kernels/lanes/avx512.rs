@@ -78,6 +78,12 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
+    fn abs(self) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe { Self(_mm512_abs_ps(self.0)) }
+    }
+
+    #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
         // SAFETY: AVX-512 F as above.
         unsafe { Self(_mm512_fmadd_ps(self.0, b.0, c.0)) }
@@ -130,6 +136,24 @@ impl F32x16 for Avx512 {
     unsafe fn store_bf16(self, to: *mut u16) {
         // SAFETY: the caller's promise of 32 bytes; AVX-512 F as above.
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bf16_bits(self.0))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        // SAFETY: the caller's promise of 32 bytes; AVX-512 F as above.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+
+    #[inline(always)]
+    fn bytes_of_rounded(self) -> [i8; LANES] {
+        // SAFETY: AVX-512 F as above; 16 bytes are 16 bytes.
+        unsafe { std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) }
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        // SAFETY: AVX-512 F as above.
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
 
     #[inline(always)]

@@ -48,6 +48,8 @@ pub(crate) trait F32x16: Copy {
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
 
+    fn abs(self) -> Self;
+
     /// `self` where it is larger, else `other`; so `other` where either is NaN.
     fn max(self, other: Self) -> Self;
 
@@ -74,6 +76,15 @@ pub(crate) trait F32x16: Copy {
     /// # Safety
     /// 16 elements can be written at `to`.
     unsafe fn store_bf16(self, to: *mut u16);
+
+    /// Rounds to IEEE half, to nearest even.
+    ///
+    /// # Safety
+    /// 16 elements can be written at `to`.
+    unsafe fn store_f16(self, to: *mut u16);
+
+    /// For `t = n + ROUND_MAGIC` with an integer n in -128..=127: n.
+    fn bytes_of_rounded(self) -> [i8; LANES];
 
     /// Whether any lane is above that of `limit`.
     fn any_above(self, limit: Self) -> bool;
@@ -133,16 +144,7 @@ pub(crate) trait F32x16: Copy {
     }
 
     /// The largest lane; unspecified where one is NaN.
-    #[inline(always)]
-    fn largest(self) -> f32 {
-        let mut lanes = self.to_array();
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
-            }
-        }
-        lanes[0]
-    }
+    fn largest(self) -> f32;
 }
 
 /// Asks the processor to bring a line to its second-level cache; nothing on other architectures. Any address will do.
@@ -282,10 +284,12 @@ mod tests {
     fn bfloat16_is_rounded_to_nearest_even_on_all_sets() {
         let mut a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
         // Halfway cases, the largest number, infinity, and one that is too small.
-        (a[0], a[1], a[2], a[3]) = (f32::from_bits(0x3f80_8000), f32::from_bits(0x3f81_8000), f32::MAX, f32::NEG_INFINITY);
+        (a[0], a[1], a[2], a[3]) =
+            (f32::from_bits(0x3f80_8000), f32::from_bits(0x3f81_8000), f32::MAX, f32::NEG_INFINITY);
         (a[4], a[5]) = (f32::from_bits(0x0040_0000), -0.0);
         let b: [f32; LANES] = std::array::from_fn(|i| if i == 9 { a[i] + 0.1 } else { a[i] - 0.1 });
-        let expected = |x: f32| if x.is_normal() { bf16::from_f32(x).to_bits() } else { (x.to_bits() >> 16) as u16 & 0xff80 };
+        let expected =
+            |x: f32| if x.is_normal() { bf16::from_f32(x).to_bits() } else { (x.to_bits() >> 16) as u16 & 0xff80 };
         let halves = a.map(expected);
         let pairs: [u32; LANES] = std::array::from_fn(|i| u32::from(halves[i]) | u32::from(expected(b[i])) << 16);
         let bits = vec![pairs, pairs.map(|x| x << 16), pairs.map(|x| x & 0xffff_0000)];
@@ -308,6 +312,11 @@ mod tests {
         let short = V::read(&a[..5]);
         let sums = V::splat(x.sum() + x.largest());
         let mut out = vec![V::from_f16(bits), V::from_bf16(bits), x.mul_add(y, x), x.add(y), x.sub(y), x.mul(y)];
+        let mut halves = [0; LANES];
+        // SAFETY: 16 elements.
+        unsafe { x.store_f16(halves.as_mut_ptr()) };
+        let bytes = x.add(V::splat(ROUND_MAGIC)).bytes_of_rounded().map(f32::from);
+        out.extend([x.abs(), V::from_f16(&halves), V::read(&bytes)]);
         out.extend([x.div(y), x.max(y), x.min(y), x.zero_where_below(y, x), short, sums]);
         out.extend(rows);
         out.into_iter().map(V::to_array).collect()
@@ -323,8 +332,11 @@ mod tests {
         let expected = operations(Isa::SCALAR, &a, &b, &patterns);
         assert_eq!(expected[0][..13], patterns.map(|p| f16::from_bits(p).to_f32())[..13]);
         assert_eq!(expected[1], patterns.map(|p| bf16::from_bits(p).to_f32()));
+        assert_eq!(expected[6], a.map(f32::abs));
+        assert_eq!(expected[7], a.map(|a| f16::from_f32(a).to_f32()));
+        assert_eq!(expected[8], a.map(f32::round_ties_even));
         for row in 0..LANES {
-            assert_eq!(expected[12 + row], std::array::from_fn(|i| a[row] + i as f32));
+            assert_eq!(expected[15 + row], std::array::from_fn(|i| a[row] + i as f32));
         }
         let (numbers, rest) = (0x7c00, 13..14); // a NaN's payload may differ: 0x7f80 as a half
         assert!(f16::from_bits(patterns[rest.start]).is_nan() && f16::from_bits(numbers).is_infinite());

@@ -71,6 +71,11 @@ impl F32x16 for Scalar {
     }
 
     #[inline(always)]
+    fn abs(self) -> Self {
+        Self(self.0.map(f32::abs))
+    }
+
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         self.zip(other, |a, b| if a > b { a } else { b })
     }
@@ -111,6 +116,24 @@ impl F32x16 for Scalar {
             // SAFETY: the caller's promise.
             unsafe { *to.add(i) = bf16_bits(x) }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(i) = f16::from_f32(x).to_bits() }
+        }
+    }
+
+    #[inline(always)]
+    fn bytes_of_rounded(self) -> [i8; LANES] {
+        self.0.map(|t| t.to_bits() as i8)
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
     #[inline(always)]

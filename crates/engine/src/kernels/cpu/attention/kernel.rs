@@ -222,7 +222,14 @@ fn element<V: F32x16>(shape: &AttentionShape, row: &[u8], from: usize) -> V {
 
 /// Turns a row's scores of one tile into weights, and brings its sums and output to the new maximum.
 #[inline(always)]
-fn weigh<P: Pairs>(shape: &AttentionShape, position: usize, start: usize, row: usize, scratch: &mut Scratch, partial: &mut Partial) {
+fn weigh<P: Pairs>(
+    shape: &AttentionShape,
+    position: usize,
+    start: usize,
+    row: usize,
+    scratch: &mut Scratch,
+    partial: &mut Partial,
+) {
     let seen = shape.seen(position);
     let scores = &mut scratch.scores[row * KEYS..][..KEYS];
     let (from, to) = (seen.start.saturating_sub(start).min(KEYS), (seen.end - start).min(KEYS));

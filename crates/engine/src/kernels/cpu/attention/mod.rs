@@ -168,11 +168,7 @@ struct Worker {
 impl Worker {
     fn new(shape: &AttentionShape) -> Self {
         let rows = shape.tile_tokens() * shape.group();
-        Self {
-            scratch: Scratch::new(shape),
-            partial: Partial::new(shape, rows),
-            total: Partial::new(shape, rows),
-        }
+        Self { scratch: Scratch::new(shape), partial: Partial::new(shape, rows), total: Partial::new(shape, rows) }
     }
 }
 

@@ -62,7 +62,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
         part.resize(end - first);
         for position in first..end {
             let at = position * width..(position + 1) * width;
-            store.write(&table, position, &k[at.clone()], &v[at]);
+            store.write(isa, &table, position, &k[at.clone()], &v[at]);
             part.row_mut(position - first).copy_from_slice(q.row(position));
         }
         let tile = |from: usize| QueryTile {
