@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)] // vector intrinsics, raw rows shared by threads; see each SAFETY note
 
+mod aligned;
 pub(crate) mod cpu;
 mod dots;
 mod isa;
@@ -19,6 +20,7 @@ pub(crate) mod reference;
 mod rows;
 mod threads;
 
+pub(crate) use aligned::{AlignedBuf, AlignedBytes, WeightBytes, WeightMemory};
 pub use isa::Isa;
-pub(crate) use rows::{AlignedBuf, AlignedBytes, Rows, SharedRows};
+pub(crate) use rows::{Rows, SharedRows};
 pub(crate) use threads::Threads;

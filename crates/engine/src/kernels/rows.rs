@@ -1,76 +1,13 @@
-//! Buffers of the forward pass.
+//! Rows of activations.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 
 use super::Threads;
+use super::aligned::AlignedBuf;
 use super::lanes::LANES;
 
 /// Rows that a thread takes at once in operations that go row by row.
 const ROW_GRAIN: usize = 16;
-
-/// One cache line.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
-
-/// Zeroed floats that begin on a cache line, so that no vector of 16 at a multiple of 16 straddles two.
-pub(crate) struct AlignedBuf {
-    lines: Vec<Line>,
-    len: usize,
-}
-
-impl AlignedBuf {
-    /// `len` zeros.
-    pub fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0.0; LANES]); len.div_ceil(LANES)], len }
-    }
-}
-
-impl Deref for AlignedBuf {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        // SAFETY: `Line` is 16 floats without padding, and the lines hold at least `len` of them.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
-    }
-}
-
-impl DerefMut for AlignedBuf {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
-    }
-}
-
-/// Zeroed bytes that begin on a cache line.
-pub(crate) struct AlignedBytes {
-    floats: AlignedBuf,
-    len: usize,
-}
-
-impl AlignedBytes {
-    /// `len` zeros.
-    pub fn zeroed(len: usize) -> Self {
-        Self { floats: AlignedBuf::zeroed(len.div_ceil(size_of::<f32>())), len }
-    }
-}
-
-impl Deref for AlignedBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: any float is 4 bytes, and the floats have at least `len` of them.
-        unsafe { std::slice::from_raw_parts(self.floats.as_ptr().cast(), self.len) }
-    }
-}
-
-impl DerefMut for AlignedBytes {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; any bytes are floats, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.floats.as_mut_ptr().cast(), self.len) }
-    }
-}
 
 /// A matrix of activations `[rows][columns]`. Rows begin on cache lines, and their distance is an odd number of lines, so that a column of rows does not fall into one
 /// cache set.

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use baton_formats::{CodeBlock, Dtype, FormatError, ModelFile, TensorView};
+use baton_formats::{CodeBlock, Dtype, ModelFile, TensorView};
 use baton_types::ModelFingerprint;
 
 use super::config::ModelConfig;
 use super::names::{Names, Part};
 use crate::cpu::Arithmetic;
 use crate::error::EngineError;
-use crate::kernels::Threads;
 use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix};
+use crate::kernels::{Threads, WeightMemory};
 
 /// Hears which share of a model is loaded, from 0 to 1.
 pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
@@ -105,6 +105,7 @@ struct Loader<'a, 'p> {
     names: Names,
     arithmetic: Arithmetic,
     threads: &'a Threads,
+    memory: WeightMemory,
     progress: &'a mut Progress<'p>,
     loaded_bytes: u64,
     used: BTreeSet<String>,
@@ -119,7 +120,19 @@ impl<'a, 'p> Loader<'a, 'p> {
         hasher.update(format!("{nameless:?}").as_bytes());
         let names = Names::of(file);
         let arithmetic = Arithmetic::default();
-        Self { file, config, names, arithmetic, threads, progress, loaded_bytes: 0, used: BTreeSet::new(), hasher }
+        let memory = WeightMemory::new();
+        Self {
+            file,
+            config,
+            names,
+            arithmetic,
+            threads,
+            memory,
+            progress,
+            loaded_bytes: 0,
+            used: BTreeSet::new(),
+            hasher,
+        }
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, EngineError> {
@@ -164,7 +177,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
                 let (tensor, row) = source(tensors, row);
-                tensor.dequantize_rows(row..row + 1, to)
+                Ok(tensor.dequantize_rows(row..row + 1, to)?)
             })
         };
         let first = tensors[0].1.dtype;
@@ -175,18 +188,18 @@ impl<'a, 'p> Loader<'a, 'p> {
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
             _ => Dtype::F32,
         };
-        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, element, (rows(tensors), columns), read)?))
+        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, &self.memory, element, (rows(tensors), columns), read)?))
     }
 
     /// Tensors of one quantized type, one below the other.
     fn quantized(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |row: usize, to: &mut [CodeBlock]| {
             let (tensor, row) = source(tensors, row);
-            tensor.row_codes(row, to)
+            Ok(tensor.row_codes(row, to)?)
         };
         let dtype = tensors[0].1.dtype;
         let shape = (rows(tensors), columns);
-        Ok(MatrixPart::Quantized(QuantizedMatrix::pack::<FormatError>(self.threads, dtype, shape, read)?))
+        Ok(MatrixPart::Quantized(QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

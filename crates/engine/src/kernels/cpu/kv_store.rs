@@ -1,16 +1,11 @@
 //! One layer's K and V rows in the arena: `[block][kv_head][K|V][token][head_dim]`.
 
-use std::ops::Range;
-
 use baton_types::{BlockId, KvDtype};
 
 use crate::arena::KvArena;
 use crate::kernels::Isa;
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::{F32x16, LANES, prefetch};
-
-/// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
+use crate::kernels::lanes::{F32x16, LANES};
 
 /// One layer of the arena, as the running step sees it.
 ///
@@ -39,20 +34,6 @@ impl<'a> KvStore<'a> {
                 let to = unsafe { self.arena.part_mut(self.layer, block, at(plane)..at(plane) + row_bytes) };
                 encode(isa, layout.dtype, x, to);
             }
-        }
-    }
-
-    /// Asks for the K rows and the V rows of consecutive positions of one head, which will be read soon. They lie in pieces that are too short for the processor to see a
-    /// pattern: without this, a row of decode waits for each of them.
-    pub fn prefetch(&self, table: &[BlockId], kv_head: usize, positions: Range<usize>) {
-        let mut at = positions.start;
-        while at < positions.end {
-            let rows = self.rows(table, kv_head, at, positions.end - at);
-            for line in rows.k.chunks(CACHE_LINE).zip(rows.v.chunks(CACHE_LINE)) {
-                prefetch(line.0.as_ptr());
-                prefetch(line.1.as_ptr());
-            }
-            at += rows.count;
         }
     }
 

@@ -14,10 +14,11 @@ use std::sync::{Mutex, PoisonError};
 use baton_formats::Dtype;
 use half::{bf16, f16};
 
+use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
-use crate::kernels::{AlignedBytes, Isa, Rows, Threads};
+use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
 use super::rounded::RoundedRows;
@@ -38,21 +39,22 @@ const PARALLEL_WORK: usize = 200_000;
 pub(crate) struct PackedMatrix {
     /// F32, F16 or BF16.
     element: Dtype,
-    panels: AlignedBytes,
+    panels: WeightBytes,
     outputs: usize,
     inputs: usize,
 }
 
 impl PackedMatrix {
     /// Packs a matrix of the type `element`, F32, F16 or BF16, whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs.
-    pub fn pack<E: Send>(
+    pub fn pack(
         threads: &Threads,
+        memory: &WeightMemory,
         element: Dtype,
         (outputs, inputs): (usize, usize),
-        read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
-    ) -> Result<Self, E> {
+        read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), EngineError> + Sync,
+    ) -> Result<Self, EngineError> {
         let panel_bytes = panel_elements(inputs) * element.block_bytes();
-        let mut panels = AlignedBytes::zeroed(outputs.div_ceil(PANEL) * panel_bytes);
+        let mut panels = memory.zeroed(outputs.div_ceil(PANEL) * panel_bytes)?;
         let slots: Vec<_> = panels.chunks_exact_mut(panel_bytes.max(1)).map(Mutex::new).collect();
         let failed = Mutex::new(None);
         threads.for_each(slots.len(), true, |_, panel| {
@@ -236,9 +238,9 @@ mod tests {
     fn packed(threads: &Threads, element: Dtype, w: &[f32], inputs: usize) -> PackedMatrix {
         let read = |range: Range<usize>, to: &mut [f32]| {
             to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
-            Ok::<_, ()>(())
+            Ok(())
         };
-        PackedMatrix::pack(threads, element, (w.len() / inputs, inputs), read).unwrap()
+        PackedMatrix::pack(threads, &WeightMemory::new(), element, (w.len() / inputs, inputs), read).unwrap()
     }
 
     #[test]
@@ -305,7 +307,11 @@ mod tests {
 
     #[test]
     fn a_failed_read_fails_the_packing() {
-        let read = |range: Range<usize>, _: &mut [f32]| if range.start == 32 { Err("row 32") } else { Ok(()) };
-        assert_eq!(PackedMatrix::pack(&Threads::new(2).unwrap(), Dtype::F32, (64, 4), read).err(), Some("row 32"));
+        let read = |range: Range<usize>, _: &mut [f32]| {
+            if range.start == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
+        };
+        let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
+        let failed = PackedMatrix::pack(&threads, &memory, Dtype::F32, (64, 4), read).err().unwrap();
+        assert_eq!(failed.to_string(), "model: row 32");
     }
 }

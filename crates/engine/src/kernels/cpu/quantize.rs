@@ -1,11 +1,11 @@
 //! Activations as signed bytes with a scale per 32 inputs: what integer products take.
 //!
 //! ```text
-//! scale = max |x| / 127,  code = x / scale, rounded to nearest even          of 32 inputs of a row
+//! scale = max |x| * (1 / 127),  code = x * (127 / max |x|), rounded to nearest even          of 32 inputs of a row
 //! in memory   [rows / 16][inputs / 32] blocks of 16 rows: all that a register tile reads of a block lies side by side
 //! ```
 //!
-//! What is no number makes the scale NaN or infinite, and so every output that it goes into.
+//! What is no number, or infinite, makes the scale NaN, and so every output that it goes into.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -116,10 +116,8 @@ fn quantize_row_of<V: F32x16>(x: &[f32], slot: usize, blocks: &mut [QuantizedBlo
 fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut QuantizedBlock) {
     let halves = [V::read(&x[..LANES]), V::read(&x[LANES..])];
     let largest = halves[0].abs().max(halves[1].abs()).largest();
-    // 0, but NaN where anything is none or infinite: the largest of some numbers need not show it.
-    let zero = V::splat(0.0);
-    let wrong = halves[0].mul_add(zero, halves[1].mul(zero)).sum();
-    let scale = largest / 127.0 + wrong;
+    // The largest of some numbers need not show that one of them is none.
+    let scale = if halves[0].all_finite() && halves[1].all_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
     let inverse = V::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
     let magic = V::splat(ROUND_MAGIC);
     let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];

@@ -20,10 +20,11 @@ use std::sync::{Mutex, PoisonError};
 use baton_formats::{CODES, CodeBlock, CodeForm, Dtype};
 use half::f16;
 
+use crate::error::EngineError;
 use crate::kernels::dots::{Dots, QUADS};
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
-use crate::kernels::{AlignedBytes, Isa, Threads};
+use crate::kernels::{Isa, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
 use super::quantize::{BLOCK, GROUP, QuantizedBlock, QuantizedRows};
@@ -51,25 +52,26 @@ macro_rules! unrolled {
 pub(crate) struct QuantizedMatrix {
     dtype: Dtype,
     form: CodeForm,
-    codes: AlignedBytes,
-    scales: AlignedBytes,
+    codes: WeightBytes,
+    scales: WeightBytes,
     outputs: usize,
     inputs: usize,
 }
 
 impl QuantizedMatrix {
     /// Packs a matrix of the quantized type `dtype` whose rows `read` gives, as blocks of codes. `inputs` is a multiple of 32.
-    pub fn pack<E: Send>(
+    pub fn pack(
         threads: &Threads,
+        memory: &WeightMemory,
         dtype: Dtype,
         (outputs, inputs): (usize, usize),
-        read: impl Fn(usize, &mut [CodeBlock]) -> Result<(), E> + Sync,
-    ) -> Result<Self, E> {
+        read: impl Fn(usize, &mut [CodeBlock]) -> Result<(), EngineError> + Sync,
+    ) -> Result<Self, EngineError> {
         let form = dtype.code_form().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
         let (blocks, panels) = (inputs / BLOCK, outputs.div_ceil(PANEL));
         let (code_bytes, scale_bytes) = (blocks * code_bytes(form), blocks * scale_bytes(form));
-        let mut codes = AlignedBytes::zeroed(panels * code_bytes);
-        let mut scales = AlignedBytes::zeroed(panels * scale_bytes);
+        let mut codes = memory.zeroed(panels * code_bytes)?;
+        let mut scales = memory.zeroed(panels * scale_bytes)?;
         let slots = codes.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
         let slots: Vec<_> = slots.map(Mutex::new).collect();
         let failed = Mutex::new(None);
@@ -479,9 +481,9 @@ mod tests {
         let per_row = inputs / BLOCK;
         let read = |row: usize, to: &mut [CodeBlock]| {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
-            Ok::<_, ()>(())
+            Ok(())
         };
-        QuantizedMatrix::pack(threads, dtype, (blocks.len() / per_row, inputs), read).unwrap()
+        QuantizedMatrix::pack(threads, &WeightMemory::new(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
     }
 
     fn quantized() -> impl Iterator<Item = Dtype> {
@@ -562,8 +564,11 @@ mod tests {
 
     #[test]
     fn a_failed_read_fails_the_packing() {
-        let read = |row: usize, _: &mut [CodeBlock]| if row == 32 { Err("row 32") } else { Ok(()) };
-        let packed = QuantizedMatrix::pack(&Threads::new(2).unwrap(), Dtype::Q8_0, (64, 32), read);
-        assert_eq!(packed.err(), Some("row 32"));
+        let read = |row: usize, _: &mut [CodeBlock]| {
+            if row == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
+        };
+        let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
+        let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, (64, 32), read).err().unwrap();
+        assert_eq!(failed.to_string(), "model: row 32");
     }
 }

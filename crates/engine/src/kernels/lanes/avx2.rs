@@ -142,6 +142,24 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: AVX2 as above.
+        unsafe { sum_of_eight(_mm256_add_ps(self.0, self.1)) }
+    }
+
+    #[inline(always)]
+    fn all_finite(self) -> bool {
+        let magnitudes = self.abs();
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let most = _mm256_set1_ps(f32::MAX);
+            let low = _mm256_cmp_ps::<_CMP_LE_OQ>(magnitudes.0, most);
+            let high = _mm256_cmp_ps::<_CMP_LE_OQ>(magnitudes.1, most);
+            _mm256_movemask_ps(_mm256_and_ps(low, high)) == 255
+        }
+    }
+
+    #[inline(always)]
     fn largest(self) -> f32 {
         // SAFETY: AVX2 as above.
         unsafe {
@@ -164,6 +182,20 @@ impl F32x16 for Avx2 {
 }
 
 // Functions rather than closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+
+/// Lane i + lane i+4, then +2, +1.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+pub(super) unsafe fn sum_of_eight(x: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
 
 /// bfloat16 to single.
 ///

@@ -151,6 +151,18 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: AVX-512 F as above.
+        unsafe { super::avx2::sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high_half(self.0))) }
+    }
+
+    #[inline(always)]
+    fn all_finite(self) -> bool {
+        // SAFETY: AVX-512 F as above.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(f32::MAX)) == u16::MAX }
+    }
+
+    #[inline(always)]
     fn largest(self) -> f32 {
         // SAFETY: AVX-512 F as above.
         unsafe { _mm512_reduce_max_ps(self.0) }
@@ -193,6 +205,16 @@ impl F32x16 for Avx512 {
             }
         }
     }
+}
+
+/// Lanes 8 to 15.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn high_half(x: __m512) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(x))) }
 }
 
 /// Picks 128-bit parts: two of `a`, then two of `b`.

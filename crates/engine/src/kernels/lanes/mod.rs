@@ -132,31 +132,29 @@ pub(crate) trait F32x16: Copy {
     }
 
     /// Sum of the lanes, as a tree: lane i + lane i+8, then +4, +2, +1.
-    #[inline(always)]
-    fn sum(self) -> f32 {
-        let mut lanes = self.to_array();
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                lanes[i] += lanes[i + width];
-            }
-        }
-        lanes[0]
-    }
+    fn sum(self) -> f32;
+
+    /// Whether no lane is infinite or NaN.
+    fn all_finite(self) -> bool;
 
     /// The largest lane; unspecified where one is NaN.
     fn largest(self) -> f32;
 }
 
-/// Asks the processor to bring a line to its second-level cache; nothing on other architectures. Any address will do.
+/// Bytes that come from memory together.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
+/// Asks the processor to bring some bytes to its second-level cache; nothing on other architectures.
 #[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
+pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, of an instruction that every x86-64 has; an address that cannot be read is left alone.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    for line in bytes.chunks(CACHE_LINE) {
+        // SAFETY: a hint, of an instruction that every x86-64 has.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    let _ = bytes;
 }
 
 /// 1.5 x 2^23: adding it rounds a small float to an integer, which then stands in the low bits.

@@ -132,6 +132,22 @@ impl F32x16 for Scalar {
     }
 
     #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = self.0;
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
+    fn all_finite(self) -> bool {
+        self.0.iter().all(|x| x.is_finite())
+    }
+
+    #[inline(always)]
     fn largest(self) -> f32 {
         self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }

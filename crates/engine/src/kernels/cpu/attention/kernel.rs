@@ -1,15 +1,13 @@
 //! What one task of attention computes.
 
-use std::ops::Range;
-
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative};
+use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
 use crate::kernels::pairs::{PAIR, Pairs, Single};
 
 use super::super::kv_store::decode;
 use super::super::tile::{Extent, Operand, product};
-use super::{Attention, AttentionShape, KEYS, Partial, QueryTile, Scratch};
+use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, QueryTile, Scratch};
 
 per_isa! {
     /// The queries, rounded to bfloat16.
@@ -48,6 +46,7 @@ per_isa! {
         tile: &QueryTile<'_>,
         kv_head: usize,
         split: usize,
+        next: Option<KeyTile<'_>>,
         scratch: &mut Scratch,
         partial: &mut Partial,
     ) = attend_of<Pairs>
@@ -60,6 +59,7 @@ per_isa! {
         tile: &QueryTile<'_>,
         kv_head: usize,
         split: usize,
+        next: Option<KeyTile<'_>>,
         scratch: &mut Scratch,
         partial: &mut Partial,
     ) = attend_single_of<Floats>
@@ -71,10 +71,11 @@ fn attend_single_of<V: F32x16>(
     tile: &QueryTile<'_>,
     kv_head: usize,
     split: usize,
+    next: Option<KeyTile<'_>>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    attend_of::<Single<V, f32>>(operands, tile, kv_head, split, scratch, partial);
+    attend_of::<Single<V, f32>>(operands, tile, kv_head, split, next, scratch, partial);
 }
 
 #[inline(always)]
@@ -83,21 +84,21 @@ fn attend_of<P: Pairs>(
     tile: &QueryTile<'_>,
     kv_head: usize,
     split: usize,
+    next: Option<KeyTile<'_>>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    let Attention { shape, store, .. } = operands;
+    let shape = operands.shape;
     let (group, rows) = (shape.group(), tile.tokens * shape.group());
     let positions = tile.positions(shape, split);
-    let first_tile = positions.start..positions.end.min(positions.start + KEYS);
-    store.prefetch(tile.block_table, kv_head, first_tile);
     partial.clear(shape, rows);
     let mut start = positions.start;
     while start < positions.end {
-        let keys = start..positions.end.min(start + KEYS);
-        let next = start + KEYS..positions.end.min(start + 2 * KEYS).max(start + KEYS);
-        load_tile::<P>(operands, tile, kv_head, keys.clone(), scratch);
-        store.prefetch(tile.block_table, kv_head, next);
+        let keys = KeyTile { tile, kv_head, positions: start..positions.end.min(start + KEYS) };
+        let after = KeyTile { tile, kv_head, positions: keys.positions.end..positions.end.min(start + 2 * KEYS) };
+        let next = if after.positions.is_empty() { next.as_ref() } else { Some(&after) };
+        load_tile::<P>(operands, &keys, next, scratch);
+        let keys = keys.positions;
         // Rows before this one see nothing of the tile.
         let first = start.saturating_sub(tile.position) * group;
         // Of keys beyond the last, scores are not looked at.
@@ -162,30 +163,18 @@ fn load_queries_of<P: Pairs>(operands: Attention<'_>, tile: &QueryTile<'_>, kv_h
     }
 }
 
-/// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left.
+/// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it asks for the rows of the
+/// next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
 #[inline(always)]
-fn load_tile<P: Pairs>(
-    operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
-    positions: Range<usize>,
-    scratch: &mut Scratch,
-) {
-    let Attention { shape, store, .. } = operands;
+fn load_tile<P: Pairs>(operands: Attention<'_>, keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
+    let (shape, positions) = (operands.shape, &keys.positions);
     let (dim, padded) = (shape.head_dim, shape.padded_dim());
-    let row_bytes = dim * shape.dtype.bytes();
-    let (mut k_rows, mut v_rows): ([&[u8]; KEYS], [&[u8]; KEYS]) = ([&[]; KEYS], [&[]; KEYS]);
-    let mut at = positions.start;
-    while at < positions.end {
-        let rows = store.rows(tile.block_table, kv_head, at, positions.end - at);
-        let key = at - positions.start;
-        for (i, (k, v)) in rows.k.chunks_exact(row_bytes).zip(rows.v.chunks_exact(row_bytes)).enumerate() {
-            (k_rows[key + i], v_rows[key + i]) = (k, v);
-        }
-        at += rows.count;
-    }
+    let [k_rows, v_rows] = rows_of(operands, keys);
+    let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(operands, next));
     let values = numbers_mut::<P::Weight>(&mut scratch.values);
     for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(positions.len().div_ceil(2)) {
+        prefetch(next_v[2 * pair]);
+        prefetch(next_v[2 * pair + 1]);
         for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
             let even = element::<P::Floats>(shape, v_rows[2 * pair], chunk * LANES);
             let odd = element::<P::Floats>(shape, v_rows[2 * pair + 1], chunk * LANES);
@@ -193,8 +182,14 @@ fn load_tile<P: Pairs>(
             unsafe { P::store_weights(even, odd, to.as_mut_ptr()) }
         }
     }
+    for row in &next_v[positions.len()..] {
+        prefetch(row);
+    }
     let keys = numbers_mut::<P::Weight>(&mut scratch.keys);
     for (group, k_rows) in k_rows[..positions.len().next_multiple_of(LANES)].chunks_exact(LANES).enumerate() {
+        for row in &next_k[group * LANES..][..LANES] {
+            prefetch(row);
+        }
         for from in (0..dim).step_by(PAIR) {
             // Not moved out of below: a move copies it.
             let zero = P::Floats::splat(0.0);
@@ -209,6 +204,26 @@ fn load_tile<P: Pairs>(
             unsafe { P::store_transposed(&mut square, LANES, to.as_mut_ptr(), 2 * KEYS) }
         }
     }
+    for row in &next_k[positions.len().next_multiple_of(LANES)..] {
+        prefetch(row);
+    }
+}
+
+/// The rows of K and of V of a tile, encoded; none for positions that it has not.
+#[inline(always)]
+fn rows_of<'a>(operands: Attention<'a>, keys: &KeyTile<'_>) -> [[&'a [u8]; KEYS]; 2] {
+    let row_bytes = operands.shape.head_dim * operands.shape.dtype.bytes();
+    let mut rows: [[&[u8]; KEYS]; 2] = [[&[]; KEYS]; 2];
+    let mut at = keys.positions.start;
+    while at < keys.positions.end {
+        let found = operands.store.rows(keys.tile.block_table, keys.kv_head, at, keys.positions.end - at);
+        let first = at - keys.positions.start;
+        for (i, (k, v)) in found.k.chunks_exact(row_bytes).zip(found.v.chunks_exact(row_bytes)).enumerate() {
+            (rows[0][first + i], rows[1][first + i]) = (k, v);
+        }
+        at += found.count;
+    }
+    rows
 }
 
 /// Elements `from..from + 16` of a row of K or V: 0 beyond its end, and where there is no row.

@@ -103,6 +103,21 @@ impl QueryTile<'_> {
     }
 }
 
+/// Up to 64 positions that a query tile's kv head attends to.
+struct KeyTile<'a> {
+    tile: &'a QueryTile<'a>,
+    kv_head: usize,
+    positions: Range<usize>,
+}
+
+impl<'a> KeyTile<'a> {
+    /// The first one of a split.
+    fn first(shape: &AttentionShape, tile: &'a QueryTile<'a>, kv_head: usize, split: usize) -> Self {
+        let Range { start, end } = tile.positions(shape, split);
+        Self { tile, kv_head, positions: start..end.min(start + KEYS) }
+    }
+}
+
 /// Sums of some rows over a range of positions.
 pub(crate) struct Partial {
     /// `[rows][padded_dim]`: weighted values.
@@ -229,35 +244,50 @@ pub(crate) fn attention(
     if few && splits > 1 && tasks * splits * rows <= MAX_SPLIT_ROWS {
         scratch.make_room(shape, tasks * splits, rows);
         attend_splits(isa, threads, operands, tiles, splits, &out, scratch);
-    } else {
-        threads.for_each(tasks, true, |worker, task| {
-            // The last tiles attend to most: the long tasks first.
-            let tile = &tiles[tiles.len() - 1 - task / shape.kv_heads];
-            attend_tile(isa, operands, tile, task % shape.kv_heads, &out, &mut lock(&scratch.workers[worker]));
-        });
+        return;
     }
+    // The last tiles attend to most: the long tasks first.
+    let of_task = |task: usize| (&tiles[tiles.len() - 1 - task / shape.kv_heads], task % shape.kv_heads);
+    // In a row, so that each can ask for the keys of the next; but a long one may be the last that others wait for.
+    let run = if rows <= shape.group() { tasks.div_ceil(threads.count() * TASKS_PER_THREAD).max(1) } else { 1 };
+    threads.for_each(tasks.div_ceil(run), true, |worker, index| {
+        let mut worker = lock(&scratch.workers[worker]);
+        let end = tasks.min((index + 1) * run);
+        for task in index * run..end {
+            let next = (task + 1 < end).then(|| of_task(task + 1));
+            attend_tile(isa, operands, of_task(task), next, &out, &mut worker);
+        }
+    });
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One query tile and one kv head, split after split.
+/// One query tile and one kv head, split after split; `next` is what this thread attends to next.
 fn attend_tile(
     isa: Isa,
     operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
+    (tile, kv_head): (&QueryTile<'_>, usize),
+    next: Option<(&QueryTile<'_>, usize)>,
     out: &SharedRows<'_>,
     worker: &mut Worker,
 ) {
     let (shape, splits) = (operands.shape, tile.splits(operands.shape));
     let Worker { scratch, partial, total } = worker;
     load_queries(isa, operands, tile, kv_head, scratch);
-    attend(isa, operands, tile, kv_head, splits.start, scratch, total);
-    for split in splits.skip(1) {
-        attend(isa, operands, tile, kv_head, split, scratch, partial);
-        merge(isa, shape, tile.tokens * shape.group(), partial, total);
+    for split in splits.clone() {
+        let next = match next {
+            _ if split + 1 < splits.end => Some(KeyTile::first(shape, tile, kv_head, split + 1)),
+            Some((tile, kv_head)) => Some(KeyTile::first(shape, tile, kv_head, tile.splits(shape).start)),
+            None => None,
+        };
+        if split == splits.start {
+            attend(isa, operands, tile, kv_head, split, next, scratch, total);
+        } else {
+            attend(isa, operands, tile, kv_head, split, next, scratch, partial);
+            merge(isa, shape, tile.tokens * shape.group(), partial, total);
+        }
     }
     finish(isa, shape, tile, kv_head, total, out);
 }
@@ -274,13 +304,22 @@ fn attend_splits(
 ) {
     let shape = operands.shape;
     let tasks = tiles.len() * shape.kv_heads;
-    threads.for_each(tasks * splits, true, |worker, index| {
-        let (task, at) = (index / splits, index % splits);
-        let (tile, kv_head) = (&tiles[task / shape.kv_heads], task % shape.kv_heads);
-        if let Some(split) = tile.splits(shape).nth(at) {
-            let scratch_of_worker = &mut lock(&scratch.workers[worker]).scratch;
+    // The split that a task has at an index, if it has as many.
+    let at = |index: usize| {
+        let (tile, kv_head) = (&tiles[index / splits / shape.kv_heads], index / splits % shape.kv_heads);
+        tile.splits(shape).nth(index % splits).map(|split| (tile, kv_head, split))
+    };
+    let count = tasks * splits;
+    let run = count.div_ceil(threads.count() * TASKS_PER_THREAD);
+    threads.for_each(count.div_ceil(run), true, |worker, index| {
+        let scratch_of_worker = &mut lock(&scratch.workers[worker]).scratch;
+        let end = count.min((index + 1) * run);
+        for index in index * run..end {
+            let Some((tile, kv_head, split)) = at(index) else { continue };
+            let next = (index + 1 < end).then(|| at(index + 1)).flatten();
+            let next = next.map(|(tile, kv_head, split)| KeyTile::first(shape, tile, kv_head, split));
             load_queries(isa, operands, tile, kv_head, scratch_of_worker);
-            attend(isa, operands, tile, kv_head, split, scratch_of_worker, &mut lock(&scratch.splits[index]));
+            attend(isa, operands, tile, kv_head, split, next, scratch_of_worker, &mut lock(&scratch.splits[index]));
         }
     });
     threads.for_each(tasks, true, |_, task| {
@@ -301,18 +340,20 @@ fn load_queries(isa: Isa, operands: Attention<'_>, tile: &QueryTile<'_>, kv_head
     }
 }
 
-/// One split of the queries that were loaded.
+/// One split of the queries that were loaded; `next` is what is attended to after it.
+#[allow(clippy::too_many_arguments)] // a kernel's operands
 fn attend(
     isa: Isa,
     operands: Attention<'_>,
     tile: &QueryTile<'_>,
     kv_head: usize,
     split: usize,
+    next: Option<KeyTile<'_>>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
     match operands.shape.rounded {
-        true => attend_rounded(isa, operands, tile, kv_head, split, scratch, partial),
-        false => attend_single(isa, operands, tile, kv_head, split, scratch, partial),
+        true => attend_rounded(isa, operands, tile, kv_head, split, next, scratch, partial),
+        false => attend_single(isa, operands, tile, kv_head, split, next, scratch, partial),
     }
 }
