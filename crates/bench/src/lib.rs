@@ -18,7 +18,7 @@
 //! and `memcpy`, one thread within one process.
 //!
 //! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
-//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]).
+//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says how likely a model finds a text ([`score`]).
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
@@ -40,6 +40,7 @@ mod process;
 mod relay;
 mod replay;
 mod report;
+pub mod score;
 mod tally;
 mod target;
 mod usage;

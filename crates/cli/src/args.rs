@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_bench::BenchCommand;
+use baton_bench::score::ScoreArgs;
 use baton_sim::SimulateArgs;
 use clap::{Args, Parser, Subcommand};
 
@@ -44,6 +45,8 @@ pub enum Command {
     /// Measure: what the transfer engine moves here, the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Say how likely a model finds a text: negative log-likelihood and perplexity, on this machine's CPU. Needs no cluster
+    Score(ScoreArgs),
     /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
     Simulate(Box<SimulateArgs>),
     /// Versions of this command and of the conductor
