@@ -37,6 +37,7 @@ mod memcpy;
 mod memory;
 mod plan;
 mod process;
+mod reasons;
 mod relay;
 mod replay;
 mod report;
