@@ -16,6 +16,7 @@ use clap::Args;
 
 use crate::BenchError;
 pub(crate) use client::Clients;
+pub(crate) use prompt::prompt;
 use report::Report;
 
 /// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --beside-simulator; of the live cluster they
