@@ -310,10 +310,20 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
         .collect();
     assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
     assert!(events.trim_end().ends_with("data: [DONE]"), "{events}");
+    assert!(events.contains(r#""finish_reason":"length"}],"usage":{"prompt_tokens""#), "{events}");
+    let (_, events) = cluster
+        .http("/v1/completions", Some(r#"{"prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": true, "stream_options": {"include_usage": true}}"#))
+        .await?;
+    let usage = events.lines().rev().filter_map(|line| line.strip_prefix("data: ")).nth(1).unwrap();
+    assert!(
+        usage.contains(r#""choices":[],"usage":{"prompt_tokens""#) && usage.contains(r#""completion_tokens":5"#),
+        "{events}"
+    );
+    assert_eq!(events.matches("prompt_tokens\"").count(), 1, "{events}");
     let (code, error) = cluster.http("/v1/completions", Some(r#"{"prompt": "hello", "temperature": -1}"#)).await?;
     assert!(code == 400 && error.contains("temperature"), "{code} {error}");
     let (_, metrics) = cluster.http("/metrics", None).await?;
-    assert!(metrics.contains("baton_conductor_generation_tokens_total 10"), "{metrics}");
+    assert!(metrics.contains("baton_conductor_generation_tokens_total 15"), "{metrics}");
     cluster.stop().await
 }
 

@@ -92,12 +92,23 @@ struct CompletionRequest {
     #[serde(default)]
     stream: bool,
     #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    #[serde(default)]
     ignore_eos: bool,
     #[serde(default)]
     #[allow(dead_code)] // taken, as clients send it, and without effect: it names their end user
     user: Option<String>,
     #[serde(default)]
     n: Option<u32>,
+}
+
+/// What a stream tells besides its text.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    /// Usage comes in a chunk of its own, without choices, before `[DONE]`, and not in the last one with a choice.
+    #[serde(default)]
+    include_usage: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -183,12 +194,12 @@ async fn completions(
     body: Result<Json<CompletionRequest>, JsonRejection>,
 ) -> Result<Response, HttpError> {
     let Json(request) = body.map_err(|error| HttpError(GenerateError::invalid("body", error.body_text())))?;
-    let stream = request.stream;
+    let stream = request.stream.then(|| request.stream_options.unwrap_or_default());
     let request = request.into_wire().map_err(HttpError)?;
     let mut responses = shared.door.generate(request).await.map_err(HttpError)?;
     let created = shared.door.clock.unix_ms() / 1000;
-    if stream {
-        let events = completion_events(responses, created).map(Ok::<_, Infallible>);
+    if let Some(options) = stream {
+        let events = completion_events(responses, created, options).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
     let mut whole = Completion { created, ..Completion::default() };
@@ -220,7 +231,8 @@ impl Completion {
             }
             Event::Delta(delta) => {
                 self.text.push_str(&delta.text);
-                (!delta.text.is_empty()).then_some(delta.text)
+                // A token that shows no text, or none yet, is a chunk, too: clients see that the answer goes on.
+                (!delta.text.is_empty() || !delta.token_ids.is_empty()).then_some(delta.text)
             }
             Event::PromptLogprobs(_) => None,
             Event::Finished(finished) => {
@@ -251,6 +263,23 @@ impl Completion {
         })
     }
 
+    /// What a stream says for some text: usage goes with the end.
+    fn chunks(&self, text: &str, options: StreamOptions) -> Vec<Value> {
+        let mut chunk = self.chunk(text);
+        match (&self.finish_reason, options.include_usage) {
+            (None, _) => vec![chunk],
+            (Some(_), false) => {
+                chunk["usage"] = self.usage();
+                vec![chunk]
+            }
+            (Some(_), true) => {
+                let mut last = self.chunk("");
+                (last["choices"], last["usage"]) = (json!([]), self.usage());
+                vec![chunk, last]
+            }
+        }
+    }
+
     fn body(&self) -> Value {
         let mut body = self.chunk(&self.text);
         body["usage"] = self.usage();
@@ -259,18 +288,13 @@ impl Completion {
 }
 
 /// Server-sent events: chunks, then `[DONE]`; an error becomes a last event of its own.
-fn completion_events(responses: Responses, created: u64) -> impl Stream<Item = SseEvent> {
+fn completion_events(responses: Responses, created: u64, options: StreamOptions) -> impl Stream<Item = SseEvent> {
     let mut whole = Completion { created, ..Completion::default() };
-    let chunks = ReceiverStream::new(responses).filter_map(move |outgoing| match outgoing.response {
-        Ok(response) => {
-            let text = whole.take(response)?;
-            let mut chunk = whole.chunk(&text);
-            if whole.finish_reason.is_some() {
-                chunk["usage"] = whole.usage();
-            }
-            Some(SseEvent::default().data(chunk.to_string()))
-        }
-        Err(error) => Some(SseEvent::default().data(error_body(&error).to_string())),
+    let chunks = ReceiverStream::new(responses).map(move |outgoing| match outgoing.response {
+        Ok(response) => whole.take(response).map(|text| whole.chunks(&text, options)).unwrap_or_default(),
+        Err(error) => vec![error_body(&error)],
     });
-    chunks.chain(tokio_stream::once(SseEvent::default().data("[DONE]")))
+    let events = futures::StreamExt::flat_map(chunks, futures::stream::iter);
+    let events = events.map(|chunk| SseEvent::default().data(chunk.to_string()));
+    events.chain(tokio_stream::once(SseEvent::default().data("[DONE]")))
 }

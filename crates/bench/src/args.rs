@@ -10,6 +10,7 @@ use crate::inference::EngineArgs;
 use crate::plan::{Carrier, Op, Plan};
 use crate::relay::RelayArgs;
 use crate::replay::ReplayArgs;
+use crate::serve::ServeArgs;
 use crate::{BenchError, engine};
 
 /// What to measure.
@@ -21,6 +22,8 @@ pub enum BenchCommand {
     Relay(RelayArgs),
     /// Play a trace of requests against a running cluster, each at its time, and print the figures that baton simulate prints
     Replay(Box<ReplayArgs>),
+    /// Send requests to any server, each at its time, and say what people would have got: TTFT, TBT, goodput. OpenAI's HTTP (Baton, llama-server, vllm serve) or Baton's gRPC
+    Serve(Box<ServeArgs>),
     /// Put the conductor's prefix index under a trace, on one core: lookups, events and memory. Needs no cluster
     Index(IndexArgs),
     /// Compute prompts and tokens of a model on this machine's CPU. Needs no cluster

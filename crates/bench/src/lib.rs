@@ -17,8 +17,8 @@
 //! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
 //! and `memcpy`, one thread within one process.
 //!
-//! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
-//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]).
+//! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, `baton bench serve` is an open loop of requests against any server, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
+//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says how likely a model finds a text ([`score`]).
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
 //!
@@ -37,9 +37,12 @@ mod memcpy;
 mod memory;
 mod plan;
 mod process;
+mod reasons;
 mod relay;
 mod replay;
 mod report;
+pub mod score;
+mod serve;
 mod tally;
 mod target;
 mod usage;
@@ -51,6 +54,7 @@ pub use plan::{Carrier, Op, Plan};
 pub use relay::{RelayArgs, RelayReport};
 pub use replay::ReplayArgs;
 pub use report::Report;
+pub use serve::ServeArgs;
 
 use baton_runtime::Signals;
 
@@ -81,6 +85,7 @@ async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<
         BenchCommand::Transfer(args) => transfer(args, json).await,
         BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
         BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
+        BenchCommand::Serve(args) => serve::run(args, json).await,
         BenchCommand::Index(_) | BenchCommand::Engine(_) => Ok(()), // have run above
     }
 }

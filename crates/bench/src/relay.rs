@@ -71,7 +71,7 @@ pub struct RelayReport {
 
 /// Opens the streams, measures, and prints the figures.
 pub(crate) async fn run(args: &RelayArgs, conductor: &str, json: bool) -> Result<(), BenchError> {
-    let clients = Clients::connect(conductor, args.streams.div_ceil(STREAMS_PER_CONNECTION)).await?;
+    let clients = Clients::connect("--conductor", conductor, args.streams.div_ceil(STREAMS_PER_CONNECTION)).await?;
     let start = Instant::now();
     let from = start + START_EVERY * args.streams + WARM_UP;
     let to = from + Duration::from_secs(args.seconds);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_bench::BenchCommand;
+use baton_bench::score::ScoreArgs;
 use baton_sim::SimulateArgs;
 use clap::{Args, Parser, Subcommand};
 
@@ -41,9 +42,11 @@ pub enum Command {
     Cache(Box<CacheArgs>),
     /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
-    /// Measure: what the transfer engine moves here, the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster
+    /// Measure: what the transfer engine moves here, the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Say how likely a model finds a text: negative log-likelihood and perplexity, on this machine's CPU. Needs no cluster
+    Score(ScoreArgs),
     /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
     Simulate(Box<SimulateArgs>),
     /// Versions of this command and of the conductor

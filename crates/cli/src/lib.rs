@@ -1,6 +1,6 @@
 //! `baton`, the operator's command: starts a cluster on one machine, asks it, and shows what it does.
 //!
-//! `args` is the command line; each command has a module of its name. `up` starts and supervises processes; everything else is a client of a conductor's gRPC
+//! `args` is the command line; each command has a module of its name. `up` starts and supervises processes; `bench`, `score` and `simulate` are other crates'; everything else is a client of a conductor's gRPC
 //! services.
 //!
 //! **Invariant**: what is meant for programs goes to stdout, what is meant for people watching goes to stderr; a command that fails says why in one line
@@ -36,6 +36,9 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
         // It has a runtime of its own, as the nodes have.
         return Ok(baton_bench::run(command, &cli.conductor, cli.json)?);
     }
+    if let Command::Score(args) = &cli.command {
+        return Ok(baton_bench::score::run(args, cli.json)?);
+    }
     if let Command::Simulate(args) = &cli.command {
         return Ok(baton_sim::run(args, cli.json)?);
     }
@@ -50,7 +53,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
             Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
-            Command::Bench(_) | Command::Simulate(_) => Ok(()), // have run above
+            Command::Bench(_) | Command::Score(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,
         }
     })

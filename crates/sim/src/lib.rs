@@ -18,6 +18,7 @@ mod options;
 mod prefill_node;
 mod random;
 mod record;
+mod spread;
 mod summary;
 mod trace;
 mod world;
@@ -28,6 +29,7 @@ pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName
 pub use options::{SimOptions, Window};
 pub use random::Random;
 pub use record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
+pub use spread::Spread;
 pub use summary::Summary;
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
 pub use world::{Outcome, simulate};

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::options::SimOptions;
 use crate::record::{RejectStage, RequestRecord};
+use crate::spread::Spread;
 use crate::world::Outcome;
 
 /// What a run amounts to, over the requests of its window. Times in seconds, shares 0 to 1.
@@ -79,35 +80,6 @@ pub struct Summary {
     pub prefill_load_swing: f64,
     /// Tokens computed by the busiest prefill node over the mean.
     pub prefill_imbalance: f64,
-}
-
-/// Mean and quantiles of some times.
-struct Spread {
-    sorted: Vec<f64>,
-}
-
-impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut sorted: Vec<_> = values.collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        Self { sorted }
-    }
-
-    fn mean(&self) -> f64 {
-        if self.sorted.is_empty() { 0.0 } else { self.sorted.iter().sum::<f64>() / self.sorted.len() as f64 + 0.0 }
-    }
-
-    fn deviation(&self) -> f64 {
-        let mean = self.mean();
-        let squares: f64 = self.sorted.iter().map(|value| (value - mean).powi(2)).sum();
-        (squares / self.sorted.len().max(1) as f64).sqrt()
-    }
-
-    /// The least value that the share `q` does not exceed.
-    fn quantile(&self, q: f64) -> f64 {
-        let rank = (self.sorted.len() as f64 * q).ceil() as usize;
-        self.sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-    }
 }
 
 fn share(part: f64, whole: f64) -> f64 {

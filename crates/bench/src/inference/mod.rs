@@ -5,20 +5,22 @@
 //! **Invariant**: only the engine's steps are timed; every prompt ends with logits, every sequence of a decode step yields some.
 
 mod measure;
+mod model;
 mod report;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
-use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity};
-use baton_formats::ModelFile;
+use baton_engine::{CpuOptions, KvCapacity};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::BenchError;
 use measure::Bench;
+pub(crate) use model::{check_context, load, open, progress};
 use report::Report;
 
+/// Tokens of the longest prompt.
+const LONGEST_PROMPT: u32 = 2048;
 /// Tokens that the arena holds: the longest prompt, and 32 sequences with their steps.
 const ARENA_TOKENS: u32 = 32 * 128;
 
@@ -46,7 +48,8 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     };
     let bar = progress(json);
     let began = Instant::now();
-    let mut engine = load(args, &options, &bar)?;
+    let mut engine = load(&open(&args.model)?, &options, &bar)?;
+    check_context(&engine, "--model", LONGEST_PROMPT)?;
     let load_s = began.elapsed().as_secs_f64();
     let isa = engine.isa();
     let mut bench = Bench::new(&mut engine, args.rounds);
@@ -63,23 +66,4 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     bar.finish_and_clear();
     report.rss_bytes = report::resident_bytes()?;
     report.print(json).map_err(BenchError::Output)
-}
-
-fn load(args: &EngineArgs, options: &CpuOptions, bar: &ProgressBar) -> Result<CpuEngine, BenchError> {
-    bar.set_message("loading");
-    let file = ModelFile::open(&args.model).map_err(|error| BenchError::invalid("--model", error.to_string()))?;
-    let engine = CpuEngine::load(&file, options, &mut |done| bar.set_position((done * 100.0) as u64))?;
-    if engine.model().context_length < 2048 {
-        let problem = format!("its context holds {}, but must hold 2048", engine.model().context_length);
-        return Err(BenchError::invalid("--model", problem));
-    }
-    Ok(engine)
-}
-
-fn progress(json: bool) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:16} {bar:40} {pos} %");
-    match json {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())),
-    }
 }

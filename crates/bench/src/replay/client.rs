@@ -17,13 +17,12 @@ use tonic::{Code, Status};
 
 use super::prompt::prompt;
 use crate::BenchError;
+use crate::reasons::Reasons;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Whoever has no end this long after its arrival is counted as a failure.
 const LONGEST: Duration = Duration::from_secs(900);
-/// Kinds of failures that are told apart; the rest is "others".
-const MAX_FAILURES: usize = 16;
 /// How often people are told how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
@@ -50,9 +49,9 @@ struct Ended {
 }
 
 impl Clients {
-    /// Connects to `host:port` or `http://host:port`.
-    pub(crate) async fn connect(conductor: &str, connections: u32) -> Result<Self, BenchError> {
-        let wrong = |problem: String| BenchError::invalid("--conductor", format!("{conductor}: {problem}"));
+    /// Connects to `host:port` or `http://host:port`, which `flag` gave.
+    pub(crate) async fn connect(flag: &'static str, conductor: &str, connections: u32) -> Result<Self, BenchError> {
+        let wrong = |problem: String| BenchError::invalid(flag, format!("{conductor}: {problem}"));
         let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
         let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(error.to_string()))?;
         let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
@@ -105,12 +104,10 @@ fn played(mut ended: Vec<Ended>) -> Played {
     let mut late: Vec<_> = ended.iter().map(|one| one.late).collect();
     late.sort_unstable();
     let late_p99 = late.get((late.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
-    let mut failures = BTreeMap::new();
-    for reason in ended.iter().filter_map(|one| one.failure.as_ref()) {
-        let known = failures.len() < MAX_FAILURES || failures.contains_key(reason);
-        *failures.entry(if known { reason.clone() } else { "others".to_owned() }).or_insert(0) += 1;
-    }
-    Played { records: ended.into_iter().map(|one| one.record).collect(), failures, late_p99 }
+    let mut failures = Reasons::default();
+    ended.iter().filter_map(|one| one.failure.as_deref()).for_each(|reason| failures.add(reason));
+    let records = ended.into_iter().map(|one| one.record).collect();
+    Played { records, failures: failures.into_map(), late_p99 }
 }
 
 /// Sends one request at its time, and hears it to its end.
@@ -243,12 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_counted_and_their_kinds_are_bounded() {
+    fn failures_are_counted_and_records_are_in_the_order_of_arrival() {
         let same = (0..50).map(|index| ended(index, Some("same")));
-        let many = (50..150).map(|index| Ended { failure: Some(format!("kind {index}")), ..ended(index, None) });
-        let played = played(same.chain(many).rev().collect());
-        assert_eq!((played.records.len(), played.failures["same"]), (150, 50));
-        assert_eq!((played.failures.len(), played.failures.values().sum::<usize>()), (MAX_FAILURES + 1, 150));
+        let fine = (50..150).map(|index| ended(index, None));
+        let played = played(same.chain(fine).rev().collect());
+        assert_eq!((played.records.len(), played.failures.len(), played.failures["same"]), (150, 1, 50));
         assert_eq!(played.late_p99, Duration::from_millis(148));
     }
 }

@@ -16,6 +16,7 @@ use clap::Args;
 
 use crate::BenchError;
 pub(crate) use client::Clients;
+pub(crate) use prompt::prompt;
 use report::Report;
 
 /// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --beside-simulator; of the live cluster they
@@ -66,7 +67,7 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
     let profile = ModelProfile::load(&args.simulated.model_profile);
     let profile = profile.map_err(|error| BenchError::invalid("--model-profile", error.to_string()))?;
     let options = args.simulated.options();
-    let clients = Clients::connect(conductor, args.connections).await?;
+    let clients = Clients::connect("--conductor", conductor, args.connections).await?;
     let played = clients.play(&trace, &options).await;
     let live = Summary::of(&outcome(played.records), &options);
     let simulated = args.beside_simulator.then(|| simulated(&trace, &profile, options));

@@ -1,0 +1,219 @@
+//! `baton bench serve`, as a person uses it: against a real cluster, over both of its protocols, and against servers that refuse, fall silent or break.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use baton_cluster_tests::{Cluster, bench_output, bench_report};
+use serde_json::Value;
+
+const ENDS: [&str; 6] = ["met", "late", "rejected_429", "rejected_503", "failed", "not_sent"];
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn report(url: &str, options: &str) -> anyhow::Result<Value> {
+    let words = ["serve", url].into_iter().chain(options.split_whitespace()).chain(["--json"]);
+    bench_report(&words.collect::<Vec<_>>()).await
+}
+
+/// In the order of [`ENDS`]; their sum is all that were due.
+#[track_caller]
+fn ends(report: &Value) -> [u64; 6] {
+    let ends = ENDS.map(|end| report["ends"][end].as_u64().unwrap_or_else(|| panic!("{end}: {report}")));
+    assert_eq!(Some(ends.iter().sum()), report["requests"].as_u64(), "{report}");
+    ends
+}
+
+/// A server that treats each connection so, on a thread of its own each, until the test ends. Gives its URL.
+fn server(treat: impl Fn(TcpStream) -> std::io::Result<()> + Send + Clone + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let treat = treat.clone();
+            std::thread::spawn(move || treat(stream));
+        }
+    });
+    url
+}
+
+/// Reads one request, head and body.
+fn read_request(stream: &mut TcpStream) -> std::io::Result<String> {
+    let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+    loop {
+        let text = String::from_utf8_lossy(&request);
+        let length = text.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        if text.split_once("\r\n\r\n").is_some_and(|(_, body)| body.len() >= length.unwrap_or(0)) {
+            return Ok(text.into_owned());
+        }
+        match stream.read(&mut piece)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            n => request.extend_from_slice(&piece[..n]),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_request_to_a_cluster_ends_once_over_both_protocols() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let (http, grpc) = (cluster.conductor.ready.http.clone().unwrap(), cluster.conductor.ready.grpc.clone());
+    let options = "--rate 100 --requests 60 --prompt-chars 50:3,400 --shared-prefix-chars 200 --prefixes 2 --max-tokens 12 --ttft-limit 30s --tbt-limit 30s";
+    for (url, api) in [(format!("http://{http}"), "openai"), (format!("grpc://{grpc}"), "grpc")] {
+        let found = report(&url, options).await?;
+        assert_eq!(ends(&found), [60, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!((&found["api"], &found["model"], &found["url"]), (&api.into(), &"mock".into(), &url.into()));
+        assert_eq!((&found["output_tokens"], &found["goodput_share"]), (&720.into(), &1.0.into()), "{found}");
+        // A byte is a token, and a text begins with one.
+        let prompts = found["prompt_tokens"].as_u64().unwrap();
+        assert!((60 * 251..60 * 601).contains(&prompts), "{found}");
+        assert!(found["cached_tokens"].as_u64().unwrap() > 0, "prefixes are shared: {found}");
+        let gaps: u64 = found["gaps"]["counts"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!(gaps, 60 * 11, "{found}");
+        assert_eq!(
+            found["gaps"]["counts"].as_array().unwrap().len(),
+            found["gaps"]["edges_s"].as_array().unwrap().len() + 1
+        );
+        let figure = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("{name}: {found}"));
+        assert!(0.0 < figure("ttft_p50_s") && figure("ttft_p50_s") <= figure("ttft_p99_s"), "{found}");
+        assert!(
+            figure("tbt_mean_p50_s") <= figure("tbt_tail_p50_s") && figure("tbt_tail_p90_s") <= figure("gap_max_s")
+        );
+        assert!(figure("slip_p50_s") >= 0.0 && figure("output_tokens_per_s") > 0.0 && figure("in_flight_max") >= 1.0);
+    }
+    let (_, metrics) = cluster.http("/metrics", None).await?;
+    assert!(metrics.contains("baton_conductor_generation_tokens_total 1440"), "what was counted was served: {metrics}");
+    cluster.wait_idle(SECOND).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "5000"]).start().await?;
+    let url = format!("grpc://{}", cluster.conductor.ready.grpc);
+    let found = report(&url, "--rate 50 --requests 20 --max-tokens 5 --tbt-limit 1ms").await?;
+    assert_eq!(ends(&found), [0, 20, 0, 0, 0, 0], "{found}");
+    let folder = tempfile::tempdir()?;
+    let trace = folder.path().join("three.jsonl");
+    let line = |ms: u32, id: u32| {
+        format!(r#"{{"timestamp": {ms}, "input_length": 300, "output_length": 4, "hash_ids": [{id}]}}"#)
+    };
+    std::fs::write(&trace, [line(0, 1), line(100, 2), line(900, 1)].join("\n"))?;
+    let play = format!("--trace {} --speed 2 --ttft-limit 30s --tbt-limit 30s", trace.display());
+    for url in [url, format!("http://{}", cluster.conductor.ready.http.clone().unwrap())] {
+        let found = report(&url, &play).await?;
+        assert_eq!(ends(&found), [3, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!((&found["arrivals"], &found["prompt_tokens"]), (&"trace three x2".into(), &900.into()));
+        assert!(found["seconds"].as_f64().unwrap() >= 0.45, "the last one is due after 450 ms: {found}");
+    }
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> {
+    for (status, expected) in [("429 Too Many Requests", [0, 0, 25, 0, 0, 0]), ("503 Gone", [0, 0, 0, 25, 0, 0])] {
+        let url = server(move |mut stream| {
+            loop {
+                read_request(&mut stream)?;
+                write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}")?;
+            }
+        });
+        let found = report(&url, "--rate 200 --requests 25 --model m").await?;
+        assert_eq!(ends(&found), expected, "{found}");
+        assert!(found["ttft_p50_s"].is_null() && found["gap_max_s"].is_null(), "{found}");
+    }
+    // Nodes there are none.
+    let cluster = Cluster::mock().prefill(0).decode(0).start().await?;
+    for url in [
+        format!("grpc://{}", cluster.conductor.ready.grpc),
+        format!("http://{}", cluster.conductor.ready.http.clone().unwrap()),
+    ] {
+        let found = report(&url, "--rate 200 --requests 9").await?;
+        assert_eq!(ends(&found), [0, 0, 0, 9, 0, 0], "{found}");
+    }
+    cluster.stop().await
+}
+
+/// As vLLM and llama-server stream: comments, several tokens in a chunk, a chunk without text, usage at the end; in pieces that end anywhere.
+#[tokio::test]
+async fn other_servers_streams_are_read() -> anyhow::Result<()> {
+    let url = server(|mut stream| {
+        let asked = read_request(&mut stream)?;
+        assert!(asked.contains("\"stream_options\":{\"include_usage\":true}") && asked.contains("\"ignore_eos\":true"));
+        write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")?;
+        let chunk = |text: &str, finish: &str| {
+            format!(
+                "data: {{\"choices\": [{{\"index\": 0, \"text\": \"{text}\", \"finish_reason\": {finish}}}], \"usage\": null}}\r\n\r\n"
+            )
+        };
+        let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 6}}\n\n";
+        let events = [
+            ": ping\n\n",
+            &chunk("a", "null"),
+            &chunk("", "null"),
+            &chunk("b c", "null"),
+            &chunk("d", "\"length\""),
+            usage,
+            "data: [DONE]\n\n",
+        ];
+        for piece in events.concat().as_bytes().chunks(37) {
+            stream.write_all(piece)?;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    });
+    let found = report(&url, "--rate 100 --requests 5 --model m --tbt-limit 10s").await?;
+    assert_eq!(ends(&found), [5, 0, 0, 0, 0, 0], "{found}");
+    assert_eq!((&found["output_tokens"], &found["prompt_tokens"]), (&30.into(), &35.into()));
+    assert_eq!(found["merged_share"].as_f64(), Some(10.0 / 30.0), "six tokens came in four chunks");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> anyhow::Result<()> {
+    let breaks = server(|mut stream| {
+        read_request(&mut stream)?;
+        write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {{\"choices\": [{{\"text\": \"a\"}}]}}\n\n")
+    });
+    let found = report(&breaks, "--rate 100 --requests 8 --model m").await?;
+    assert_eq!(ends(&found), [0, 0, 0, 0, 8, 0], "{found}");
+    assert_eq!(found["failures"]["the stream ended in mid-answer"], 8, "{found}");
+
+    let hangs = server(|mut stream| {
+        read_request(&mut stream)?;
+        std::thread::sleep(20 * SECOND);
+        Ok(())
+    });
+    let found = report(&hangs, "--rate 1000 --requests 40 --model m --most-in-flight 3 --timeout 1s").await?;
+    assert_eq!(ends(&found), [0, 0, 0, 0, 3, 37], "{found}");
+    assert_eq!((&found["failures"]["no end within 1 s"], &found["in_flight_max"]), (&3.into(), &3.into()), "{found}");
+    // The open loop: nobody waited for those that hang.
+    assert!(found["seconds"].as_f64().unwrap() < 5.0, "{found}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_person_gets_a_table_and_an_error_names_what_is_wrong() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let url = format!("http://{}", cluster.conductor.ready.http.clone().unwrap());
+    let options = "--rate 100 --requests 20 --max-tokens 8 --ttft-limit 30s --tbt-limit 30s";
+    let output = bench_output(&["serve", &url].into_iter().chain(options.split(' ')).collect::<Vec<_>>()).await?;
+    let text = String::from_utf8(output.stdout)?;
+    for part in ["20 met, 0 late", "20, poisson 100/s", "TBT, tail", "sent late by", "gaps between tokens", "<= "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    cluster.stop().await?;
+
+    let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let nobody = format!("http://{free}");
+    for (arguments, status, said) in [
+        (["serve", &nobody, "--rate", "1"], 4, "/v1/models"),
+        (["serve", "https://h:1", "--rate", "1"], 2, "grpc://HOST:PORT"),
+        (["serve", &nobody, "--trace", "/nowhere/t"], 2, "--trace: /nowhere/t"),
+    ] {
+        let output = bench_output(&arguments).await?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(status) && stderr.contains(said), "{arguments:?}: {stderr}");
+    }
+    Ok(())
+}

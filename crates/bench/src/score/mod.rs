@@ -1,0 +1,221 @@
+//! `baton score`: how likely a model finds a text, on this machine's CPU: what a change of the arithmetic costs, in one number.
+//!
+//! The text becomes tokens once, and these are cut into windows that know nothing of each other ([`Windows`]). Each token is scored once, given what stands before it in its window:
+//!
+//! ```text
+//! nll = -1/T  sum over t of ln p(token t | window's tokens before t)      nats per token
+//! perplexity = e^nll
+//! ```
+//!
+//! **Invariant**: sums are of f64, in the order of the text, so that the same logits give the same number to the last bit.
+
+mod likelihood;
+mod report;
+mod windows;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, KvCapacity, LogitsWanted, SequenceStep};
+use baton_formats::ModelFile;
+use baton_text::{EncodeOptions, Tokenizer};
+use baton_types::{BlockId, TokenId};
+use clap::Args;
+
+use crate::BenchError;
+use crate::inference::{check_context, load, open, progress};
+pub use likelihood::Likelihood;
+use likelihood::Listener;
+use report::Report;
+pub use windows::Windows;
+
+/// Tokens of a step, as a prefill node cuts prompts. Results do not depend on it.
+const CHUNK: usize = 512;
+/// Longest text taken, bytes.
+const MAX_TEXT_BYTES: usize = 64 << 20;
+
+/// Of `baton score`.
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// The text, UTF-8; what looks like a special token in it is ordinary text
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// Tokens of a window. Each begins with the token that begins a text, where the model's tokenizer puts one there, and then the text's first token is scored given that; where there is none,
+    /// a window begins with the last token of the one before, and the text's first token is not scored, for nothing stands before it
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
+    pub context: u32,
+    /// How quantized matrices are computed: stored (8-bit activations, as nodes do) or f32 (the reference)
+    #[arg(long, value_name = "NAME", default_value = "stored", value_parser = parse_arithmetic)]
+    pub arithmetic: Arithmetic,
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+fn parse_arithmetic(text: &str) -> Result<Arithmetic, String> {
+    match text {
+        "stored" => Ok(Arithmetic::Stored),
+        "f32" => Ok(Arithmetic::F32),
+        _ => Err("expected stored or f32".to_owned()),
+    }
+}
+
+impl ScoreArgs {
+    /// Room for one window.
+    fn options(&self) -> CpuOptions {
+        let defaults = CpuOptions::default();
+        CpuOptions {
+            threads: self.threads.unwrap_or(defaults.threads),
+            kv_capacity: KvCapacity::Blocks(self.context.div_ceil(defaults.block_tokens)),
+            arithmetic: self.arithmetic,
+            ..defaults
+        }
+    }
+}
+
+/// Scores the text and prints the figures.
+pub fn run(args: &ScoreArgs, json: bool) -> Result<(), BenchError> {
+    let text = read(&args.text)?;
+    let bar = progress(json);
+    let file = open(&args.model)?;
+    let windows = Windows::of_text(&tokenizer(&file)?, &text, args.context)?;
+    let mut engine = load(&file, &args.options(), &bar)?;
+    check_context(&engine, "--context", args.context)?;
+    bar.set_message("scoring");
+    let began = Instant::now();
+    let found = score(&mut engine, &windows, &mut |share| bar.set_position((share * 100.0) as u64))?;
+    bar.finish_and_clear();
+    let report = Report::new(args, &engine, &windows, &found, began.elapsed());
+    report.print(json).map_err(BenchError::Output)
+}
+
+/// The whole file; the error names `--text`.
+fn read(path: &Path) -> Result<String, BenchError> {
+    let wrong = |problem: String| BenchError::invalid("--text", format!("{}: {problem}", path.display()));
+    let bytes = fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
+    if bytes > MAX_TEXT_BYTES as u64 {
+        return Err(wrong(format!("{bytes} bytes, but at most {MAX_TEXT_BYTES} are taken")));
+    }
+    let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    if text.is_empty() {
+        return Err(wrong("empty".to_owned()));
+    }
+    String::from_utf8(text).map_err(|error| wrong(format!("no UTF-8 at byte {}", error.utf8_error().valid_up_to())))
+}
+
+fn tokenizer(file: &ModelFile) -> Result<Tokenizer, BenchError> {
+    let tokenizer = Tokenizer::from_model(file).map_err(|error| BenchError::invalid("--model", error.to_string()))?;
+    Ok(tokenizer.with_max_bytes(MAX_TEXT_BYTES))
+}
+
+impl Windows {
+    /// Windows of `context` tokens, at least 2, over a text.
+    ///
+    /// # Errors
+    /// The text has fewer than two tokens, or is too long; the error names `--text`.
+    pub fn of_text(tokenizer: &Tokenizer, text: &str, context: u32) -> Result<Self, BenchError> {
+        let wrong = |problem: String| BenchError::invalid("--text", problem);
+        let plain = EncodeOptions { add_special: false, parse_special: false };
+        let tokens = tokenizer.encode(text, plain).map_err(|error| wrong(error.to_string()))?;
+        if tokens.len() < 2 {
+            return Err(wrong(format!("{} tokens, but at least 2 are needed", tokens.len())));
+        }
+        let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+        Ok(Self::new(tokens, bos, context as usize))
+    }
+}
+
+/// Scores every window; `progress` hears the share that is done, from 0 to 1. The engine's arena holds one window at least.
+///
+/// # Errors
+/// The engine fails, or a window is longer than the model's context.
+pub fn score(
+    engine: &mut CpuEngine,
+    windows: &Windows,
+    progress: &mut dyn FnMut(f64),
+) -> Result<Likelihood, EngineError> {
+    let blocks = engine.arena().layout().num_blocks;
+    let table: Vec<_> = (0..blocks).map(BlockId).collect();
+    let mut found = Likelihood::default();
+    for window in windows.iter() {
+        compute(engine, &window, &table, &mut found)?;
+        progress(found.tokens as f64 / windows.scored() as f64);
+    }
+    Ok(found)
+}
+
+/// One window, in chunks. Its last token is not computed: nothing that it predicts is scored.
+fn compute(
+    engine: &mut CpuEngine,
+    window: &[TokenId],
+    block_table: &[BlockId],
+    found: &mut Likelihood,
+) -> Result<(), EngineError> {
+    let mut start = 0;
+    for tokens in window[..window.len() - 1].chunks(CHUNK) {
+        let step = SequenceStep { tokens, start: start as u32, block_table, logits: LogitsWanted::All };
+        engine.step(&[step], &mut Listener { window, found })?;
+        start += tokens.len();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ScoreArgs,
+    }
+
+    fn parse(line: &str) -> Result<ScoreArgs, clap::Error> {
+        let given = "score --model m --text t".split_whitespace();
+        Cli::try_parse_from(given.chain(line.split_whitespace())).map(|cli| cli.args)
+    }
+
+    /// A file of this test's own, with these bytes.
+    fn file(name: &str, bytes: &[u8]) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("baton-score-{}-{name}", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn what_cannot_be_names_its_flag() {
+        assert_eq!(parse("--arithmetic f32").unwrap().arithmetic, Arithmetic::F32);
+        for (line, flag) in
+            [("--arithmetic int8", "--arithmetic"), ("--context 1", "--context"), ("--threads x", "--threads")]
+        {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_none_is_named() {
+        let missing = read(Path::new("/nowhere/text")).unwrap_err().to_string();
+        assert!(missing.starts_with("--text: /nowhere/text: "), "{missing}");
+        for (name, bytes, problem) in [("empty", &b""[..], "empty"), ("latin1", b"caf\xe9", "no UTF-8 at byte 3")] {
+            let path = file(name, bytes);
+            let error = read(&path).unwrap_err().to_string();
+            fs::remove_file(&path).unwrap();
+            assert_eq!(error, format!("--text: {}: {problem}", path.display()));
+        }
+    }
+
+    #[test]
+    fn a_text_has_two_tokens_at_least() {
+        let error = Windows::of_text(&Tokenizer::bytes(), "a", 8).unwrap_err().to_string();
+        assert_eq!(error, "--text: 1 tokens, but at least 2 are needed");
+        let windows = Windows::of_text(&Tokenizer::bytes(), "ab", 8).unwrap();
+        assert_eq!(windows.scored(), 2, "the byte vocabulary begins a text with a token");
+    }
+}

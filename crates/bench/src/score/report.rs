@@ -1,0 +1,122 @@
+//! The figures of a text.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use baton_engine::{Arithmetic, CpuEngine, Engine};
+use serde::Serialize;
+
+use super::{Likelihood, ScoreArgs, Windows};
+
+/// The figures of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Report {
+    /// Tokens that were scored.
+    tokens: u64,
+    /// Mean negative log-likelihood of a token, nats.
+    nll: f64,
+    /// e to that.
+    perplexity: f64,
+    /// Tokens of a window.
+    context: u32,
+    /// Windows that the text was cut into.
+    windows: usize,
+    /// Name of the model, as its file gives it.
+    model: String,
+    /// `stored` or `f32`.
+    arithmetic: &'static str,
+    /// Instruction set.
+    isa: String,
+    /// Class of machines and settings that give the same number to the last bit.
+    numerics: String,
+    /// Threads that computed.
+    threads: usize,
+    /// From the first window's beginning to the last one's end.
+    seconds: f64,
+}
+
+impl Report {
+    pub(super) fn new(
+        args: &ScoreArgs,
+        engine: &CpuEngine,
+        windows: &Windows,
+        found: &Likelihood,
+        took: Duration,
+    ) -> Self {
+        let model = engine.model();
+        Self {
+            tokens: found.tokens,
+            nll: found.nll(),
+            perplexity: found.perplexity(),
+            context: args.context,
+            windows: windows.count(),
+            model: model.name.clone(),
+            arithmetic: match args.arithmetic {
+                Arithmetic::Stored => "stored",
+                Arithmetic::F32 => "f32",
+            },
+            isa: engine.isa().to_string(),
+            numerics: model.numerics.clone(),
+            threads: args.options().threads,
+            seconds: took.as_secs_f64(),
+        }
+    }
+
+    /// To stdout.
+    pub(super) fn print(&self, json: bool) -> io::Result<()> {
+        let text = if json { serde_json::to_string(self)? } else { self.table() };
+        writeln!(io::stdout(), "{text}")
+    }
+
+    fn table(&self) -> String {
+        let rate = self.tokens as f64 / self.seconds.max(1e-9);
+        let rows = [
+            ("perplexity", format!("{:.4}", self.perplexity)),
+            ("nll", format!("{:.6} nats per token", self.nll)),
+            ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
+            ("model", self.model.clone()),
+            ("arithmetic", format!("{}, {}, {}", self.arithmetic, self.numerics, self.isa)),
+            ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
+        ];
+        rows.map(|(name, value)| format!("{name:<12}{value}")).join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            tokens: 1000,
+            nll: 2.5,
+            perplexity: 2.5_f64.exp(),
+            context: 512,
+            windows: 2,
+            model: "m".into(),
+            arithmetic: "stored",
+            isa: "vnni".into(),
+            numerics: "cpu-int8-1".into(),
+            threads: 2,
+            seconds: 0.5,
+        }
+    }
+
+    #[test]
+    fn json_has_the_documented_fields() {
+        let json = serde_json::to_value(report()).unwrap();
+        for (field, value) in [("tokens", 1000.0), ("nll", 2.5), ("context", 512.0), ("seconds", 0.5)] {
+            assert_eq!(json[field].as_f64(), Some(value), "{field}");
+        }
+        assert!((json["perplexity"].as_f64().unwrap() - 12.1825).abs() < 1e-4, "{json}");
+        assert_eq!((&json["isa"], &json["numerics"]), (&"vnni".into(), &"cpu-int8-1".into()));
+    }
+
+    #[test]
+    fn the_table_says_how_the_number_came_about() {
+        let table = report().table();
+        for part in ["perplexity  12.1825", "1000, in 2 windows of 512", "cpu-int8-1, vnni", "2000 tokens/s"] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Flags of `baton bench serve`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+/// Of `baton bench serve`. Times have a unit: 100ms, 5s, 2m; a bare number is seconds.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// http://HOST:PORT of a server with OpenAI's completions (Baton, llama-server, vllm serve), or grpc://HOST:PORT of a conductor
+    #[arg(value_name = "URL", value_parser = parse_target)]
+    pub url: Target,
+    /// Requests per second, at times drawn as of people who know nothing of each other (Poisson)
+    #[arg(long, value_name = "R", allow_negative_numbers = true, required_unless_present = "trace", value_parser = parse_rate)]
+    pub rate: Option<f64>,
+    /// Requests to play instead: one JSON object a line with timestamp (ms), input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens). Prompts are lists of token ids
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt_chars", "max_tokens", "shared_prefix_chars", "prefixes"])]
+    pub trace: Option<PathBuf>,
+    /// How many times as fast as recorded the trace is played
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "rate", value_parser = parse_rate)]
+    pub speed: f64,
+    /// Send so many requests at most [default: 100 where neither this nor --duration is given; all of a trace]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: Option<u32>,
+    /// Send only what is due in so much time from the beginning
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub duration: Option<Duration>,
+    /// Of times, lengths and texts: the same seed sends the same requests. Give another one to a server that still has the prompts of the last run in its cache
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Characters of a prompt's own text; of several, each request draws one: 300,6000, or with weights 300:3,6000:1
+    #[arg(long, value_name = "LIST", default_value = "1000", value_parser = parse_mix)]
+    pub prompt_chars: Mix,
+    /// Characters that stand before that and are shared with other requests
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=4_000_000))]
+    pub shared_prefix_chars: u32,
+    /// Different texts that are shared so; each request draws one
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prefixes: u32,
+    /// Tokens of each answer
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_tokens: u32,
+    /// Let answers end by themselves; for servers that do not know ignore_eos, too
+    #[arg(long)]
+    pub keep_eos: bool,
+    /// 0 is greedy
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Name of the model [default: the first that the server lists]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Goodput: longest time to the first token, from when the request was due
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    pub ttft_limit: Duration,
+    /// Goodput: longest time between tokens, as the mean of the longest tenth of a request's gaps
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
+    pub tbt_limit: Duration,
+    /// Requests under way at a time; one that is due beyond is not sent, and counted
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub most_in_flight: u32,
+    /// A request that has no end after so much time has failed
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    pub timeout: Duration,
+}
+
+/// A server, and what it speaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// OpenAI's HTTP, at this host and port.
+    OpenAi(String),
+    /// Baton's gRPC.
+    Grpc(String),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OpenAi(host) => write!(f, "http://{host}"),
+            Self::Grpc(host) => write!(f, "grpc://{host}"),
+        }
+    }
+}
+
+/// Lengths, each with how often it is drawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mix(Vec<(u32, u32)>);
+
+impl Mix {
+    /// The length at `at`, from 0 to 1 exclusive, of the weights laid end to end.
+    pub(super) fn pick(&self, at: f64) -> u32 {
+        let all: u64 = self.0.iter().map(|(_, weight)| u64::from(*weight)).sum();
+        let mut left = (at * all as f64) as u64;
+        for &(length, weight) in &self.0 {
+            match left.checked_sub(u64::from(weight)) {
+                Some(rest) => left = rest,
+                None => return length,
+            }
+        }
+        self.0.last().map_or(0, |(length, _)| *length)
+    }
+}
+
+fn parse_target(text: &str) -> Result<Target, String> {
+    let wrong = || "expected http://HOST:PORT or grpc://HOST:PORT, without a path".to_owned();
+    let (scheme, host) = text.split_once("://").ok_or_else(wrong)?;
+    let host = host.trim_end_matches('/');
+    let authority: http::uri::Authority = host.parse().map_err(|_| wrong())?;
+    if authority.port_u16().is_none() {
+        return Err(wrong());
+    }
+    match scheme {
+        "http" => Ok(Target::OpenAi(host.to_owned())),
+        "grpc" => Ok(Target::Grpc(host.to_owned())),
+        _ => Err(wrong()),
+    }
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (1e-6..=1e6).contains(rate));
+    rate.ok_or_else(|| "expected a number from 0.000001 to 1000000".to_owned())
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err("expected a time with ms, s or m".to_owned()),
+    };
+    let time =
+        number.parse::<f64>().map(|number| number * seconds).ok().filter(|time| (1e-3..=86_400.0).contains(time));
+    time.map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected a time from 1ms to a day, as in 100ms, 5s or 2m".to_owned())
+}
+
+fn parse_mix(text: &str) -> Result<Mix, String> {
+    let wrong =
+        || "expected lengths from 1 to 4000000, with weights from 1 to 1000 or without, as in 300:3,6000:1".to_owned();
+    let one = |part: &str| {
+        let (length, weight) = part.split_once(':').unwrap_or((part, "1"));
+        let length = length.trim().parse().ok().filter(|length| (1..=4_000_000).contains(length))?;
+        let weight = weight.trim().parse().ok().filter(|weight| (1..=1000).contains(weight))?;
+        Some((length, weight))
+    };
+    let parts: Option<Vec<_>> = text.split(',').map(one).collect();
+    parts.filter(|parts| parts.len() <= 100).map(Mix).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    /// Arguments after the URL.
+    pub fn parse(line: &str) -> Result<ServeArgs, clap::Error> {
+        let words = ["serve", "http://h:1"].into_iter().chain(line.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn a_url_says_what_is_spoken() {
+        assert_eq!(parse_target("http://h:1/"), Ok(Target::OpenAi("h:1".into())));
+        assert_eq!(parse_target("grpc://[::1]:7070").unwrap().to_string(), "grpc://[::1]:7070");
+        for wrong in ["h:1", "https://h:1", "http://h", "http://h:1/v1", "grpc://", "http://a b:1"] {
+            assert!(parse_target(wrong).unwrap_err().contains("grpc://HOST:PORT"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, ms) in [("100ms", 100), ("5s", 5000), ("2m", 120_000), ("1.5", 1500)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for wrong in ["", "s", "-1s", "1h", "0", "NaN", "1 s", "90000"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_drawn_by_their_weights() {
+        let mix = parse_mix("300:3,6000").unwrap();
+        assert_eq!([0.0, 0.5, 0.7499, 0.75, 0.9999].map(|at| mix.pick(at)), [300, 300, 300, 6000, 6000]);
+        assert_eq!(parse_mix("7").unwrap().pick(0.5), 7);
+        for wrong in ["", "0", "300,", "300:0", "a", "1:2:3", "5000000"] {
+            assert!(parse_mix(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_names_its_flag() {
+        assert!(parse("--rate 2 --duration 5s --prompt-chars 300,6000").is_ok());
+        assert!(parse("--trace t --speed 2 --requests 7").is_ok());
+        for (line, flag) in [
+            ("", "--rate"),
+            ("--rate 0", "--rate"),
+            ("--rate 1 --trace t", "--trace"),
+            ("--rate 1 --speed 2", "--speed"),
+            ("--trace t --max-tokens 3", "--max-tokens"),
+            ("--rate 1 --requests 0", "--requests"),
+            ("--rate 1 --tbt-limit never", "--tbt-limit"),
+            ("--rate 1 --most-in-flight 0", "--most-in-flight"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(flag), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Which requests come, and when.
+
+use std::time::Duration;
+
+use baton_sim::{Random, Trace, TraceRequest};
+
+use super::args::ServeArgs;
+use super::text::prose;
+use crate::BenchError;
+use crate::replay::prompt;
+
+/// Requests of a run that says neither how many nor for how long.
+const DEFAULT_REQUESTS: u32 = 100;
+/// Most requests of a run.
+const MAX_REQUESTS: usize = 1_000_000;
+
+/// One request of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arrival {
+    /// From the beginning of the run.
+    pub due: Duration,
+    /// Most tokens of the answer.
+    pub max_tokens: u32,
+    source: Source,
+}
+
+/// What a prompt is made of. It is made when it is needed: all of a trace's together may be larger than memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Source {
+    Text { prefix_seed: u64, prefix_chars: u32, seed: u64, chars: u32 },
+    Trace(TraceRequest),
+}
+
+/// A prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Plain text.
+    Text(String),
+    /// Tokens that every model has.
+    Tokens(Vec<u32>),
+}
+
+impl Arrival {
+    /// Makes the prompt.
+    pub fn prompt(&self) -> Prompt {
+        match &self.source {
+            Source::Text { prefix_seed, prefix_chars, seed, chars } => {
+                Prompt::Text(prose(*prefix_seed, *prefix_chars as usize) + &prose(*seed, *chars as usize))
+            }
+            Source::Trace(request) => Prompt::Tokens(prompt(request)),
+        }
+    }
+}
+
+/// The requests of a run, in the order of time; at least one.
+pub fn arrivals(args: &ServeArgs) -> Result<Vec<Arrival>, BenchError> {
+    let all = match (&args.trace, args.rate) {
+        (Some(path), _) => {
+            let wrong = |problem: String| BenchError::invalid("--trace", format!("{}: {problem}", path.display()));
+            of_trace(Trace::open(path).map_err(|error| wrong(error.to_string()))?, args)
+        }
+        (None, Some(rate)) => drawn(rate, args),
+        (None, None) => return Err(BenchError::invalid("--rate", "expected this or --trace")),
+    };
+    match all.len() {
+        0 => Err(BenchError::invalid("--duration", "no request is due in that time")),
+        n if n > MAX_REQUESTS => {
+            Err(BenchError::invalid("--requests", format!("more than {MAX_REQUESTS} would be sent")))
+        }
+        _ => Ok(all),
+    }
+}
+
+fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
+    let trace = trace.played(args.duration.map(|duration| duration.mul_f64(args.speed)), Duration::ZERO, args.seed);
+    let one = |request: TraceRequest| Arrival {
+        due: request.timestamp.div_f64(args.speed),
+        max_tokens: request.output_length,
+        source: Source::Trace(request),
+    };
+    trace.requests.into_iter().take(args.requests.map_or(usize::MAX, |n| n as usize)).map(one).collect()
+}
+
+/// Gaps between requests are exponential, so their number in any time is Poisson's. Each request takes the same number of draws, so that a longer run begins as a shorter one.
+fn drawn(rate: f64, args: &ServeArgs) -> Vec<Arrival> {
+    let most = args.requests.or(args.duration.is_none().then_some(DEFAULT_REQUESTS));
+    let most = most.map_or(MAX_REQUESTS + 1, |n| n as usize);
+    let (mut random, mut due_s) = (Random::new(args.seed), 0.0);
+    let mut next = || {
+        due_s += random.exponential(1.0 / rate);
+        let chars = args.prompt_chars.pick(random.unit());
+        let prefix = random.below(u64::from(args.prefixes));
+        let seed = random.next_u64();
+        // Prefixes are of the run, not of a request.
+        let prefix_seed = Random::new(!args.seed ^ prefix).next_u64();
+        let source = Source::Text { prefix_seed, prefix_chars: args.shared_prefix_chars, seed, chars };
+        Arrival { due: Duration::from_secs_f64(due_s), max_tokens: args.max_tokens, source }
+    };
+    let in_time = |arrival: &Arrival| args.duration.is_none_or(|duration| arrival.due < duration);
+    std::iter::repeat_with(&mut next).take(most).take_while(in_time).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::parse;
+    use super::*;
+
+    fn of(line: &str) -> Vec<Arrival> {
+        arrivals(&parse(line).unwrap()).unwrap()
+    }
+
+    fn text(arrival: &Arrival) -> String {
+        match arrival.prompt() {
+            Prompt::Text(text) => text,
+            Prompt::Tokens(_) => panic!("tokens"),
+        }
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_run_and_a_longer_one_begins_so() {
+        let line = "--rate 5 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
+        let (short, long) = (of(&format!("{line} --requests 20")), of(&format!("{line} --requests 200")));
+        assert_eq!(short[..], long[..20]);
+        assert_ne!(short, of(&format!("{line} --requests 20 --seed 2")));
+        assert!(long.windows(2).all(|pair| pair[0].due <= pair[1].due));
+    }
+
+    #[test]
+    fn the_rate_is_the_mean_and_the_gaps_are_exponential() {
+        let all = of("--rate 50 --requests 20000");
+        let seconds = all.last().unwrap().due.as_secs_f64();
+        assert!((20_000.0 / seconds / 50.0 - 1.0).abs() < 0.03, "{seconds} s");
+        let gaps: Vec<_> = all.windows(2).map(|pair| (pair[1].due - pair[0].due).as_secs_f64()).collect();
+        let longer = gaps.iter().filter(|gap| **gap > 1.0 / 50.0).count() as f64 / gaps.len() as f64;
+        assert!((longer - (-1_f64).exp()).abs() < 0.02, "{longer} of the gaps are longer than the mean");
+    }
+
+    #[test]
+    fn time_ends_a_run_and_so_does_a_number() {
+        assert_eq!(of("--rate 1").len(), DEFAULT_REQUESTS as usize);
+        let all = of("--rate 100 --duration 10s");
+        assert!((900..1100).contains(&all.len()) && all.iter().all(|one| one.due < Duration::from_secs(10)));
+        assert_eq!(of("--rate 100 --duration 10s --requests 7").len(), 7);
+        let never = arrivals(&parse("--rate 0.001 --duration 1ms").unwrap()).unwrap_err();
+        assert!(never.to_string().starts_with("--duration"), "{never}");
+    }
+
+    #[test]
+    fn lengths_and_prefixes_are_mixed() {
+        let all = of("--rate 1 --requests 200 --prompt-chars 30:3,600:1 --prefixes 2 --shared-prefix-chars 50");
+        let texts: Vec<_> = all.iter().map(text).collect();
+        let short = texts.iter().filter(|text| text.len() == 80).count();
+        assert!((120..180).contains(&short) && texts.iter().all(|text| [80, 650].contains(&text.len())), "{short}");
+        let mut prefixes: Vec<_> = texts.iter().map(|text| &text[..50]).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        assert_eq!(prefixes.len(), 2);
+        let mut own: Vec<_> = texts.iter().map(|text| &text[50..80]).collect();
+        own.sort_unstable();
+        own.dedup();
+        assert_eq!(own.len(), 200, "nothing else is shared");
+    }
+
+    #[test]
+    fn a_trace_is_played_at_its_speed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/tests/fixtures/small.jsonl");
+        let (once, twice) = (of(&format!("--trace {path}")), of(&format!("--trace {path} --speed 2 --requests 50")));
+        assert_eq!((once.len(), twice.len()), (200, 50));
+        assert_eq!(once[49].due, twice[49].due * 2);
+        assert!(matches!(once[0].prompt(), Prompt::Tokens(ids) if !ids.is_empty()));
+        let error = arrivals(&parse("--trace /nowhere/t").unwrap()).unwrap_err().to_string();
+        assert!(error.starts_with("--trace: /nowhere/t: "), "{error}");
+    }
+}

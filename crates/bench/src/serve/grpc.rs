@@ -1,0 +1,125 @@
+//! Baton's own gRPC.
+
+use baton_proto::v1::generate_request::Prompt as Wire;
+use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::{GenerateRequest, ListModelsRequest, SamplingParameters, TextPrompt, TokenIds};
+use baton_proto::{http_status, kind_of_status};
+use baton_types::ErrorKind;
+use tonic::Status;
+
+use super::args::ServeArgs;
+use super::arrivals::{Arrival, Prompt};
+use super::heard::{Heard, Problem, Usage};
+use crate::BenchError;
+use crate::replay::Clients;
+
+/// Connections that requests take in turn.
+const CONNECTIONS: u32 = 8;
+
+/// A conductor, and what every request says.
+pub struct Grpc {
+    clients: Clients,
+    /// Name of the model.
+    pub model: String,
+    temperature: f32,
+    ignore_eos: bool,
+}
+
+impl Grpc {
+    /// Asks for the models where none is named.
+    pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
+        let clients = Clients::connect("URL", host, CONNECTIONS).await?;
+        let model = match &args.model {
+            Some(name) => name.clone(),
+            None => first_model(&clients).await?,
+        };
+        Ok(Self { clients, model, temperature: args.temperature, ignore_eos: !args.keep_eos })
+    }
+
+    /// What is sent for an arrival.
+    pub fn request(&self, arrival: &Arrival) -> GenerateRequest {
+        let prompt = match arrival.prompt() {
+            Prompt::Text(text) => Wire::Text(TextPrompt { text, parse_special: false }),
+            Prompt::Tokens(ids) => Wire::TokenIds(TokenIds { ids }),
+        };
+        GenerateRequest {
+            model: self.model.clone(),
+            prompt: Some(prompt),
+            sampling: Some(SamplingParameters {
+                temperature: Some(self.temperature),
+                max_tokens: Some(arrival.max_tokens),
+                ignore_eos: self.ignore_eos,
+                ..SamplingParameters::default()
+            }),
+            ..GenerateRequest::default()
+        }
+    }
+
+    /// Sends a request, and hears its answer to the end. `index` chooses the connection.
+    pub async fn ask(&self, index: usize, request: GenerateRequest, heard: &mut Heard) -> Result<(), Problem> {
+        let mut accepted = false;
+        self.hear(index, request, heard, &mut accepted).await.map_err(|status| problem(&status, accepted))
+    }
+
+    async fn hear(
+        &self,
+        index: usize,
+        request: GenerateRequest,
+        heard: &mut Heard,
+        accepted: &mut bool,
+    ) -> Result<(), Status> {
+        let mut stream = self.clients.client(index).generate(request).await?.into_inner();
+        let mut finished = false;
+        while let Some(response) = stream.message().await? {
+            match response.event {
+                Some(Event::Accepted(_)) => *accepted = true,
+                // One that only brings text that was held back has no tokens.
+                Some(Event::Delta(delta)) if !delta.token_ids.is_empty() => heard.tokens(delta.token_ids.len() as u64),
+                Some(Event::Finished(end)) => {
+                    finished = true;
+                    if let Some(usage) = end.usage {
+                        let [prompt, cached, output] =
+                            [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
+                        heard.usage(Usage { prompt, cached, output });
+                    }
+                }
+                Some(Event::Delta(_) | Event::PromptLogprobs(_)) | None => {}
+            }
+        }
+        if finished { Ok(()) } else { Err(Status::aborted("the stream ended in mid-answer")) }
+    }
+}
+
+async fn first_model(clients: &Clients) -> Result<String, BenchError> {
+    let wrong =
+        |problem: &str| BenchError::control("conductor", format!("models: {problem} (--model names one instead)"));
+    let list = clients.client(0).list_models(ListModelsRequest {}).await;
+    let models = list.map_err(|status| wrong(status.message()))?.into_inner().models;
+    models.into_iter().next().map(|model| model.name).ok_or_else(|| wrong("there is none"))
+}
+
+/// What the conductor refuses at its door is a rejection; a connection that breaks, and what ends after it was taken in, is a failure.
+fn problem(status: &Status, accepted: bool) -> Problem {
+    let broken = std::error::Error::source(status).is_some();
+    match kind_of_status(status) {
+        kind @ (ErrorKind::Overloaded | ErrorKind::Unavailable) if !accepted && !broken => {
+            Problem::Rejected(http_status(kind))
+        }
+        _ => Problem::failed(format!("{:?}: {}", status.code(), status.message())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_told_apart_as_over_http() {
+        assert_eq!(problem(&Status::resource_exhausted("full"), false), Problem::Rejected(429));
+        assert_eq!(problem(&Status::unavailable("no node"), false), Problem::Rejected(503));
+        for (status, accepted) in [(Status::unavailable("gone"), true), (Status::invalid_argument("top_p"), false)] {
+            let Problem::Failed(reason) = problem(&status, accepted) else { panic!("{status:?}") };
+            assert!(reason.contains(status.message()), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! OpenAI's completions over HTTP, streamed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::args::ServeArgs;
+use super::arrivals::{Arrival, Prompt};
+use super::heard::{Heard, Problem, Usage};
+use super::sse::SseReader;
+use crate::BenchError;
+
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the list of models may take.
+const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection that was idle for longer is not used again: servers close theirs after 5 s, and a request that meets the end of one would count as failed.
+const IDLE: Duration = Duration::from_secs(2);
+/// Longest body other than a stream, bytes.
+const MAX_BODY_BYTES: usize = 1 << 20;
+/// Characters of a server's reason that are kept.
+const MAX_REASON_CHARS: usize = 200;
+
+/// A server, and what every request says.
+#[derive(Clone)]
+pub struct OpenAi {
+    client: Client<HttpConnector, Full<Bytes>>,
+    host: String,
+    /// Name of the model.
+    pub model: String,
+    temperature: f32,
+    ignore_eos: bool,
+}
+
+impl OpenAi {
+    /// Asks for the models where none is named.
+    pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE).build(connector);
+        let mut server = Self {
+            client,
+            host: host.to_owned(),
+            model: args.model.clone().unwrap_or_default(),
+            temperature: args.temperature,
+            ignore_eos: !args.keep_eos,
+        };
+        if args.model.is_none() {
+            let found = tokio::time::timeout(MODELS_TIMEOUT, server.first_model()).await;
+            let found = found.unwrap_or_else(|_| Err(format!("no answer within {} s", MODELS_TIMEOUT.as_secs())));
+            server.model = found.map_err(|problem| {
+                BenchError::control("server", format!("http://{host}/v1/models: {problem} (--model names one instead)"))
+            })?;
+        }
+        Ok(server)
+    }
+
+    async fn first_model(&self) -> Result<String, String> {
+        let answer = self.send(Method::GET, "/v1/models", Bytes::new()).await?;
+        let status = answer.status();
+        let body = whole(answer).await?;
+        let list: Value = serde_json::from_slice(&body).map_err(|_| format!("HTTP {status}, and no JSON"))?;
+        let first = list["data"][0]["id"].as_str();
+        first.map(ToOwned::to_owned).ok_or_else(|| format!("HTTP {status}, and no model"))
+    }
+
+    /// What is sent for an arrival.
+    pub fn body(&self, arrival: &Arrival) -> Bytes {
+        let prompt = match arrival.prompt() {
+            Prompt::Text(text) => Value::from(text),
+            Prompt::Tokens(ids) => Value::from(ids),
+        };
+        let mut body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": arrival.max_tokens,
+            "temperature": self.temperature,
+            "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        if self.ignore_eos {
+            body["ignore_eos"] = true.into();
+        }
+        Bytes::from(body.to_string())
+    }
+
+    /// Sends a request, and hears its answer to the end.
+    pub async fn ask(&self, body: Bytes, heard: &mut Heard) -> Result<(), Problem> {
+        let answer = self.send(Method::POST, "/v1/completions", body).await.map_err(Problem::failed)?;
+        match answer.status() {
+            StatusCode::OK => hear(answer, heard).await,
+            status @ (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
+                // Read to its end, so that the connection can be used again.
+                let _ = whole(answer).await;
+                Err(Problem::Rejected(status.as_u16()))
+            }
+            status => {
+                let reason = reason(&whole(answer).await.unwrap_or_default());
+                Err(Problem::failed(format!("HTTP {}: {reason}", status.as_u16())))
+            }
+        }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<hyper::body::Incoming>, String> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.host))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| error.to_string())?;
+        self.client.request(request).await.map_err(|error| innermost(&error))
+    }
+}
+
+/// A body that is no stream.
+async fn whole(answer: Response<hyper::body::Incoming>) -> Result<Bytes, String> {
+    let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
+}
+
+/// A chunk of a stream, or an error in its place.
+#[derive(Debug, Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<ChunkUsage>,
+    error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    text: Option<String>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChunkUsage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+}
+
+impl ChunkUsage {
+    fn usage(&self) -> Usage {
+        let details = self.prompt_tokens_details.as_ref();
+        let cached = details.and_then(|details| details.cached_tokens).unwrap_or(0);
+        Usage { prompt: self.prompt_tokens, cached, output: self.completion_tokens }
+    }
+}
+
+/// Hears a stream to `[DONE]`, or to the end of the connection.
+async fn hear(answer: Response<hyper::body::Incoming>, heard: &mut Heard) -> Result<(), Problem> {
+    let (mut body, mut reader, mut end) = (answer.into_body(), SseReader::default(), End::default());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Problem::failed(format!("the stream broke: {}", innermost(&error))))?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        for event in reader.push(&bytes).map_err(Problem::failed)? {
+            end.take(&event, heard)?;
+        }
+    }
+    if end.finished { Ok(()) } else { Err(Problem::failed("the stream ended in mid-answer")) }
+}
+
+/// Whether an answer has ended.
+#[derive(Debug, Default)]
+struct End {
+    finished: bool,
+}
+
+impl End {
+    fn take(&mut self, event: &str, heard: &mut Heard) -> Result<(), Problem> {
+        if event == "[DONE]" {
+            self.finished = true;
+            return Ok(());
+        }
+        let chunk: Chunk =
+            serde_json::from_str(event).map_err(|error| Problem::failed(format!("an event: {error}")))?;
+        if chunk.error.is_some() {
+            return Err(Problem::failed(format!("in mid-answer: {}", reason(event.as_bytes()))));
+        }
+        if let Some(choice) = chunk.choices.first() {
+            let (shows, ends) =
+                (choice.text.as_ref().is_some_and(|text| !text.is_empty()), choice.finish_reason.is_some());
+            // The last chunk has the reason; where it has no text it has no token either.
+            if shows || !ends {
+                heard.chunk(shows);
+            }
+            self.finished |= ends;
+        }
+        if let Some(usage) = chunk.usage {
+            heard.usage(usage.usage());
+        }
+        Ok(())
+    }
+}
+
+/// What a server says of an error, shortened.
+fn reason(body: &[u8]) -> String {
+    let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    let said = [&json["error"]["message"], &json["message"], &json["error"], &json["detail"]];
+    let said = said.into_iter().find_map(Value::as_str).map(ToOwned::to_owned);
+    let said = said.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    said.chars().take(MAX_REASON_CHARS).collect()
+}
+
+/// The HTTP client says "client error (Connect)"; the reason is at the bottom.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(events: &[&str]) -> (Result<bool, Problem>, Heard) {
+        let (mut end, mut heard) = (End::default(), Heard::default());
+        let taken: Result<(), _> = events.iter().try_for_each(|event| end.take(event, &mut heard));
+        (taken.map(|()| end.finished), heard)
+    }
+
+    const TEXT: &str = r#"{"choices": [{"index": 0, "text": "a", "finish_reason": null}], "usage": null}"#;
+    const EMPTY: &str = r#"{"choices": [{"text": "", "finish_reason": null}]}"#;
+    const LAST: &str = r#"{"choices": [{"text": "", "finish_reason": "length"}]}"#;
+    const USAGE: &str = r#"{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}}"#;
+
+    #[test]
+    fn a_stream_ends_with_its_reason_and_its_usage() {
+        let (ended, heard) = take(&[TEXT, EMPTY, TEXT, LAST, USAGE, "[DONE]"]);
+        assert_eq!(ended, Ok(true));
+        assert_eq!(heard.sizes(), Usage { prompt: 9, cached: 5, output: 4 });
+        assert_eq!((heard.count().at.len(), heard.count().merged), (3, 1), "the last chunk is no token");
+        assert_eq!(take(&[TEXT, TEXT]).0, Ok(false));
+    }
+
+    #[test]
+    fn an_error_event_is_a_failure_with_its_message() {
+        let (ended, _) = take(&[TEXT, r#"{"error": {"message": "no node is ready", "type": "unavailable"}}"#]);
+        assert_eq!(ended, Err(Problem::failed("in mid-answer: no node is ready")));
+        assert!(matches!(take(&["{"]).0, Err(Problem::Failed(reason)) if reason.starts_with("an event: ")));
+    }
+
+    #[test]
+    fn reasons_are_found_where_servers_put_them_and_are_short() {
+        for body in [r#"{"error": {"message": "why"}}"#, r#"{"message": "why"}"#, r#"{"error": "why"}"#, "why"] {
+            assert_eq!(reason(body.as_bytes()), "why", "{body}");
+        }
+        assert_eq!(reason(&[b'x'; 5000]).len(), MAX_REASON_CHARS);
+    }
+}

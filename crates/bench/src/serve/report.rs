@@ -1,0 +1,240 @@
+//! The figures of a run.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::args::ServeArgs;
+use super::gaps::{GapCounts, GapHistogram};
+use super::outcome::quantiles;
+use super::play::{Played, Server};
+
+/// A generator that was later than this for one request in a hundred measured itself, too. Seconds.
+const SLIP_TO_TRUST_S: f64 = 0.01;
+
+/// The figures of a run. Times in seconds; quantiles are over completed requests, and `None` where there are none.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Report {
+    url: String,
+    /// `openai` or `grpc`.
+    api: &'static str,
+    model: String,
+    seed: u64,
+    /// How requests came.
+    arrivals: String,
+    /// That were due.
+    requests: usize,
+    /// How they ended; the sum is `requests`.
+    ends: Ends,
+    /// Of what failed, by reason.
+    failures: BTreeMap<String, usize>,
+    /// From the beginning to the last end.
+    seconds: f64,
+    /// Requests over the time in which they were due.
+    offered_per_s: f64,
+    /// Time to first token, from when the request was due.
+    ttft_p50_s: Option<f64>,
+    ttft_p90_s: Option<f64>,
+    ttft_p99_s: Option<f64>,
+    /// Mean gap of a request.
+    tbt_mean_p50_s: Option<f64>,
+    tbt_mean_p90_s: Option<f64>,
+    /// Mean of the longest tenth of a request's gaps.
+    tbt_tail_p50_s: Option<f64>,
+    tbt_tail_p90_s: Option<f64>,
+    /// Longest of all gaps.
+    gap_max_s: Option<f64>,
+    /// Of completed requests, as the server says.
+    prompt_tokens: u64,
+    /// Of them, those that were not computed, where the server says so.
+    cached_tokens: u64,
+    /// Of completed requests.
+    output_tokens: u64,
+    output_tokens_per_s: f64,
+    /// Share of output tokens that came in one message with another one.
+    merged_share: f64,
+    ttft_limit_s: f64,
+    tbt_limit_s: f64,
+    /// Requests within both limits, of all that were due.
+    goodput_share: f64,
+    /// The same for each second.
+    goodput_per_s: f64,
+    /// How late the generator sent.
+    slip_p50_s: Option<f64>,
+    slip_p99_s: Option<f64>,
+    slip_max_s: Option<f64>,
+    /// Most requests under way at a time.
+    in_flight_max: usize,
+    gaps: GapHistogram,
+    #[serde(skip)]
+    drawn: GapCounts,
+}
+
+/// Requests by how they ended; each is in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Ends {
+    /// Completed within both limits.
+    met: usize,
+    /// Completed otherwise.
+    late: usize,
+    rejected_429: usize,
+    rejected_503: usize,
+    failed: usize,
+    /// Due while as many as may be were under way.
+    not_sent: usize,
+}
+
+impl Report {
+    /// `due_s` is when the last request was due.
+    pub(super) fn new(args: &ServeArgs, server: &Server, due_s: f64, played: Played) -> Self {
+        let Played { sums, elapsed, in_flight_max } = played;
+        let (seconds, requests) = (elapsed.as_secs_f64(), sums.requests());
+        let [ttft_p50_s, ttft_p90_s, ttft_p99_s] = quantiles(&sums.ttft_s, [0.5, 0.9, 0.99]);
+        let [tbt_mean_p50_s, tbt_mean_p90_s] = quantiles(&sums.tbt_mean_s, [0.5, 0.9]);
+        let [tbt_tail_p50_s, tbt_tail_p90_s] = quantiles(&sums.tbt_tail_s, [0.5, 0.9]);
+        let [slip_p50_s, slip_p99_s, slip_max_s] = quantiles(&sums.slip_s, [0.5, 0.99, 1.0]);
+        let (api, model) = server.names();
+        Self {
+            url: args.url.to_string(),
+            api,
+            model: model.to_owned(),
+            seed: args.seed,
+            arrivals: arrivals(args),
+            requests,
+            ends: Ends {
+                met: sums.met,
+                late: sums.late,
+                rejected_429: sums.rejected_429,
+                rejected_503: sums.rejected_503,
+                failed: sums.failed,
+                not_sent: sums.not_sent,
+            },
+            seconds,
+            offered_per_s: share(requests as f64, due_s),
+            ttft_p50_s,
+            ttft_p90_s,
+            ttft_p99_s,
+            tbt_mean_p50_s,
+            tbt_mean_p90_s,
+            tbt_tail_p50_s,
+            tbt_tail_p90_s,
+            gap_max_s: sums.gaps.longest().map(|gap| gap.as_secs_f64()),
+            prompt_tokens: sums.usage.prompt,
+            cached_tokens: sums.usage.cached,
+            output_tokens: sums.usage.output,
+            output_tokens_per_s: share(sums.usage.output as f64, seconds),
+            merged_share: share(sums.merged as f64, sums.usage.output as f64),
+            ttft_limit_s: args.ttft_limit.as_secs_f64(),
+            tbt_limit_s: args.tbt_limit.as_secs_f64(),
+            goodput_share: share(sums.met as f64, requests as f64),
+            goodput_per_s: share(sums.met as f64, seconds),
+            slip_p50_s,
+            slip_p99_s,
+            slip_max_s,
+            in_flight_max,
+            gaps: sums.gaps.histogram(),
+            drawn: sums.gaps,
+            failures: sums.failures.into_map(),
+        }
+    }
+
+    pub(super) fn print(&self, json: bool) -> io::Result<()> {
+        let text = if json { serde_json::to_string(self)? } else { self.table() };
+        writeln!(io::stdout(), "{text}")
+    }
+
+    fn table(&self) -> String {
+        let Ends { met, late, rejected_429, rejected_503, failed, not_sent } = self.ends;
+        let rows = [
+            ("server", format!("{} ({}), {}", self.url, self.api, self.model)),
+            (
+                "requests",
+                format!(
+                    "{}, {}, in {:.1} s; at most {} under way",
+                    self.requests, self.arrivals, self.seconds, self.in_flight_max
+                ),
+            ),
+            (
+                "ended",
+                format!(
+                    "{met} met, {late} late, {rejected_429} rejected (429), {rejected_503} rejected (503), {failed} failed, {not_sent} not sent"
+                ),
+            ),
+            (
+                "goodput",
+                format!(
+                    "{:.1} %, {:.3} requests/s, with TTFT up to {} and tail TBT up to {}",
+                    self.goodput_share * 100.0,
+                    self.goodput_per_s,
+                    time(Some(self.ttft_limit_s)),
+                    time(Some(self.tbt_limit_s))
+                ),
+            ),
+            ("TTFT", row([("p50", self.ttft_p50_s), ("p90", self.ttft_p90_s), ("p99", self.ttft_p99_s)])),
+            ("TBT, mean", row([("p50", self.tbt_mean_p50_s), ("p90", self.tbt_mean_p90_s)])),
+            (
+                "TBT, tail",
+                row([("p50", self.tbt_tail_p50_s), ("p90", self.tbt_tail_p90_s), ("longest gap", self.gap_max_s)]),
+            ),
+            (
+                "output",
+                format!(
+                    "{} tokens, {:.1} tokens/s, {:.1} % in one message with another",
+                    self.output_tokens,
+                    self.output_tokens_per_s,
+                    self.merged_share * 100.0
+                ),
+            ),
+            ("prompts", format!("{} tokens, of which {} were cached", self.prompt_tokens, self.cached_tokens)),
+            ("sent late by", row([("p50", self.slip_p50_s), ("p99", self.slip_p99_s), ("max", self.slip_max_s)])),
+        ];
+        let mut lines: Vec<_> = rows.into_iter().map(|(name, value)| format!("{name:<13}{value}")).collect();
+        if self.slip_p99_s.is_some_and(|slip| slip > SLIP_TO_TRUST_S) {
+            lines.push("             the generator itself was late: times hold its delays, too".to_owned());
+        }
+        lines.extend(self.failures.iter().map(|(reason, count)| format!("{count} failed: {reason}")));
+        lines.push("\ngaps between tokens".to_owned());
+        lines.extend(self.drawn.lines());
+        lines.join("\n")
+    }
+}
+
+/// How requests came.
+fn arrivals(args: &ServeArgs) -> String {
+    match (&args.trace, args.rate) {
+        (Some(path), _) => {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            format!("trace {name} x{}", args.speed)
+        }
+        (None, rate) => format!("poisson {}/s", rate.unwrap_or_default()),
+    }
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+fn row<const N: usize>(figures: [(&str, Option<f64>); N]) -> String {
+    figures.map(|(name, seconds)| format!("{name} {}", time(seconds))).join(", ")
+}
+
+/// In milliseconds below a second.
+fn time(seconds: Option<f64>) -> String {
+    match seconds {
+        None => "-".to_owned(),
+        Some(seconds) if seconds < 0.9995 => format!("{:.1} ms", seconds * 1e3),
+        Some(seconds) => format!("{seconds:.2} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        let shown = [None, Some(0.00012), Some(0.1), Some(0.9996), Some(5.0)].map(time);
+        assert_eq!(shown, ["-", "0.1 ms", "100.0 ms", "1.00 s", "5.00 s"]);
+    }
+}
