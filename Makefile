@@ -5,7 +5,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --release --locked --workspace --bins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay sim lint fmt clean-cache
+.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay bench-engine bench-serve sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ bench-honest: build ## Is the simulator honest: 8 + 8 mock processes play 10 min
 bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
 	@scripts/bench-relay.sh
 
+bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the same weights in each: one table (ROUNDS=5 THREADS=2 MODELS="q4_1 bf16 q4_0 q8_0" ...)
+	@scripts/bench-engine.sh
+
+bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: first tokens, gaps, the highest rate that each bears (RATE=0.4 ...)
+	@scripts/bench-serve.sh
+
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
 	$(CARGO) build --release --locked --package baton-cli --bins
@@ -59,5 +65,5 @@ fmt: ## Format everything
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path benches/index/Cargo.toml
 
-clean-cache: ## Remove the downloaded model and the tools of bench-transfer
+clean-cache: ## Remove the downloaded model, the tools of bench-transfer, and the engines and files of bench-engine
 	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"

@@ -22,13 +22,13 @@ use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
 use super::rounded::RoundedRows;
-use super::tile::{Extent, Operand, product};
+use super::tile::{Ahead, Extent, Operand, product};
 
 /// Outputs of one panel.
 const PANEL: usize = 2 * LANES;
 /// Weights of a panel and a pair of inputs.
 const PANEL_PAIR: usize = 2 * PAIR;
-/// Rows computed against a panel before the next panel: their activations (some 400 KB) stay in the second-level cache.
+/// Rows computed against a panel before the next panel: their activations (some 400 KB in single precision) stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
 /// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB) stays in the first-level cache.
 const DEPTH_BLOCK: usize = 256;
@@ -216,7 +216,13 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
             unsafe {
                 let a = Operand { at: x.at.add(rows.start * x.stride + depth), ..x };
                 let b = Operand { at: weights.as_ptr().add(depth / 2 * PANEL_PAIR), stride: PANEL_PAIR };
-                product::<P>(extent, a, b, c);
+                // The inputs that follow, or the next panel's first.
+                let mut ahead = Ahead::new::<P>(
+                    b.at.wrapping_add(extent.depth / 2 * PANEL_PAIR).cast(),
+                    size_of::<P::Weight>() * PANEL_PAIR * extent.depth / 2,
+                    extent,
+                );
+                product::<P>(extent, a, b, c, &mut ahead);
             }
             depth += DEPTH_BLOCK;
         }

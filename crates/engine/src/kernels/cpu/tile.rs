@@ -6,7 +6,7 @@
 //!
 //! Each C\[r]\[j] is one chain of fused multiply-adds in the order of the pairs, so the size of a register tile does not show in the result.
 
-use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::lanes::{F32x16, LANES, prefetch_line};
 use crate::kernels::pairs::{PAIR, Pairs};
 
 /// A matrix in memory: where it begins, and the elements from one row, or one pair of rows, to the next.
@@ -27,6 +27,28 @@ pub(super) struct Extent {
     pub accumulate: bool,
 }
 
+/// What is read after a product, and is to be on its way meanwhile: consecutive bytes, asked for evenly over its register tiles, so that memory is never idle.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// Any address will do: it is only a hint.
+    at: *const u8,
+    /// Bytes per pair of inputs and register tile.
+    step: usize,
+}
+
+impl Ahead {
+    /// Nothing: the same line again and again, which is cheaper than a question.
+    pub fn nothing() -> Self {
+        Self { at: std::ptr::null(), step: 0 }
+    }
+
+    /// `len` bytes, during a product of this extent.
+    pub fn new<P: Pairs>(at: *const u8, len: usize, extent: Extent) -> Self {
+        let tiles = extent.rows.div_ceil(P::TILE_ROWS) * extent.columns.div_ceil(P::TILE_VECTORS * LANES);
+        Self { at, step: len.div_ceil((extent.depth / 2 * tiles).max(1)) }
+    }
+}
+
 /// The product, in register tiles.
 ///
 /// # Safety
@@ -37,6 +59,7 @@ pub(super) unsafe fn product<P: Pairs>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
+    ahead: &mut Ahead,
 ) {
     let mut column = 0;
     while column < extent.columns {
@@ -46,9 +69,9 @@ pub(super) unsafe fn product<P: Pairs>(
             let b = Operand { at: b.at.add(2 * column), ..b };
             let c = Operand { at: c.at.add(column), ..c };
             if wide {
-                strip::<P, 2>(extent, a, b, c);
+                strip::<P, 2>(extent, a, b, c, ahead);
             } else {
-                strip::<P, 1>(extent, a, b, c);
+                strip::<P, 1>(extent, a, b, c, ahead);
             }
         }
         column += if wide { 2 * LANES } else { LANES };
@@ -65,6 +88,7 @@ unsafe fn strip<P: Pairs, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
+    ahead: &mut Ahead,
 ) {
     let tiles = extent.rows.div_ceil(P::TILE_ROWS);
     for tile in 0..tiles {
@@ -73,7 +97,7 @@ unsafe fn strip<P: Pairs, const VECTORS: usize>(
         unsafe {
             let a = Operand { at: a.at.add(first * a.stride), ..a };
             let c = Operand { at: c.at.add(first * c.stride), ..c };
-            of_height::<P, VECTORS>(end - first, extent, a, b, c);
+            of_height::<P, VECTORS>(end - first, extent, a, b, c, ahead);
         }
     }
 }
@@ -89,12 +113,13 @@ unsafe fn of_height<P: Pairs, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
+    ahead: &mut Ahead,
 ) {
     macro_rules! pick {
         ($($rows:literal)*) => {
             match height {
                 // SAFETY: the caller's promise.
-                $($rows if $rows <= P::TILE_ROWS => unsafe { registers::<P, $rows, VECTORS>(extent, a, b, c) },)*
+                $($rows if $rows <= P::TILE_ROWS => unsafe { registers::<P, $rows, VECTORS>(extent, a, b, c, ahead) },)*
                 _ => unreachable!("a tile of {height} rows"),
             }
         };
@@ -112,6 +137,7 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: the caller's promise, for every access below.
     unsafe {
@@ -123,6 +149,7 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
                 }
             }
         }
+        let (mut at, step) = (ahead.at, ahead.step);
         let mut b_pair = b.at;
         for p in 0..extent.depth / 2 {
             let mut weights = [P::load(b_pair); VECTORS];
@@ -138,7 +165,10 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
                 a_at = a_at.wrapping_add(a.stride);
             }
             b_pair = b_pair.wrapping_add(b.stride);
+            prefetch_line(at);
+            at = at.wrapping_add(step);
         }
+        ahead.at = at;
         if extent.depth % 2 == 1 {
             for (r, row) in sums.iter_mut().enumerate() {
                 for (j, sum) in row.iter_mut().enumerate() {

@@ -142,19 +142,26 @@ pub(crate) trait F32x16: Copy {
 }
 
 /// Bytes that come from memory together.
-#[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
 
-/// Asks the processor to bring some bytes to its second-level cache; nothing on other architectures.
+/// Asks the processor to bring some bytes to its second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
     for line in bytes.chunks(CACHE_LINE) {
-        // SAFETY: a hint, of an instruction that every x86-64 has.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
+        prefetch_line(line.as_ptr());
+    }
+}
+
+/// Asks for one line, at any address; nothing on other architectures.
+#[inline(always)]
+pub(crate) fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, of an instruction that every x86-64 has; an address that cannot be read is left alone.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
+    let _ = at;
 }
 
 /// 1.5 x 2^23: adding it rounds a small float to an integer, which then stands in the low bits.

@@ -6,7 +6,7 @@ use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
 use crate::kernels::pairs::{PAIR, Pairs, Single};
 
 use super::super::kv_store::decode;
-use super::super::tile::{Extent, Operand, product};
+use super::super::tile::{Ahead, Extent, Operand, product};
 use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, QueryTile, Scratch};
 
 per_isa! {
@@ -109,13 +109,19 @@ fn attend_of<P: Pairs>(
         unsafe {
             let queries = matrix(numbers::<P::Input>(&scratch.queries), first, shape.padded_depth());
             let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEYS);
-            product::<P>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS));
+            product::<P>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS), &mut Ahead::nothing());
             for row in first..rows {
                 weigh::<P>(shape, tile.position + row / group, start, row, scratch, partial);
             }
             let weights = matrix(numbers::<P::Input>(&scratch.weights), first, KEYS);
             let v = matrix(numbers::<P::Weight>(&scratch.values), 0, 2 * shape.padded_dim());
-            product::<P>(values, weights, v, matrix_mut(&mut partial.out, first, shape.padded_dim()));
+            product::<P>(
+                values,
+                weights,
+                v,
+                matrix_mut(&mut partial.out, first, shape.padded_dim()),
+                &mut Ahead::nothing(),
+            );
         }
         start += KEYS;
     }
