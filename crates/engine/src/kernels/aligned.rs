@@ -5,7 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_memory::{MemoryError, MemoryRegion};
 
+#[cfg(test)]
+use super::guarded::Guarded;
 use super::lanes::LANES;
+
+/// What lines lie in. In tests, what is beyond either end may not be touched.
+#[cfg(not(test))]
+type Lines = Vec<Line>;
+#[cfg(test)]
+type Lines = Guarded<Line>;
 
 /// One cache line.
 #[derive(Clone, Copy)]
@@ -14,14 +22,19 @@ struct Line([f32; LANES]);
 
 /// Zeroed floats that begin on a cache line, so that no vector of 16 at a multiple of 16 straddles two.
 pub(crate) struct AlignedBuf {
-    lines: Vec<Line>,
+    lines: Lines,
     len: usize,
 }
 
 impl AlignedBuf {
     /// `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0.0; LANES]); len.div_ceil(LANES)], len }
+        let count = len.div_ceil(LANES);
+        #[cfg(not(test))]
+        let lines = vec![Line([0.0; LANES]); count];
+        #[cfg(test)]
+        let lines = Guarded::zeroed(count);
+        Self { lines, len }
     }
 }
 
@@ -74,6 +87,8 @@ impl DerefMut for AlignedBytes {
 pub(crate) struct WeightMemory {
     /// The mapping of which the last piece was, and where the next begins.
     current: Mutex<Option<(Arc<MemoryRegion>, usize)>>,
+    #[cfg(test)]
+    guarded: bool,
 }
 
 /// Bytes of a mapping. Its pages are committed when they are first touched.
@@ -84,7 +99,17 @@ const LINE: usize = 64;
 impl WeightMemory {
     /// None yet.
     pub fn new() -> Self {
-        Self { current: Mutex::new(None) }
+        Self {
+            current: Mutex::new(None),
+            #[cfg(test)]
+            guarded: false,
+        }
+    }
+
+    /// Memory for kernels under test: what they touch beyond a matrix's ends ends the process.
+    #[cfg(test)]
+    pub fn guarded() -> Self {
+        Self { guarded: true, ..Self::new() }
     }
 
     /// `len` zeroed bytes.
@@ -92,6 +117,10 @@ impl WeightMemory {
     /// # Errors
     /// The system has no memory.
     pub fn zeroed(&self, len: usize) -> Result<WeightBytes, MemoryError> {
+        #[cfg(test)]
+        if self.guarded {
+            return Ok(WeightBytes::Guarded(AlignedBytes::zeroed(len)));
+        }
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (region, start) = match current.take() {
             Some((region, start)) if len <= region.len() - start => (region, start),
@@ -101,29 +130,42 @@ impl WeightMemory {
         if next < region.len() {
             *current = Some((Arc::clone(&region), next));
         }
-        Ok(WeightBytes { region, range: start..start + len })
+        Ok(WeightBytes::Piece { region, range: start..start + len })
     }
 }
 
 /// A piece of [`WeightMemory`], this owner's alone.
-pub(crate) struct WeightBytes {
-    region: Arc<MemoryRegion>,
-    range: Range<usize>,
+pub(crate) enum WeightBytes {
+    Piece {
+        region: Arc<MemoryRegion>,
+        range: Range<usize>,
+    },
+    /// Memory of its own, between pages that nobody may touch.
+    #[cfg(test)]
+    Guarded(AlignedBytes),
 }
 
 impl Deref for WeightBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: no two pieces have a byte in common, and this one is borrowed.
-        unsafe { self.region.slice(self.range.clone()) }
+        match self {
+            // SAFETY: no two pieces have a byte in common, and this one is borrowed.
+            Self::Piece { region, range } => unsafe { region.slice(range.clone()) },
+            #[cfg(test)]
+            Self::Guarded(bytes) => bytes,
+        }
     }
 }
 
 impl DerefMut for WeightBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and it is borrowed exclusively.
-        unsafe { self.region.slice_mut(self.range.clone()) }
+        match self {
+            // SAFETY: as above, and it is borrowed exclusively.
+            Self::Piece { region, range } => unsafe { region.slice_mut(range.clone()) },
+            #[cfg(test)]
+            Self::Guarded(bytes) => bytes,
+        }
     }
 }
 

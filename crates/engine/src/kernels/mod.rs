@@ -11,6 +11,8 @@
 mod aligned;
 pub(crate) mod cpu;
 mod dots;
+#[cfg(test)]
+mod guarded;
 mod isa;
 mod lanes;
 mod pairs;

@@ -246,7 +246,7 @@ mod tests {
             to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
             Ok(())
         };
-        PackedMatrix::pack(threads, &WeightMemory::new(), element, (w.len() / inputs, inputs), read).unwrap()
+        PackedMatrix::pack(threads, &WeightMemory::guarded(), element, (w.len() / inputs, inputs), read).unwrap()
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBuf, Isa, Threads};
+use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Threads};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -19,6 +19,8 @@ pub(super) const BLOCK: usize = 32;
 pub(super) const GROUP: usize = 16;
 /// Groups below which waking another thread does not pay.
 const PARALLEL_GROUPS: usize = 2;
+
+const _: () = assert!(size_of::<QuantizedBlock>() == GROUP * (BLOCK + 5 * 4), "a block without padding");
 
 /// 32 inputs of 16 rows.
 #[derive(Clone, Copy)]
@@ -38,7 +40,8 @@ pub(super) struct QuantizedBlock {
 
 /// Quantized activations of a step. Rows beyond the last, up to a whole group, are unspecified.
 pub(crate) struct QuantizedRows {
-    blocks: Vec<QuantizedBlock>,
+    /// [`QuantizedBlock`]s.
+    blocks: AlignedBytes,
     rows: usize,
     blocks_per_row: usize,
 }
@@ -46,7 +49,7 @@ pub(crate) struct QuantizedRows {
 impl QuantizedRows {
     /// No rows yet.
     pub fn new() -> Self {
-        Self { blocks: Vec::new(), rows: 0, blocks_per_row: 0 }
+        Self { blocks: AlignedBytes::zeroed(0), rows: 0, blocks_per_row: 0 }
     }
 
     /// Takes rows that `make` writes, of so many columns, a multiple of 32. `buffers` hold one for each thread.
@@ -61,19 +64,15 @@ impl QuantizedRows {
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
         let groups = rows.div_ceil(GROUP);
-        let empty = QuantizedBlock {
-            codes: [[0; BLOCK]; GROUP],
-            scales: [0.0; GROUP],
-            weighted_sums: [0.0; GROUP],
-            sums: [0; GROUP],
-            half_sums: [[0; GROUP]; 2],
-        };
-        let len = groups * self.blocks_per_row;
-        if len > self.blocks.len() {
-            self.blocks.resize(len, empty);
+        let bytes = groups * self.blocks_per_row * size_of::<QuantizedBlock>();
+        if bytes > self.blocks.len() {
+            self.blocks = AlignedBytes::zeroed(bytes);
         }
+        // SAFETY: a block is plain numbers without padding, of which any bits are a value.
+        let (before, blocks, _) = unsafe { self.blocks[..bytes].align_to_mut::<QuantizedBlock>() };
+        assert!(before.is_empty(), "blocks begin on cache lines");
         let parallel = groups >= PARALLEL_GROUPS;
-        threads.for_each_chunk(&mut self.blocks[..len], self.blocks_per_row, parallel, |worker, group, blocks| {
+        threads.for_each_chunk(blocks, self.blocks_per_row, parallel, |worker, group, blocks| {
             let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
             for row in group * GROUP..rows.min((group + 1) * GROUP) {
                 make(row, &mut buffer[..columns]);
@@ -96,7 +95,9 @@ impl QuantizedRows {
 
     /// The blocks of 16 rows, `[inputs / 32]`.
     pub(super) fn group(&self, group: usize) -> &[QuantizedBlock] {
-        &self.blocks[group * self.blocks_per_row..][..self.blocks_per_row]
+        // SAFETY: as in `fill`.
+        let (_, blocks, _) = unsafe { self.blocks.align_to::<QuantizedBlock>() };
+        &blocks[group * self.blocks_per_row..][..self.blocks_per_row]
     }
 }
 

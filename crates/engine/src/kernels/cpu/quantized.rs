@@ -483,7 +483,7 @@ mod tests {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
             Ok(())
         };
-        QuantizedMatrix::pack(threads, &WeightMemory::new(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
+        QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
     }
 
     fn quantized() -> impl Iterator<Item = Dtype> {

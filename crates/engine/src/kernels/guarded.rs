@@ -1,0 +1,100 @@
+//! Memory between pages that nobody may touch: a kernel under test that reads or writes beyond an operand ends its process.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Elements right before a page that nobody may touch, or right after one, in turn.
+pub(super) struct Guarded<T> {
+    mapping: *mut u8,
+    mapped: usize,
+    first: *mut u8,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: owned memory without thread affinity; references to its elements follow those to it.
+unsafe impl<T: Send> Send for Guarded<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Guarded<T> {}
+
+impl<T: Copy> Guarded<T> {
+    /// Zeroed elements, of a type for which zeros are a value.
+    pub fn zeroed(count: usize) -> Self {
+        static TURN: AtomicUsize = AtomicUsize::new(0);
+        // SAFETY: asks for a number.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
+        let bytes = count * size_of::<T>();
+        let (open, none) = (bytes.next_multiple_of(page), libc::PROT_NONE);
+        let (mapped, flags) = (open + 2 * page, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), mapped, none, flags, -1, 0) };
+        assert_ne!(mapping, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        let mapping = mapping.cast::<u8>();
+        let inner = mapping.wrapping_add(page);
+        if open > 0 {
+            // SAFETY: the mapping's inner pages.
+            let rc = unsafe { libc::mprotect(inner.cast(), open, libc::PROT_READ | libc::PROT_WRITE) };
+            assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+        }
+        let at_end = TURN.fetch_add(1, Ordering::Relaxed) % 2 == 0;
+        let first = if at_end { inner.wrapping_add(open - bytes) } else { inner };
+        assert!(first.cast::<T>().is_aligned());
+        Self { mapping, mapped, first, elements: PhantomData }
+    }
+
+    pub fn as_ptr(&self) -> *const T {
+        self.first.cast()
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut T {
+        self.first.cast()
+    }
+}
+
+impl<T> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above, which nobody borrows from any more.
+        unsafe { libc::munmap(self.mapping.cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a child that runs this ends by a signal.
+    fn dies(work: impl FnOnce()) -> bool {
+        // SAFETY: the child touches memory and ends, without returning to the test.
+        unsafe {
+            let child = libc::fork();
+            assert!(child >= 0);
+            if child == 0 {
+                work();
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            libc::WIFSIGNALED(status)
+        }
+    }
+
+    #[test]
+    fn what_lies_beyond_cannot_be_read() {
+        let [mut a, mut b] = [Guarded::<[u8; 64]>::zeroed(3), Guarded::<[u8; 64]>::zeroed(3)];
+        if a.as_ptr() as usize % 4096 == 0 {
+            std::mem::swap(&mut a, &mut b);
+        }
+        // SAFETY: the last element of one, and the first of the other; what lies beyond is read by a child.
+        unsafe {
+            assert_eq!((*a.as_ptr().add(2), *b.as_ptr()), ([0; 64], [0; 64]));
+            assert!(dies(|| {
+                std::hint::black_box(a.as_ptr().add(3).cast::<u8>().read_volatile());
+            }));
+            assert!(dies(|| {
+                std::hint::black_box(b.as_ptr().cast::<u8>().wrapping_sub(1).read_volatile());
+            }));
+            assert!(!dies(|| {
+                std::hint::black_box(b.as_ptr().cast::<u8>().read_volatile());
+            }));
+        }
+    }
+}
