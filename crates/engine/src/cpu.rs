@@ -30,13 +30,14 @@ pub enum KvCapacity {
     Bytes(u64),
 }
 
-/// How products with quantized matrices are computed.
+/// How products and attention are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
-    /// The weights stay as the file has them, activations become 8-bit integers with a scale per 32, and sums of products are exact.
+    /// As the file has the weights: quantized ones take activations as 8-bit integers with a scale per 32, bfloat16 ones take them as bfloat16, and with either attention is
+    /// of bfloat16 (unless the KV is kept in single precision); others take them as they are.
     #[default]
     Stored,
-    /// The weights become f32 when they are loaded: the reference, slow and large.
+    /// In single precision, for which weights become f32 when they are loaded: the reference, slow and large.
     F32,
 }
 
@@ -53,7 +54,7 @@ pub struct CpuOptions {
     pub kv_capacity: KvCapacity,
     /// Instruction set; all give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
     pub isa: Option<Isa>,
-    /// Of quantized matrices.
+    /// Of products and attention.
     pub arithmetic: Arithmetic,
 }
 

@@ -29,7 +29,7 @@ fn difference(found: &[Vec<f32>], expected: &Expected) -> f32 {
     differences.fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
 }
 
-/// How far logits may be off: `exact` where products are exact; rounding activations to 8 bits shows in the second digit of logits of some 10.
+/// How far logits may be off: `exact` where products are exact; with bfloat16, which has 8 bits, rounding shows in the second digit of logits of some 10.
 fn most(engine: &impl Engine, exact: f32) -> f32 {
     if engine.model().numerics.starts_with("cpu-bf16") { 0.3 } else { exact }
 }

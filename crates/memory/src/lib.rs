@@ -80,6 +80,11 @@ impl MemoryRegion {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
+    /// Asks for huge pages, where the system has them: what is read from end to end is read a third faster, but each touch commits as much.
+    pub fn advise_huge_pages(&self) {
+        self.mapping.advise_huge_pages();
+    }
+
     /// First byte of the region.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.as_ptr()

@@ -4,9 +4,6 @@ use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-/// Bytes from which on a mapping asks for huge pages: what is read through from end to end is read a third faster for it, for no page's end stops the processor's own prefetching.
-const HUGE_PAGE: usize = 2 << 20;
-
 /// Mapped pages, unmapped when this is dropped. Address and length never change.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -33,11 +30,12 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::<u8>::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
-        if len >= HUGE_PAGE {
-            // SAFETY: the mapping made above. Advice only: without huge pages, or a kernel that knows them, all stays as it is.
-            unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
         Ok(Self { base, len })
+    }
+
+    pub(crate) fn advise_huge_pages(&self) {
+        // SAFETY: this mapping. Advice only: without huge pages, or a kernel that knows them, all stays as it is.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {

@@ -124,8 +124,14 @@ impl WeightMemory {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (region, start) = match current.take() {
             Some((region, start)) if len <= region.len() - start => (region, start),
-            _ => (Arc::new(MemoryRegion::allocate(len.max(MAPPING))?), 0),
+            // A system that counts what may be committed may have as much as is needed, and no more.
+            _ => {
+                (Arc::new(MemoryRegion::allocate(len.max(MAPPING)).or_else(|_| MemoryRegion::allocate(len.max(1)))?), 0)
+            }
         };
+        if start == 0 {
+            region.advise_huge_pages();
+        }
         let next = (start + len).next_multiple_of(LINE);
         if next < region.len() {
             *current = Some((Arc::clone(&region), next));

@@ -20,6 +20,10 @@ impl<T: Copy> Guarded<T> {
     /// Zeroed elements, of a type for which zeros are a value.
     pub fn zeroed(count: usize) -> Self {
         static TURN: AtomicUsize = AtomicUsize::new(0);
+        Self::at(count, TURN.fetch_add(1, Ordering::Relaxed).is_multiple_of(2))
+    }
+
+    fn at(count: usize, at_end: bool) -> Self {
         // SAFETY: asks for a number.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
         let bytes = count * size_of::<T>();
@@ -35,7 +39,6 @@ impl<T: Copy> Guarded<T> {
             let rc = unsafe { libc::mprotect(inner.cast(), open, libc::PROT_READ | libc::PROT_WRITE) };
             assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
         }
-        let at_end = TURN.fetch_add(1, Ordering::Relaxed) % 2 == 0;
         let first = if at_end { inner.wrapping_add(open - bytes) } else { inner };
         assert!(first.cast::<T>().is_aligned());
         Self { mapping, mapped, first, elements: PhantomData }
@@ -79,10 +82,7 @@ mod tests {
 
     #[test]
     fn what_lies_beyond_cannot_be_read() {
-        let [mut a, mut b] = [Guarded::<[u8; 64]>::zeroed(3), Guarded::<[u8; 64]>::zeroed(3)];
-        if a.as_ptr() as usize % 4096 == 0 {
-            std::mem::swap(&mut a, &mut b);
-        }
+        let [a, b] = [true, false].map(|at_end| Guarded::<[u8; 64]>::at(3, at_end));
         // SAFETY: the last element of one, and the first of the other; what lies beyond is read by a child.
         unsafe {
             assert_eq!((*a.as_ptr().add(2), *b.as_ptr()), ([0; 64], [0; 64]));

@@ -53,6 +53,9 @@ impl<'a> KvStore<'a> {
     }
 }
 
+/// The largest half.
+const MAX_F16: f32 = 65_504.0;
+
 /// Rows of one head, encoded; `[count][head_dim]` each.
 pub(crate) struct KvRows<'a> {
     pub k: &'a [u8],
@@ -72,6 +75,8 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
         match dtype {
             KvDtype::F32 => to.copy_from_slice(bytes_of(&lanes.to_array(), to.len())),
             KvDtype::F16 => {
+                // The largest half instead of infinity, which times a weight of 0 is no number: a row would show in those before it. NaN stays.
+                let lanes = V::splat(MAX_F16).min(V::splat(-MAX_F16).max(lanes));
                 let mut halves = [0u16; LANES];
                 // SAFETY: 16 elements.
                 unsafe { lanes.store_f16(halves.as_mut_ptr()) };
@@ -126,4 +131,25 @@ fn words<T: Word>(bytes: &[u8]) -> [T; LANES] {
         *word = unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    #[test]
+    fn a_half_is_finite_or_no_number() {
+        let x = [1e6, -1e6, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, -3.25, 0.0];
+        let expected = [65_504.0, -65_504.0, 65_504.0, -65_504.0, f32::NAN, 65_504.0, -3.25, 0.0];
+        for isa in Isa::available() {
+            let mut bytes = [0; 16];
+            encode(isa, KvDtype::F16, &x, &mut bytes);
+            let found = bytes.as_chunks::<2>().0.iter().map(|&half| f16::from_ne_bytes(half).to_f32());
+            for (found, expected) in found.zip(expected) {
+                assert!(found == expected || found.is_nan() && expected.is_nan(), "{isa}: {found}, not {expected}");
+            }
+        }
+    }
 }

@@ -107,7 +107,8 @@ impl Matrix {
 
 /// Activations in the form that a matrix takes, kept from one product to the next.
 pub(crate) struct Inputs {
-    rows: usize,
+    /// What they were filled for: rows, inputs, and their form.
+    filled: (usize, usize, Products),
     single: Rows,
     rounded: RoundedRows,
     quantized: QuantizedRows,
@@ -119,7 +120,7 @@ impl Inputs {
     /// No rows yet; for matrices with at most so many inputs.
     pub fn new(threads: &Threads, most_inputs: usize) -> Self {
         Self {
-            rows: 0,
+            filled: (0, 0, Products::Single),
             single: Rows::new(0),
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
@@ -137,7 +138,7 @@ impl Inputs {
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         let shape = (rows, w.inputs());
-        self.rows = rows;
+        self.filled = (rows, w.inputs(), w.products());
         match w.products() {
             Products::Single => {
                 self.single.reshape(rows, w.inputs());
@@ -161,9 +162,11 @@ pub(crate) enum Target {
 /// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is `[rows][outputs]`.
 pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
     assert_eq!(y.columns(), w.outputs(), "outputs of a product");
+    let (rows, columns, form) = inputs.filled;
+    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
     match target {
-        Target::Set => y.resize(inputs.rows),
-        Target::Add => assert_eq!(y.rows(), inputs.rows, "rows of a sum"),
+        Target::Set => y.resize(rows),
+        Target::Add => assert_eq!(y.rows(), rows, "rows of a sum"),
     }
     let (y, mut column) = (y.share(), 0);
     for part in &w.parts {

@@ -1,7 +1,7 @@
 //! Activations as signed bytes with a scale per 32 inputs: what integer products take.
 //!
 //! ```text
-//! scale = max |x| * (1 / 127),  code = x * (127 / max |x|), rounded to nearest even          of 32 inputs of a row
+//! scale = max |x| * (1 / 127),  code = x * min(127 / max |x|, f32::MAX), rounded to nearest even          of 32 inputs of a row
 //! in memory   [rows / 16][inputs / 32] blocks of 16 rows: all that a register tile reads of a block lies side by side
 //! ```
 //!
@@ -119,7 +119,8 @@ fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut Quantize
     let largest = halves[0].abs().max(halves[1].abs()).largest();
     // The largest of some numbers need not show that one of them is none.
     let scale = if halves[0].all_finite() && halves[1].all_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
-    let inverse = V::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    // Bounded, so that codes of numbers near 0 are, too.
+    let inverse = V::splat(if largest > 0.0 { (127.0 / largest).min(f32::MAX) } else { 0.0 });
     let magic = V::splat(ROUND_MAGIC);
     let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];
     let (first, last) = block.codes[slot].split_at_mut(LANES);
@@ -183,12 +184,13 @@ mod tests {
                 quantized.quantize(isa, &threads, &x);
                 assert!(quantized.group(0)[0].scales[0].is_finite() && !quantized.group(0)[1].scales[0].is_finite());
             }
-            for tiny in [0.0, 1e-45, -1e-38] {
+            for tiny in [0.0, 1e-45, -1e-38, 1e-37, -3e-37] {
                 let mut x = rows(1, 32);
                 x.row_mut(0).fill(tiny);
                 let mut quantized = QuantizedRows::new();
                 quantized.quantize(isa, &threads, &x);
-                assert!(quantized.group(0)[0].weighted_sums[0].abs() <= 1e-36, "{isa} {tiny}");
+                let block = &quantized.group(0)[0];
+                assert!(block.weighted_sums[0].abs() <= 1e-35 && block.sums[0].abs() <= 127 * 32, "{isa} {tiny}");
             }
         }
     }

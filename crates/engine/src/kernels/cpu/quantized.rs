@@ -390,7 +390,8 @@ unsafe fn add_block<D: Dots, const TYPE: usize>(
             let mut dots = [D::splat(0); 4];
             if let Some(zero) = form.zero {
                 unrolled!(r in 0 1 2 3 => if r < spread {
-                    dots[r] = D::splat(*negated.add(row + r) * i32::from(zero));
+                    // Wrapping: of what is no number any sum will do, for its scale is NaN.
+                    dots[r] = D::splat((*negated.add(row + r)).wrapping_mul(i32::from(zero)));
                 });
             }
             unrolled!(i in 0 1 2 3 4 5 6 7 => if i * groups / (BLOCK / 4) == group {

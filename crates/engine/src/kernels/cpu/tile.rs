@@ -1,4 +1,4 @@
-//! The one place where floats are summed: a small matrix product whose accumulators stay in registers.
+//! The one place where products of floats are summed: a small matrix product whose accumulators stay in registers.
 //!
 //! ```text
 //! C[r][j] (+)= sum over p of A[r][p] x B[p][j]      A: rows x depth, B: depth x columns (a multiple of 16), in pairs of p (see `Pairs`)

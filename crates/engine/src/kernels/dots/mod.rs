@@ -23,7 +23,7 @@ use super::lanes::F32x16;
 /// Bytes of the codes of 4 inputs of 16 outputs: `[output][input]`.
 pub(crate) const QUADS: usize = 64;
 
-/// Integer dot products. The types of this trait are named only inside functions compiled for their instruction set (`per_dots!`), which run only where the CPU has it.
+/// Integer dot products. The types of this trait are named only inside functions compiled for their instruction set (`per_isa!`), which run only where the CPU has it.
 pub(crate) trait Dots: Copy {
     /// Floats of the same set.
     type Floats: F32x16;

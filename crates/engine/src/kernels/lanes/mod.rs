@@ -28,11 +28,11 @@ pub(crate) trait F32x16: Copy {
     fn splat(x: f32) -> Self;
 
     /// # Safety
-    /// 16 elements can be read at `from`.
+    /// 16 elements can be read at `from`, of any alignment.
     unsafe fn load(from: *const f32) -> Self;
 
     /// # Safety
-    /// 16 elements can be written at `to`.
+    /// 16 elements can be written at `to`, of any alignment.
     unsafe fn store(self, to: *mut f32);
 
     /// IEEE half to single.

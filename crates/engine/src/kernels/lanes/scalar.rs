@@ -25,14 +25,14 @@ impl F32x16 for Scalar {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller's promise; an array of f32 is aligned as f32 is.
-        Self(unsafe { *from.cast() })
+        // SAFETY: the caller's promise; of any alignment.
+        Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { *to.cast() = self.0 }
+        // SAFETY: the caller's promise; of any alignment.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 
     #[inline(always)]

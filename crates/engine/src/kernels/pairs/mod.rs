@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The odd one first, for so the BF16 instruction does it; the product of two bfloat16 is exact in single precision, so that it is two fused multiply-adds. All sets
-//! give the same bits, but for numbers below the smallest normal f32, which the instruction takes for 0.
+//! give the same bits, but where a sum falls below the smallest normal f32, which the instruction takes for 0.
 
 #[cfg(target_arch = "x86_64")]
 mod native;
@@ -121,7 +121,8 @@ impl Number for f16 {
 
 impl Number for bf16 {
     fn of(x: f32) -> Self {
-        Self::from_f32(x)
+        // As the instruction takes it.
+        Self::from_f32(if x.is_subnormal() { 0.0 } else { x })
     }
 
     fn to_f32(self) -> f32 {

@@ -8,11 +8,11 @@ pub(crate) struct Quantized {
     pub scale: f32,
 }
 
-/// scale = max |x| * (1 / 127), code = x * (127 / max |x|), rounded to nearest even, of each 32 activations.
+/// scale = max |x| * (1 / 127), code = x * min(127 / max |x|, f32::MAX), rounded to nearest even, of each 32 activations.
 pub(crate) fn quantize(x: &[f32]) -> Vec<Quantized> {
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        let inverse = if largest > 0.0 { (127.0 / largest).min(f32::MAX) } else { 0.0 };
         Quantized {
             codes: std::array::from_fn(|i| (x[i] * inverse).round_ties_even() as i8),
             scale: largest * (1.0 / 127.0),

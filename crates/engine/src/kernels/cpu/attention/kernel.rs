@@ -3,7 +3,7 @@
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
-use crate::kernels::pairs::{PAIR, Pairs, Single};
+use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
 
 use super::super::kv_store::decode;
 use super::super::tile::{Ahead, Extent, Operand, product};
@@ -129,7 +129,7 @@ fn attend_of<P: Pairs>(
 
 /// A buffer as the numbers that it holds.
 #[inline(always)]
-fn numbers<N>(bytes: &[u8]) -> &[N] {
+fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
     // SAFETY: numbers (see `Number`), for which any bits are a value.
     let (before, numbers, _) = unsafe { bytes.align_to() };
     debug_assert!(before.is_empty(), "a buffer begins on a cache line");
@@ -138,7 +138,7 @@ fn numbers<N>(bytes: &[u8]) -> &[N] {
 
 /// As [`numbers`], for writing.
 #[inline(always)]
-fn numbers_mut<N>(bytes: &mut [u8]) -> &mut [N] {
+fn numbers_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
     // SAFETY: as above.
     let (before, numbers, _) = unsafe { bytes.align_to_mut() };
     debug_assert!(before.is_empty(), "a buffer begins on a cache line");

@@ -11,8 +11,9 @@
 //! out = O / l
 //! ```
 //!
-//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros, and neither tiles nor splits move with the
-//! chunk. With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
+//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros (K and V are finite: what a half cannot hold is
+//! stored as its largest), and neither tiles nor splits move with the chunk. With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al.,
+//! 2023), with the same sums.
 
 mod kernel;
 #[cfg(test)]
@@ -239,9 +240,10 @@ pub(crate) fn attention(
     let out = out.share();
     let splits = tiles.iter().map(|tile| tile.splits(shape).len()).max().unwrap_or(0);
     let rows = tiles.iter().map(|tile| tile.tokens * shape.group()).max().unwrap_or(0);
+    assert!(rows <= shape.tile_tokens() * shape.group(), "{rows} rows of a query tile");
     let tasks = tiles.len() * shape.kv_heads;
     let few = tasks < threads.count() * TASKS_PER_THREAD && threads.count() > 1;
-    if few && splits > 1 && tasks * splits * rows <= MAX_SPLIT_ROWS {
+    if few && splits > 1 && tasks * splits * rows.max(scratch.split_rows) <= MAX_SPLIT_ROWS {
         scratch.make_room(shape, tasks * splits, rows);
         attend_splits(isa, threads, operands, tiles, splits, &out, scratch);
         return;
