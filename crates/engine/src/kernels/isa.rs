@@ -91,6 +91,7 @@ impl fmt::Display for Isa {
 /// fn f(..) = f_of<Floats>     f_of::<V: F32x16>     sixteen floats
 ///                <Dots>       f_of::<D: Dots>       integer dot products
 ///                <Pairs>      f_of::<P: Pairs>      products of pairs of bfloat16
+///                <Singles>    f_of::<P: Pairs>      the same of single precision
 /// ```
 macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Floats>) => {
@@ -111,6 +112,12 @@ macro_rules! per_isa {
             Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx2>;
             Avx512 | Vnni => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx512>;
             Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native;
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Singles>) => {
+        $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Single<$crate::kernels::lanes::Scalar, f32>;
+            Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx2, f32>;
+            Avx512 | Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx512, f32>;
         }
     };
 }

@@ -3,48 +3,26 @@
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
-use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
+use crate::kernels::pairs::{Number, PAIR, Pairs};
 
 use super::super::kv_store::decode;
 use super::super::tile::{Ahead, Extent, Operand, product};
-use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, QueryTile, Scratch};
+use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, Scratch, Task};
 
 per_isa! {
     /// The queries, rounded to bfloat16.
-    pub(super) fn load_queries_rounded(
-        operands: Attention<'_>,
-        tile: &QueryTile<'_>,
-        kv_head: usize,
-        scratch: &mut Scratch,
-    ) = load_queries_of<Pairs>
+    pub(super) fn load_queries_rounded(task: Task<'_>, scratch: &mut Scratch) = load_queries_of<Pairs>
 }
 
 per_isa! {
     /// The queries, in single precision.
-    pub(super) fn load_queries_single(
-        operands: Attention<'_>,
-        tile: &QueryTile<'_>,
-        kv_head: usize,
-        scratch: &mut Scratch,
-    ) = load_queries_single_of<Floats>
-}
-
-#[inline(always)]
-fn load_queries_single_of<V: F32x16>(
-    operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
-    scratch: &mut Scratch,
-) {
-    load_queries_of::<Single<V, f32>>(operands, tile, kv_head, scratch);
+    pub(super) fn load_queries_single(task: Task<'_>, scratch: &mut Scratch) = load_queries_of<Singles>
 }
 
 per_isa! {
     /// One split, with numbers rounded to bfloat16.
     pub(super) fn attend_rounded(
-        operands: Attention<'_>,
-        tile: &QueryTile<'_>,
-        kv_head: usize,
+        task: Task<'_>,
         split: usize,
         next: Option<KeyTile<'_>>,
         scratch: &mut Scratch,
@@ -55,49 +33,32 @@ per_isa! {
 per_isa! {
     /// One split, in single precision.
     pub(super) fn attend_single(
-        operands: Attention<'_>,
-        tile: &QueryTile<'_>,
-        kv_head: usize,
+        task: Task<'_>,
         split: usize,
         next: Option<KeyTile<'_>>,
         scratch: &mut Scratch,
         partial: &mut Partial,
-    ) = attend_single_of<Floats>
-}
-
-#[inline(always)]
-fn attend_single_of<V: F32x16>(
-    operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
-    split: usize,
-    next: Option<KeyTile<'_>>,
-    scratch: &mut Scratch,
-    partial: &mut Partial,
-) {
-    attend_of::<Single<V, f32>>(operands, tile, kv_head, split, next, scratch, partial);
+    ) = attend_of<Singles>
 }
 
 #[inline(always)]
 fn attend_of<P: Pairs>(
-    operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
+    task: Task<'_>,
     split: usize,
     next: Option<KeyTile<'_>>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    let shape = operands.shape;
-    let (group, rows) = (shape.group(), tile.tokens * shape.group());
+    let (shape, tile, rows) = (task.operands.shape, task.tile, task.rows());
+    let group = shape.group();
     let positions = tile.positions(shape, split);
     partial.clear(shape, rows);
     let mut start = positions.start;
     while start < positions.end {
-        let keys = KeyTile { tile, kv_head, positions: start..positions.end.min(start + KEYS) };
-        let after = KeyTile { tile, kv_head, positions: keys.positions.end..positions.end.min(start + 2 * KEYS) };
+        let keys = KeyTile { task, positions: start..positions.end.min(start + KEYS) };
+        let after = KeyTile { task, positions: keys.positions.end..positions.end.min(start + 2 * KEYS) };
         let next = if after.positions.is_empty() { next.as_ref() } else { Some(&after) };
-        load_tile::<P>(operands, &keys, next, scratch);
+        load_tile::<P>(&keys, next, scratch);
         let keys = keys.positions;
         // Rows before this one see nothing of the tile.
         let first = start.saturating_sub(tile.position) * group;
@@ -155,12 +116,13 @@ fn matrix_mut(buffer: &mut [f32], row: usize, stride: usize) -> Operand<*mut f32
 
 /// Copies the queries, ordered by (token, head of the group), scaled so that scores are powers of 2.
 #[inline(always)]
-fn load_queries_of<P: Pairs>(operands: Attention<'_>, tile: &QueryTile<'_>, kv_head: usize, scratch: &mut Scratch) {
+fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
+    let Task { operands, tile, kv_head } = task;
     let shape = operands.shape;
     let (group, dim, depth) = (shape.group(), shape.head_dim, shape.padded_depth());
     let scale = P::Floats::splat(std::f32::consts::LOG2_E / (dim as f32).sqrt());
     let queries = numbers_mut::<P::Input>(&mut scratch.queries);
-    for (row, to) in queries.chunks_exact_mut(depth).take(tile.tokens * group).enumerate() {
+    for (row, to) in queries.chunks_exact_mut(depth).take(task.rows()).enumerate() {
         let head = &operands.q.row(tile.row + row / group)[(kv_head * group + row % group) * dim..][..dim];
         for (x, to) in head.chunks(LANES).zip(to.chunks_exact_mut(LANES)) {
             // SAFETY: 16 elements.
@@ -172,11 +134,11 @@ fn load_queries_of<P: Pairs>(operands: Attention<'_>, tile: &QueryTile<'_>, kv_h
 /// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it asks for the rows of the
 /// next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
 #[inline(always)]
-fn load_tile<P: Pairs>(operands: Attention<'_>, keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
-    let (shape, positions) = (operands.shape, &keys.positions);
+fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
+    let (shape, positions) = (keys.task.operands.shape, &keys.positions);
     let (dim, padded) = (shape.head_dim, shape.padded_dim());
-    let [k_rows, v_rows] = rows_of(operands, keys);
-    let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(operands, next));
+    let [k_rows, v_rows] = rows_of(keys);
+    let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(next));
     let values = numbers_mut::<P::Weight>(&mut scratch.values);
     for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(positions.len().div_ceil(2)) {
         prefetch(next_v[2 * pair]);
@@ -217,12 +179,13 @@ fn load_tile<P: Pairs>(operands: Attention<'_>, keys: &KeyTile<'_>, next: Option
 
 /// The rows of K and of V of a tile, encoded; none for positions that it has not.
 #[inline(always)]
-fn rows_of<'a>(operands: Attention<'a>, keys: &KeyTile<'_>) -> [[&'a [u8]; KEYS]; 2] {
+fn rows_of<'a>(keys: &KeyTile<'a>) -> [[&'a [u8]; KEYS]; 2] {
+    let Task { operands, tile, kv_head } = keys.task;
     let row_bytes = operands.shape.head_dim * operands.shape.dtype.bytes();
     let mut rows: [[&[u8]; KEYS]; 2] = [[&[]; KEYS]; 2];
     let mut at = keys.positions.start;
     while at < keys.positions.end {
-        let found = operands.store.rows(keys.tile.block_table, keys.kv_head, at, keys.positions.end - at);
+        let found = operands.store.rows(tile.block_table, kv_head, at, keys.positions.end - at);
         let first = at - keys.positions.start;
         for (i, (k, v)) in found.k.chunks_exact(row_bytes).zip(found.v.chunks_exact(row_bytes)).enumerate() {
             (rows[0][first + i], rows[1][first + i]) = (k, v);
@@ -315,25 +278,14 @@ fn merge_of<V: F32x16>(shape: &AttentionShape, rows: usize, later: &Partial, tot
 
 per_isa! {
     /// Divides by the sums of the weights, which are at least 1: a row sees itself.
-    pub(super) fn finish(
-        shape: &AttentionShape,
-        tile: &QueryTile<'_>,
-        kv_head: usize,
-        total: &Partial,
-        out: &SharedRows<'_>,
-    ) = finish_of<Floats>
+    pub(super) fn finish(task: Task<'_>, total: &Partial, out: &SharedRows<'_>) = finish_of<Floats>
 }
 
 #[inline(always)]
-fn finish_of<V: F32x16>(
-    shape: &AttentionShape,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
-    total: &Partial,
-    out: &SharedRows<'_>,
-) {
+fn finish_of<V: F32x16>(task: Task<'_>, total: &Partial, out: &SharedRows<'_>) {
+    let Task { operands: Attention { shape, .. }, tile, kv_head } = task;
     let (group, dim, padded) = (shape.group(), shape.head_dim, shape.padded_dim());
-    for row in 0..tile.tokens * group {
+    for row in 0..task.rows() {
         let sum = V::splat(V::read(&total.sums[row * LANES..][..LANES]).sum());
         let head = kv_head * group + row % group;
         // SAFETY: this task's rows and heads; no other task has them.

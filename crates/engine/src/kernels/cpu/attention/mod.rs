@@ -104,18 +104,36 @@ impl QueryTile<'_> {
     }
 }
 
-/// Up to 64 positions that a query tile's kv head attends to.
-struct KeyTile<'a> {
+/// One query tile and one kv head.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    operands: Attention<'a>,
     tile: &'a QueryTile<'a>,
     kv_head: usize,
+}
+
+impl Task<'_> {
+    /// Queries times heads of the group.
+    fn rows(&self) -> usize {
+        self.tile.tokens * self.operands.shape.group()
+    }
+
+    fn splits(&self) -> Range<usize> {
+        self.tile.splits(self.operands.shape)
+    }
+}
+
+/// Up to 64 positions that a task attends to.
+struct KeyTile<'a> {
+    task: Task<'a>,
     positions: Range<usize>,
 }
 
 impl<'a> KeyTile<'a> {
     /// The first one of a split.
-    fn first(shape: &AttentionShape, tile: &'a QueryTile<'a>, kv_head: usize, split: usize) -> Self {
-        let Range { start, end } = tile.positions(shape, split);
-        Self { tile, kv_head, positions: start..end.min(start + KEYS) }
+    fn first(task: Task<'a>, split: usize) -> Self {
+        let Range { start, end } = task.tile.positions(task.operands.shape, split);
+        Self { task, positions: start..end.min(start + KEYS) }
     }
 }
 
@@ -249,15 +267,18 @@ pub(crate) fn attention(
         return;
     }
     // The last tiles attend to most: the long tasks first.
-    let of_task = |task: usize| (&tiles[tiles.len() - 1 - task / shape.kv_heads], task % shape.kv_heads);
+    let task_at = |index: usize| {
+        let tile = &tiles[tiles.len() - 1 - index / shape.kv_heads];
+        Task { operands, tile, kv_head: index % shape.kv_heads }
+    };
     // In a row, so that each can ask for the keys of the next; but a long one may be the last that others wait for.
     let run = if rows <= shape.group() { tasks.div_ceil(threads.count() * TASKS_PER_THREAD).max(1) } else { 1 };
     threads.for_each(tasks.div_ceil(run), true, |worker, index| {
         let mut worker = lock(&scratch.workers[worker]);
         let end = tasks.min((index + 1) * run);
         for task in index * run..end {
-            let next = (task + 1 < end).then(|| of_task(task + 1));
-            attend_tile(isa, operands, of_task(task), next, &out, &mut worker);
+            let next = (task + 1 < end).then(|| task_at(task + 1));
+            attend_task(isa, task_at(task), next, &out, &mut worker);
         }
     });
 }
@@ -266,32 +287,24 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One query tile and one kv head, split after split; `next` is what this thread attends to next.
-fn attend_tile(
-    isa: Isa,
-    operands: Attention<'_>,
-    (tile, kv_head): (&QueryTile<'_>, usize),
-    next: Option<(&QueryTile<'_>, usize)>,
-    out: &SharedRows<'_>,
-    worker: &mut Worker,
-) {
-    let (shape, splits) = (operands.shape, tile.splits(operands.shape));
+/// A task, split after split; `next` is what this thread attends to next.
+fn attend_task(isa: Isa, task: Task<'_>, next: Option<Task<'_>>, out: &SharedRows<'_>, worker: &mut Worker) {
+    let (shape, splits) = (task.operands.shape, task.splits());
     let Worker { scratch, partial, total } = worker;
-    load_queries(isa, operands, tile, kv_head, scratch);
+    load_queries(isa, task, scratch);
     for split in splits.clone() {
         let next = match next {
-            _ if split + 1 < splits.end => Some(KeyTile::first(shape, tile, kv_head, split + 1)),
-            Some((tile, kv_head)) => Some(KeyTile::first(shape, tile, kv_head, tile.splits(shape).start)),
-            None => None,
+            _ if split + 1 < splits.end => Some(KeyTile::first(task, split + 1)),
+            next => next.map(|next| KeyTile::first(next, next.splits().start)),
         };
         if split == splits.start {
-            attend(isa, operands, tile, kv_head, split, next, scratch, total);
+            attend(isa, task, split, next, scratch, total);
         } else {
-            attend(isa, operands, tile, kv_head, split, next, scratch, partial);
-            merge(isa, shape, tile.tokens * shape.group(), partial, total);
+            attend(isa, task, split, next, scratch, partial);
+            merge(isa, shape, task.rows(), partial, total);
         }
     }
-    finish(isa, shape, tile, kv_head, total, out);
+    finish(isa, task, total, out);
 }
 
 /// Each split of each query tile and kv head as a task, then their sums.
@@ -306,10 +319,12 @@ fn attend_splits(
 ) {
     let shape = operands.shape;
     let tasks = tiles.len() * shape.kv_heads;
+    let task_at =
+        |index: usize| Task { operands, tile: &tiles[index / shape.kv_heads], kv_head: index % shape.kv_heads };
     // The split that a task has at an index, if it has as many.
     let at = |index: usize| {
-        let (tile, kv_head) = (&tiles[index / splits / shape.kv_heads], index / splits % shape.kv_heads);
-        tile.splits(shape).nth(index % splits).map(|split| (tile, kv_head, split))
+        let task = task_at(index / splits);
+        task.splits().nth(index % splits).map(|split| (task, split))
     };
     let count = tasks * splits;
     let run = count.div_ceil(threads.count() * TASKS_PER_THREAD);
@@ -317,45 +332,42 @@ fn attend_splits(
         let scratch_of_worker = &mut lock(&scratch.workers[worker]).scratch;
         let end = count.min((index + 1) * run);
         for index in index * run..end {
-            let Some((tile, kv_head, split)) = at(index) else { continue };
+            let Some((task, split)) = at(index) else { continue };
             let next = (index + 1 < end).then(|| at(index + 1)).flatten();
-            let next = next.map(|(tile, kv_head, split)| KeyTile::first(shape, tile, kv_head, split));
-            load_queries(isa, operands, tile, kv_head, scratch_of_worker);
-            attend(isa, operands, tile, kv_head, split, next, scratch_of_worker, &mut lock(&scratch.splits[index]));
+            let next = next.map(|(task, split)| KeyTile::first(task, split));
+            load_queries(isa, task, scratch_of_worker);
+            attend(isa, task, split, next, scratch_of_worker, &mut lock(&scratch.splits[index]));
         }
     });
-    threads.for_each(tasks, true, |_, task| {
-        let tile = &tiles[task / shape.kv_heads];
-        let mut total = lock(&scratch.splits[task * splits]);
-        for at in 1..tile.splits(shape).len() {
-            merge(isa, shape, tile.tokens * shape.group(), &lock(&scratch.splits[task * splits + at]), &mut total);
+    threads.for_each(tasks, true, |_, index| {
+        let task = task_at(index);
+        let mut total = lock(&scratch.splits[index * splits]);
+        for at in 1..task.splits().len() {
+            merge(isa, shape, task.rows(), &lock(&scratch.splits[index * splits + at]), &mut total);
         }
-        finish(isa, shape, tile, task % shape.kv_heads, &total, out);
+        finish(isa, task, &total, out);
     });
 }
 
-/// The queries of a tile and a kv head, to the scratch memory.
-fn load_queries(isa: Isa, operands: Attention<'_>, tile: &QueryTile<'_>, kv_head: usize, scratch: &mut Scratch) {
-    match operands.shape.rounded {
-        true => load_queries_rounded(isa, operands, tile, kv_head, scratch),
-        false => load_queries_single(isa, operands, tile, kv_head, scratch),
+/// The queries of a task, to the scratch memory.
+fn load_queries(isa: Isa, task: Task<'_>, scratch: &mut Scratch) {
+    match task.operands.shape.rounded {
+        true => load_queries_rounded(isa, task, scratch),
+        false => load_queries_single(isa, task, scratch),
     }
 }
 
-/// One split of the queries that were loaded; `next` is what is attended to after it.
-#[allow(clippy::too_many_arguments)] // a kernel's operands
+/// One split of the task whose queries were loaded; `next` is what is attended to after it.
 fn attend(
     isa: Isa,
-    operands: Attention<'_>,
-    tile: &QueryTile<'_>,
-    kv_head: usize,
+    task: Task<'_>,
     split: usize,
     next: Option<KeyTile<'_>>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    match operands.shape.rounded {
-        true => attend_rounded(isa, operands, tile, kv_head, split, next, scratch, partial),
-        false => attend_single(isa, operands, tile, kv_head, split, next, scratch, partial),
+    match task.operands.shape.rounded {
+        true => attend_rounded(isa, task, split, next, scratch, partial),
+        false => attend_single(isa, task, split, next, scratch, partial),
     }
 }
