@@ -49,7 +49,7 @@ mod usage;
 
 pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
-pub use inference::EngineArgs;
+pub use inference::{ComputeArgs, EngineArgs};
 pub use plan::{Carrier, Op, Plan};
 pub use relay::{RelayArgs, RelayReport};
 pub use replay::ReplayArgs;

@@ -43,7 +43,7 @@ impl KvArena {
         &self.layout
     }
 
-    /// One layer of one block: `[kv_head][K|V][token][head_dim]`.
+    /// One layer of one block: `[kv_head][K|V][token]` rows.
     ///
     /// # Safety
     /// Nobody writes the block while the slice lives.
@@ -100,12 +100,10 @@ impl KvArena {
     /// Zeroes one layer of a block from a token on: the rest of a prompt's last block must not carry an earlier owner's bytes to another machine. Only for a
     /// block that the calling step owns and has finished writing.
     pub fn zero_tail(&self, layer: u32, block: BlockId, from_token: u32) {
-        let row = self.layout.head_dim as usize * self.layout.dtype.bytes();
-        let plane = row * self.layout.block_tokens as usize;
         // SAFETY: the block belongs to the step that calls, which is done with this layer of it, and no push of it has begun.
         let record = unsafe { self.block_mut(layer, block) };
-        for plane in record.chunks_exact_mut(plane) {
-            plane[row * from_token as usize..].fill(0);
+        for plane in record.chunks_exact_mut(self.layout.plane_bytes()) {
+            plane[self.layout.row_bytes() * from_token as usize..].fill(0);
         }
     }
 }

@@ -56,13 +56,12 @@ fn logits_are_those_of_transformers() {
 fn a_folder_and_its_gguf_twin_compute_the_same_with_half_precision_kv() {
     for family in FAMILIES {
         let expected = expected(family);
-        for dtype in [KvDtype::F16, KvDtype::Bf16] {
+        for (dtype, most) in [(KvDtype::F16, 0.03), (KvDtype::Bf16, 0.3), (KvDtype::Int8, 0.3)] {
             let logits = [fixture(family), fixture(family).join("model.gguf")].map(|path| {
                 let mut engine = load(&path, &CpuOptions { arithmetic: Arithmetic::F32, ..options(1, dtype, 128) });
                 let table = table(&engine, 0, expected.tokens.len());
                 run(&mut engine, &expected.tokens, &table, 33)
             });
-            let most = if dtype == KvDtype::F16 { 0.03 } else { 0.3 };
             assert!(difference(&logits[0], &expected) < most, "{family} {dtype:?}");
             // Frequencies of llama3 come as rounded factors in GGUF; all else is the same numbers in the same order.
             let same = logits[0].iter().zip(&logits[1]).all(|(a, b)| same_bits(a, b));

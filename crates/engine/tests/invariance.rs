@@ -22,7 +22,9 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
 #[test]
 fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
     let prompt = tokens(3, VOCABULARY, 200);
-    for (family, dtype) in [("smollm", KvDtype::F16), ("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32)] {
+    let families =
+        [("smollm", KvDtype::F16), ("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
+    for (family, dtype) in families {
         let mut first = engine(family, 1, dtype);
         let blocks = table(&first, 0, prompt.len());
         let expected = run(&mut first, &prompt, &blocks, 512);

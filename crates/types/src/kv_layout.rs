@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! arena  = [layer][block] records of block_bytes each
-//! record = [kv_head][K|V][token][head_dim] elements of dtype
+//! record = [kv_head][K|V][token] rows
+//! row    = [head_dim] elements of dtype, and behind bytes their scale: f32
 //! ```
 //!
 //! One layer of one block is one contiguous span, so it is one write on the wire; neighbouring blocks of a layer coalesce.
 
 use std::ops::Range;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,24 +25,54 @@ pub enum KvDtype {
     F16,
     /// bfloat16.
     Bf16,
+    /// Signed bytes, with a scale for each row of a head.
+    Int8,
 }
 
 impl KvDtype {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
+
     /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
+    pub const fn element_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Int8 => 1,
         }
     }
 
-    /// `f32`, `f16` or `bf16`.
+    /// Bytes of one head's K or V at one position, with the scale where there is one.
+    pub const fn row_bytes(self, head_dim: usize) -> usize {
+        let scale = match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 0,
+            Self::Int8 => size_of::<f32>(),
+        };
+        head_dim * self.element_bytes() + scale
+    }
+
+    /// `f32`, `f16`, `bf16` or `int8`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
+    }
+}
+
+/// No type of KV has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}', but must be f32, f16, bf16 or int8")]
+pub struct UnknownKvDtype(String);
+
+impl FromStr for KvDtype {
+    type Err = UnknownKvDtype;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|dtype| dtype.as_str() == name);
+        found.ok_or_else(|| UnknownKvDtype(name.chars().take(80).collect()))
     }
 }
 
@@ -81,9 +113,19 @@ impl KvLayout {
         ModelFingerprint(self.model)
     }
 
+    /// Bytes of one head's K or V at one position.
+    pub const fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.head_dim as usize)
+    }
+
+    /// Bytes of one head's K or V of a block.
+    pub const fn plane_bytes(&self) -> usize {
+        self.block_tokens as usize * self.row_bytes()
+    }
+
     /// Bytes of one layer of one block.
     pub const fn block_bytes(&self) -> usize {
-        self.num_kv_heads as usize * 2 * self.block_tokens as usize * self.head_dim as usize * self.dtype.bytes()
+        self.num_kv_heads as usize * 2 * self.plane_bytes()
     }
 
     /// Bytes of all layers of one block.
@@ -157,10 +199,21 @@ mod tests {
     fn sizes_and_offsets_follow_the_picture() {
         let l = layout();
         assert_eq!(l.block_bytes(), 3 * 2 * 16 * 64 * 2);
+        assert_eq!(KvLayout { dtype: KvDtype::Int8, ..layout() }.block_bytes(), 3 * 2 * 16 * (64 + 4));
         assert_eq!(l.offset(0, BlockId(1)), l.block_bytes());
         assert_eq!(l.offset(1, BlockId(0)), 100 * l.block_bytes());
         assert_eq!(l.offset(29, BlockId(99)) + l.block_bytes(), l.arena_bytes());
         assert_eq!((l.blocks_for(0), l.blocks_for(1), l.blocks_for(16), l.blocks_for(17)), (0, 1, 1, 2));
+    }
+
+    #[test]
+    fn types_are_read_by_their_names() {
+        for dtype in KvDtype::ALL {
+            assert_eq!(dtype.as_str().parse(), Ok(dtype));
+            assert_eq!(serde_json::to_value(dtype).unwrap(), dtype.as_str());
+        }
+        let error = "f8".parse::<KvDtype>().unwrap_err().to_string();
+        assert_eq!(error, "'f8', but must be f32, f16, bf16 or int8");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use id::{
     Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, ParseIdError,
     RequestId, TokenId,
 };
-pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch};
+pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
 pub use message::{
     DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseRelease,
     LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused,

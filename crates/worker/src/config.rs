@@ -251,7 +251,7 @@ pub struct Flags {
     /// Which cached blocks go first: lru, lfu, length-aware or hit-density [default: hit-density]
     #[arg(long, value_name = "POLICY")]
     pub eviction: Option<String>,
-    /// Element type of stored K and V: f16, bf16 or f32 [default: f16]
+    /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head; alike on all nodes [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
     /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations) or f32 (slow and large, the reference); alike on all nodes [default: stored]

@@ -253,7 +253,7 @@ impl Ssd {
 fn fingerprint(info: &NodeInfo) -> [u8; 16] {
     let layout = &info.layout;
     let shape =
-        [layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_tokens, layout.dtype.bytes() as u32];
+        [layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_tokens, layout.row_bytes() as u32];
     let what = format!("{}/{}", layout.dtype.as_str(), info.numerics);
     BlockHasher::new(layout.fingerprint(), what.as_bytes()).next(None, &shape).0
 }

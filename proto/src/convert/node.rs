@@ -30,16 +30,16 @@ impl TryFrom<w::KvLayout> for d::KvLayout {
             let found = || format!("{value}, but must be from 1 to {MAX_EXTENT}");
             if (1..=MAX_EXTENT).contains(&value) { Ok(value) } else { Err(InvalidMessage { field, found: found() }) }
         };
-        let dtype =
-            [d::KvDtype::F32, d::KvDtype::F16, d::KvDtype::Bf16].into_iter().find(|t| t.as_str() == layout.dtype);
         Ok(Self {
             model: parse::<d::ModelFingerprint>("layout.model_fingerprint", &layout.model_fingerprint)?.0,
             num_layers: extent("layout.num_layers", layout.num_layers)?,
             num_kv_heads: extent("layout.num_kv_heads", layout.num_kv_heads)?,
             head_dim: extent("layout.head_dim", layout.head_dim)?,
             block_tokens: extent("layout.block_tokens", layout.block_tokens)?,
-            dtype: dtype
-                .ok_or_else(|| InvalidMessage { field: "layout.dtype", found: format!("'{}'", layout.dtype) })?,
+            dtype: layout.dtype.parse().map_err(|error: d::UnknownKvDtype| InvalidMessage {
+                field: "layout.dtype",
+                found: error.to_string(),
+            })?,
             num_blocks: extent("layout.num_blocks", layout.num_blocks)?,
         })
     }

@@ -11,11 +11,11 @@ mod report;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use baton_engine::{CpuOptions, KvCapacity};
 use clap::Args;
 
 use crate::BenchError;
 use measure::Bench;
+pub use model::ComputeArgs;
 pub(crate) use model::{check_context, load, open, progress};
 use report::Report;
 
@@ -30,9 +30,9 @@ pub struct EngineArgs {
     /// A GGUF file, or a folder with config.json and safetensors
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    /// Threads, and how KV is kept
+    #[command(flatten)]
+    pub compute: ComputeArgs,
     /// Runs of each figure, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
@@ -40,12 +40,7 @@ pub struct EngineArgs {
 
 /// Loads the model, measures and prints.
 pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
-    let defaults = CpuOptions::default();
-    let options = CpuOptions {
-        threads: args.threads.unwrap_or(defaults.threads),
-        kv_capacity: KvCapacity::Blocks(ARENA_TOKENS.div_ceil(defaults.block_tokens)),
-        ..defaults
-    };
+    let options = args.compute.options(ARENA_TOKENS);
     let bar = progress(json);
     let began = Instant::now();
     let mut engine = load(&open(&args.model)?, &options, &bar)?;
@@ -53,7 +48,13 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     let load_s = began.elapsed().as_secs_f64();
     let isa = engine.isa();
     let mut bench = Bench::new(&mut engine, args.rounds);
-    let mut report = Report { threads: options.threads, isa: isa.to_string(), load_s, ..Report::default() };
+    let mut report = Report {
+        threads: options.threads,
+        isa: isa.to_string(),
+        kv_dtype: options.kv_dtype.as_str(),
+        load_s,
+        ..Report::default()
+    };
     let mut figure = |name: &'static str, to: &mut f64, rate: &mut dyn FnMut(&mut Bench<'_>) -> Result<f64, _>| {
         bar.set_message(name);
         rate(&mut bench).map(|found| *to = found)

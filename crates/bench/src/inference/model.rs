@@ -2,11 +2,37 @@
 
 use std::path::Path;
 
-use baton_engine::{CpuEngine, CpuOptions, Engine};
+use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity};
 use baton_formats::ModelFile;
+use baton_types::KvDtype;
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::BenchError;
+
+/// How a model computes, as nodes are told it.
+#[derive(Debug, Args)]
+pub struct ComputeArgs {
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<KvDtype>,
+}
+
+impl ComputeArgs {
+    /// With room for so many tokens.
+    pub(crate) fn options(&self, tokens: u32) -> CpuOptions {
+        let defaults = CpuOptions::default();
+        CpuOptions {
+            threads: self.threads.unwrap_or(defaults.threads),
+            kv_dtype: self.kv_dtype.unwrap_or(defaults.kv_dtype),
+            kv_capacity: KvCapacity::Blocks(tokens.div_ceil(defaults.block_tokens)),
+            ..defaults
+        }
+    }
+}
 
 /// Opens a GGUF file, or a folder with config.json and safetensors. The error names `--model`.
 pub(crate) fn open(path: &Path) -> Result<ModelFile, BenchError> {

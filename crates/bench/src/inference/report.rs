@@ -25,6 +25,8 @@ pub struct Report {
     pub threads: usize,
     /// Instruction set.
     pub isa: String,
+    /// Element type of stored K and V.
+    pub kv_dtype: &'static str,
 }
 
 impl Report {
@@ -34,7 +36,11 @@ impl Report {
         if json {
             return writeln!(out, "{}", serde_json::to_string(self)?);
         }
-        writeln!(out, "{} threads, {}; loaded in {:.2} s\n", self.threads, self.isa, self.load_s)?;
+        writeln!(
+            out,
+            "{} threads, {}, KV in {}; loaded in {:.2} s\n",
+            self.threads, self.isa, self.kv_dtype, self.load_s
+        )?;
         for (name, figure) in [
             ("prefill, 512 tokens", self.prefill_512_tok_s),
             ("prefill, 2048 tokens", self.prefill_2048_tok_s),

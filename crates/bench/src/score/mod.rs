@@ -17,14 +17,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, KvCapacity, LogitsWanted, SequenceStep};
+use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep};
 use baton_formats::ModelFile;
 use baton_text::{EncodeOptions, Tokenizer};
 use baton_types::{BlockId, TokenId};
 use clap::Args;
 
 use crate::BenchError;
-use crate::inference::{check_context, load, open, progress};
+use crate::inference::{ComputeArgs, check_context, load, open, progress};
 pub use likelihood::Likelihood;
 use likelihood::Listener;
 use report::Report;
@@ -51,9 +51,9 @@ pub struct ScoreArgs {
     /// How quantized matrices are computed: stored (8-bit activations, as nodes do) or f32 (the reference)
     #[arg(long, value_name = "NAME", default_value = "stored", value_parser = parse_arithmetic)]
     pub arithmetic: Arithmetic,
-    /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    /// Threads, and how KV is kept
+    #[command(flatten)]
+    pub compute: ComputeArgs,
 }
 
 fn parse_arithmetic(text: &str) -> Result<Arithmetic, String> {
@@ -67,13 +67,7 @@ fn parse_arithmetic(text: &str) -> Result<Arithmetic, String> {
 impl ScoreArgs {
     /// Room for one window.
     fn options(&self) -> CpuOptions {
-        let defaults = CpuOptions::default();
-        CpuOptions {
-            threads: self.threads.unwrap_or(defaults.threads),
-            kv_capacity: KvCapacity::Blocks(self.context.div_ceil(defaults.block_tokens)),
-            arithmetic: self.arithmetic,
-            ..defaults
-        }
+        CpuOptions { arithmetic: self.arithmetic, ..self.compute.options(self.context) }
     }
 }
 
@@ -191,9 +185,12 @@ mod tests {
     #[test]
     fn what_cannot_be_names_its_flag() {
         assert_eq!(parse("--arithmetic f32").unwrap().arithmetic, Arithmetic::F32);
-        for (line, flag) in
-            [("--arithmetic int8", "--arithmetic"), ("--context 1", "--context"), ("--threads x", "--threads")]
-        {
+        for (line, flag) in [
+            ("--arithmetic int8", "--arithmetic"),
+            ("--context 1", "--context"),
+            ("--threads x", "--threads"),
+            ("--kv-dtype f8", "--kv-dtype"),
+        ] {
             let error = parse(line).unwrap_err().to_string();
             assert!(error.contains(flag), "{line}: {error}");
         }

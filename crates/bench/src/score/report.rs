@@ -25,6 +25,8 @@ pub(super) struct Report {
     model: String,
     /// `stored` or `f32`.
     arithmetic: &'static str,
+    /// Element type of stored K and V.
+    kv_dtype: &'static str,
     /// Instruction set.
     isa: String,
     /// Class of machines and settings that give the same number to the last bit.
@@ -43,7 +45,7 @@ impl Report {
         found: &Likelihood,
         took: Duration,
     ) -> Self {
-        let model = engine.model();
+        let (model, options) = (engine.model(), args.options());
         Self {
             tokens: found.tokens,
             nll: found.nll(),
@@ -55,9 +57,10 @@ impl Report {
                 Arithmetic::Stored => "stored",
                 Arithmetic::F32 => "f32",
             },
+            kv_dtype: options.kv_dtype.as_str(),
             isa: engine.isa().to_string(),
             numerics: model.numerics.clone(),
-            threads: args.options().threads,
+            threads: options.threads,
             seconds: took.as_secs_f64(),
         }
     }
@@ -75,7 +78,7 @@ impl Report {
             ("nll", format!("{:.6} nats per token", self.nll)),
             ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
             ("model", self.model.clone()),
-            ("arithmetic", format!("{}, {}, {}", self.arithmetic, self.numerics, self.isa)),
+            ("arithmetic", format!("{}, {}, {}, KV in {}", self.arithmetic, self.numerics, self.isa, self.kv_dtype)),
             ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
         ];
         rows.map(|(name, value)| format!("{name:<12}{value}")).join("\n")
@@ -95,6 +98,7 @@ mod tests {
             windows: 2,
             model: "m".into(),
             arithmetic: "stored",
+            kv_dtype: "f16",
             isa: "vnni".into(),
             numerics: "cpu-int8-2".into(),
             threads: 2,
@@ -115,7 +119,8 @@ mod tests {
     #[test]
     fn the_table_says_how_the_number_came_about() {
         let table = report().table();
-        for part in ["perplexity  12.1825", "1000, in 2 windows of 512", "cpu-int8-2, vnni", "2000 tokens/s"] {
+        for part in ["perplexity  12.1825", "1000, in 2 windows of 512", "cpu-int8-2, vnni, KV in f16", "2000 tokens/s"]
+        {
             assert!(table.contains(part), "{part}: {table}");
         }
     }

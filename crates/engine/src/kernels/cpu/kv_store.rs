@@ -1,11 +1,18 @@
-//! One layer's K and V rows in the arena: `[block][kv_head][K|V][token][head_dim]`.
+//! One layer's K and V rows in the arena: `[block][kv_head][K|V][token]` rows of one head.
+//!
+//! ```text
+//! f32, f16, bf16    [head_dim]
+//! int8              [head_dim] codes, then scale = max |x| / 127 of the row, in single precision;  x is about scale * code
+//! ```
 
 use baton_types::{BlockId, KvDtype};
 
 use crate::arena::KvArena;
 use crate::kernels::Isa;
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
+
+use super::quantize::scale_of;
 
 /// One layer of the arena, as the running step sees it.
 ///
@@ -26,7 +33,7 @@ impl<'a> KvStore<'a> {
     pub fn write(&self, isa: Isa, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
         let layout = self.arena.layout();
         let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
-        let (block, row_bytes) = (table[position / tokens], dim * layout.dtype.bytes());
+        let (block, row_bytes) = (table[position / tokens], layout.row_bytes());
         let at = |plane: usize| (plane * tokens + position % tokens) * row_bytes;
         for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
             for (plane, x) in [(2 * head, k), (2 * head + 1, v)] {
@@ -40,9 +47,8 @@ impl<'a> KvStore<'a> {
     /// Where the K rows and the V rows of consecutive positions of one head lie: up to the end of `position`'s block, at most `most` of them.
     pub fn rows(&self, table: &[BlockId], kv_head: usize, position: usize, most: usize) -> KvRows<'a> {
         let layout = self.arena.layout();
-        let tokens = layout.block_tokens as usize;
-        let row_bytes = layout.head_dim as usize * layout.dtype.bytes();
-        let (token, plane) = (position % tokens, tokens * row_bytes);
+        let (tokens, row_bytes, plane) = (layout.block_tokens as usize, layout.row_bytes(), layout.plane_bytes());
+        let token = position % tokens;
         let count = most.min(tokens - token);
         // SAFETY: see the type's text; the rows of this layer are all written when attention begins.
         let record = unsafe { self.arena.block(self.layer, table[position / tokens]) };
@@ -56,7 +62,7 @@ impl<'a> KvStore<'a> {
 /// The largest half.
 const MAX_F16: f32 = 65_504.0;
 
-/// Rows of one head, encoded; `[count][head_dim]` each.
+/// Rows of one head, encoded.
 pub(crate) struct KvRows<'a> {
     pub k: &'a [u8],
     pub v: &'a [u8],
@@ -70,16 +76,27 @@ per_isa! {
 
 #[inline(always)]
 fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
-    for (x, to) in x.chunks(LANES).zip(to.chunks_mut(LANES * dtype.bytes())) {
+    let (elements, scale) = to.split_at_mut(x.len() * dtype.element_bytes());
+    let mut inverse = V::splat(0.0);
+    if dtype == KvDtype::Int8 {
+        let (mut largest, mut finite) = (V::splat(0.0), true);
+        for x in x.chunks(LANES) {
+            let lanes = bounded(V::read(x));
+            largest = lanes.abs().max(largest);
+            finite &= lanes.all_finite();
+        }
+        let (scale_of_row, to_codes) = scale_of(largest.largest(), finite);
+        inverse = V::splat(to_codes);
+        scale.copy_from_slice(&scale_of_row.to_ne_bytes());
+    }
+    for (x, to) in x.chunks(LANES).zip(elements.chunks_mut(LANES * dtype.element_bytes())) {
         let lanes = V::read(x);
         match dtype {
             KvDtype::F32 => to.copy_from_slice(bytes_of(&lanes.to_array(), to.len())),
             KvDtype::F16 => {
-                // The largest half instead of infinity, which times a weight of 0 is no number: a row would show in those before it. NaN stays.
-                let lanes = V::splat(MAX_F16).min(V::splat(-MAX_F16).max(lanes));
                 let mut halves = [0u16; LANES];
                 // SAFETY: 16 elements.
-                unsafe { lanes.store_f16(halves.as_mut_ptr()) };
+                unsafe { bounded(lanes).store_f16(halves.as_mut_ptr()) };
                 to.copy_from_slice(bytes_of(&halves, to.len()));
             }
             KvDtype::Bf16 => {
@@ -88,8 +105,18 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
                 unsafe { lanes.store_bf16(halves.as_mut_ptr()) };
                 to.copy_from_slice(bytes_of(&halves, to.len()));
             }
+            KvDtype::Int8 => {
+                let codes = bounded(lanes).mul(inverse).add(V::splat(ROUND_MAGIC)).bytes_of_rounded();
+                to.copy_from_slice(bytes_of(&codes, to.len()));
+            }
         }
     }
+}
+
+/// The largest half instead of infinity, which times a weight of 0 is no number: a row would show in those before it. NaN stays.
+#[inline(always)]
+fn bounded<V: F32x16>(x: V) -> V {
+    V::splat(MAX_F16).min(V::splat(-MAX_F16).max(x))
 }
 
 /// The first bytes of some words, in the machine's order.
@@ -104,12 +131,16 @@ fn bytes_of<T: Word>(words: &[T; LANES], len: usize) -> &[u8] {
 #[inline(always)]
 pub(super) fn decode<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: usize) -> V {
     let count = LANES.min(dim - from);
-    let size = dtype.bytes();
+    let size = dtype.element_bytes();
     let bytes = &row[from * size..(from + count) * size];
     match dtype {
         KvDtype::F32 => V::read(&words::<f32>(bytes)),
         KvDtype::F16 => V::from_f16(&words(bytes)),
         KvDtype::Bf16 => V::from_bf16(&words(bytes)),
+        KvDtype::Int8 => {
+            let scale = row.last_chunk().map_or(0.0, |bytes| f32::from_ne_bytes(*bytes));
+            V::from_i8(&words(bytes)).mul(V::splat(scale))
+        }
     }
 }
 
@@ -117,6 +148,7 @@ pub(super) fn decode<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: us
 trait Word: Copy + Default {}
 impl Word for f32 {}
 impl Word for u16 {}
+impl Word for i8 {}
 
 /// Up to 16 words, which lie in the arena in the machine's order; the rest are 0.
 #[inline(always)]
@@ -138,6 +170,60 @@ mod tests {
     use half::f16;
 
     use super::*;
+    use crate::kernels::reference;
+
+    #[test]
+    fn bytes_are_near_the_row_and_the_same_on_all_sets() {
+        for dim in [1, 9, 16, 33, 64] {
+            let x = reference::random(dim as u64, dim);
+            let largest = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let mut expected = vec![0; KvDtype::Int8.row_bytes(dim)];
+            encode(Isa::SCALAR, KvDtype::Int8, &x, &mut expected);
+            for isa in Isa::available() {
+                let mut bytes = vec![0xff; expected.len()];
+                encode(isa, KvDtype::Int8, &x, &mut bytes);
+                assert_eq!(bytes, expected, "{isa}, {dim}");
+                let found = decoded(isa, KvDtype::Int8, &bytes, dim);
+                for (&x, found) in x.iter().zip(found) {
+                    assert!((x - found).abs() <= largest / 254.0 * 1.0001, "{isa}: {found}, not {x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_what_is_no_number_are_none_and_of_infinity_the_largest_half() {
+        for isa in Isa::available() {
+            let encoded = |x: &[f32]| {
+                let mut bytes = vec![0xff; KvDtype::Int8.row_bytes(x.len())];
+                encode(isa, KvDtype::Int8, x, &mut bytes);
+                decoded(isa, KvDtype::Int8, &bytes, x.len())
+            };
+            let mut row = [0.5; 40];
+            row[37] = f32::NAN;
+            assert!(encoded(&row).into_iter().all(f32::is_nan), "{isa}");
+            row[37] = f32::NEG_INFINITY;
+            assert!((encoded(&row)[37] / -MAX_F16 - 1.0).abs() < 1e-6, "{isa}");
+            assert_eq!(encoded(&[0.0; 20]), [0.0; 20], "{isa}");
+            assert!(encoded(&[1e-45; 20]).into_iter().all(|x| x.abs() < 1e-35), "{isa}");
+        }
+    }
+
+    per_isa! {
+        fn decode_row(dtype: KvDtype, row: &[u8], dim: usize, to: &mut [f32]) = decode_row_of<Floats>
+    }
+
+    fn decode_row_of<V: F32x16>(dtype: KvDtype, row: &[u8], dim: usize, to: &mut [f32]) {
+        for from in (0..dim).step_by(LANES) {
+            decode::<V>(dtype, row, from, dim).write(&mut to[from..dim.min(from + LANES)]);
+        }
+    }
+
+    fn decoded(isa: Isa, dtype: KvDtype, row: &[u8], dim: usize) -> Vec<f32> {
+        let mut to = vec![0.0; dim];
+        decode_row(isa, dtype, row, dim, &mut to);
+        to
+    }
 
     #[test]
     fn a_half_is_finite_or_no_number() {

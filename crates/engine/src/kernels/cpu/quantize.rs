@@ -117,23 +117,29 @@ fn quantize_row_of<V: F32x16>(x: &[f32], slot: usize, blocks: &mut [QuantizedBlo
 fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut QuantizedBlock) {
     let halves = [V::read(&x[..LANES]), V::read(&x[LANES..])];
     let largest = halves[0].abs().max(halves[1].abs()).largest();
-    // The largest of some numbers need not show that one of them is none.
-    let scale = if halves[0].all_finite() && halves[1].all_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
-    // Bounded, so that codes of numbers near 0 are, too.
-    let inverse = V::splat(if largest > 0.0 { (127.0 / largest).min(f32::MAX) } else { 0.0 });
-    let magic = V::splat(ROUND_MAGIC);
+    let (scale, inverse) = scale_of(largest, halves[0].all_finite() && halves[1].all_finite());
+    let (inverse, magic) = (V::splat(inverse), V::splat(ROUND_MAGIC));
     let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];
+    let codes = [rounded[0].bytes_of_rounded(), rounded[1].bytes_of_rounded()];
     let (first, last) = block.codes[slot].split_at_mut(LANES);
-    first.copy_from_slice(&rounded[0].bytes_of_rounded());
-    last.copy_from_slice(&rounded[1].bytes_of_rounded());
-    // Integers, so that any order gives the same; conversions saturate, and what is no number becomes 0.
-    let sums = [rounded[0].sub(magic).sum() as i32, rounded[1].sub(magic).sum() as i32];
-    let sum = sums[0].wrapping_add(sums[1]);
+    first.copy_from_slice(&codes[0]);
+    last.copy_from_slice(&codes[1]);
+    let sums = [V::sum_of_bytes(codes[0]), V::sum_of_bytes(codes[1])];
+    let sum = sums[0] + sums[1];
     block.scales[slot] = scale;
     block.weighted_sums[slot] = scale * sum as f32;
-    block.sums[slot] = sum.wrapping_neg();
-    block.half_sums[0][slot] = sums[0].wrapping_neg();
-    block.half_sums[1][slot] = sums[1].wrapping_neg();
+    block.sums[slot] = -sum;
+    block.half_sums[0][slot] = -sums[0];
+    block.half_sums[1][slot] = -sums[1];
+}
+
+/// The scale of some numbers, and what they are multiplied by to be codes; `finite` is whether all of them are.
+#[inline(always)]
+pub(super) fn scale_of(largest: f32, finite: bool) -> (f32, f32) {
+    // The largest of some numbers need not show that one of them is none.
+    let scale = if finite { largest * (1.0 / 127.0) } else { f32::NAN };
+    // Bounded, so that codes of numbers near 0 are, too.
+    (scale, if largest > 0.0 { (127.0 / largest).min(f32::MAX) } else { 0.0 })
 }
 
 #[cfg(test)]

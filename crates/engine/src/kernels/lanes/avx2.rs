@@ -73,6 +73,16 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
+    fn from_i8(bytes: &[i8; LANES]) -> Self {
+        // SAFETY: 16 bytes of the array; AVX2 as above.
+        unsafe {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            let wide = [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))];
+            Self(_mm256_cvtepi32_ps(wide[0]), _mm256_cvtepi32_ps(wide[1]))
+        }
+    }
+
+    #[inline(always)]
     fn abs(self) -> Self {
         // SAFETY: AVX2 as above.
         unsafe {
@@ -139,6 +149,17 @@ impl F32x16 for Avx2 {
     #[inline(always)]
     fn bytes_of_rounded(self) -> [i8; LANES] {
         self.to_array().map(|t| t.to_bits() as i8)
+    }
+
+    #[inline(always)]
+    fn sum_of_bytes(bytes: [i8; LANES]) -> i32 {
+        // SAFETY: SSE2, which every x86-64 has; 16 bytes of the array.
+        unsafe {
+            // As unsigned bytes, each 128 more, which are added up by eights.
+            let raised = _mm_xor_si128(_mm_loadu_si128(bytes.as_ptr().cast()), _mm_set1_epi8(-128));
+            let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
+            _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_srli_si128::<8>(sums))) - 128 * LANES as i32
+        }
     }
 
     #[inline(always)]

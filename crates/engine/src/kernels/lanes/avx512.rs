@@ -78,6 +78,12 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
+    fn from_i8(bytes: &[i8; LANES]) -> Self {
+        // SAFETY: 16 bytes of the array; AVX-512 F as above.
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())))) }
+    }
+
+    #[inline(always)]
     fn abs(self) -> Self {
         // SAFETY: AVX-512 F as above.
         unsafe { Self(_mm512_abs_ps(self.0)) }
@@ -148,6 +154,11 @@ impl F32x16 for Avx512 {
     fn bytes_of_rounded(self) -> [i8; LANES] {
         // SAFETY: AVX-512 F as above; 16 bytes are 16 bytes.
         unsafe { std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) }
+    }
+
+    #[inline(always)]
+    fn sum_of_bytes(bytes: [i8; LANES]) -> i32 {
+        super::Avx2::sum_of_bytes(bytes)
     }
 
     #[inline(always)]

@@ -41,6 +41,9 @@ pub(crate) trait F32x16: Copy {
     /// bfloat16 to single.
     fn from_bf16(bits: &[u16; LANES]) -> Self;
 
+    /// Signed bytes to single.
+    fn from_i8(bytes: &[i8; LANES]) -> Self;
+
     /// `self * b + c`, rounded once.
     fn mul_add(self, b: Self, c: Self) -> Self;
     fn add(self, other: Self) -> Self;
@@ -85,6 +88,9 @@ pub(crate) trait F32x16: Copy {
 
     /// For `t = n + ROUND_MAGIC` with an integer n in -128..=127: n.
     fn bytes_of_rounded(self) -> [i8; LANES];
+
+    /// The sum of signed bytes.
+    fn sum_of_bytes(bytes: [i8; LANES]) -> i32;
 
     /// Whether any lane is above that of `limit`.
     fn any_above(self, limit: Self) -> bool;
@@ -142,7 +148,7 @@ pub(crate) trait F32x16: Copy {
 }
 
 /// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// Asks the processor to bring some bytes to its second-level cache.
 #[inline(always)]
@@ -310,6 +316,8 @@ mod tests {
         fn operations(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> = all_operations<Floats>
     }
 
+    const CODES: [i8; LANES] = [-128, -127, -100, -64, -17, -2, -1, 0, 1, 2, 3, 16, 63, 64, 126, 127];
+
     fn all_operations<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> {
         let (x, y) = (V::read(a), V::read(b));
         let mut rows: [V; LANES] = std::array::from_fn(|i| x.add(V::splat(i as f32)));
@@ -322,6 +330,10 @@ mod tests {
         unsafe { x.store_f16(halves.as_mut_ptr()) };
         let bytes = x.add(V::splat(ROUND_MAGIC)).bytes_of_rounded().map(f32::from);
         out.extend([x.abs(), V::from_f16(&halves), V::read(&bytes)]);
+        out.push(V::from_i8(&CODES));
+        out.push(V::splat(
+            (V::sum_of_bytes(CODES) + V::sum_of_bytes([-128; LANES]) + V::sum_of_bytes([127; LANES])) as f32,
+        ));
         out.extend([x.div(y), x.max(y), x.min(y), x.zero_where_below(y, x), short, sums]);
         out.extend(rows);
         out.into_iter().map(V::to_array).collect()
@@ -340,8 +352,10 @@ mod tests {
         assert_eq!(expected[6], a.map(f32::abs));
         assert_eq!(expected[7], a.map(|a| f16::from_f32(a).to_f32()));
         assert_eq!(expected[8], a.map(f32::round_ties_even));
+        assert_eq!(expected[9], CODES.map(f32::from));
+        assert_eq!(expected[10], [(CODES.map(i32::from).iter().sum::<i32>() - 16) as f32; LANES]);
         for row in 0..LANES {
-            assert_eq!(expected[15 + row], std::array::from_fn(|i| a[row] + i as f32));
+            assert_eq!(expected[17 + row], std::array::from_fn(|i| a[row] + i as f32));
         }
         let (numbers, rest) = (0x7c00, 13..14); // a NaN's payload may differ: 0x7f80 as a half
         assert!(f16::from_bits(patterns[rest.start]).is_nan() && f16::from_bits(numbers).is_infinite());

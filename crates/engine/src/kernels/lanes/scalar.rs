@@ -46,6 +46,11 @@ impl F32x16 for Scalar {
     }
 
     #[inline(always)]
+    fn from_i8(bytes: &[i8; LANES]) -> Self {
+        Self(bytes.map(f32::from))
+    }
+
+    #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
@@ -129,6 +134,11 @@ impl F32x16 for Scalar {
     #[inline(always)]
     fn bytes_of_rounded(self) -> [i8; LANES] {
         self.0.map(|t| t.to_bits() as i8)
+    }
+
+    #[inline(always)]
+    fn sum_of_bytes(bytes: [i8; LANES]) -> i32 {
+        bytes.map(i32::from).iter().sum()
     }
 
     #[inline(always)]

@@ -181,7 +181,7 @@ fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: 
 #[inline(always)]
 fn rows_of<'a>(keys: &KeyTile<'a>) -> [[&'a [u8]; KEYS]; 2] {
     let Task { operands, tile, kv_head } = keys.task;
-    let row_bytes = operands.shape.head_dim * operands.shape.dtype.bytes();
+    let row_bytes = operands.shape.dtype.row_bytes(operands.shape.head_dim);
     let mut rows: [[&[u8]; KEYS]; 2] = [[&[]; KEYS]; 2];
     let mut at = keys.positions.start;
     while at < keys.positions.end {

@@ -12,12 +12,19 @@ struct Case {
 }
 
 /// Rounds to the KV's type and back.
-fn rounded(dtype: KvDtype, x: Vec<f32>) -> Vec<f32> {
+fn rounded(dtype: KvDtype, head_dim: usize, x: Vec<f32>) -> Vec<f32> {
     match dtype {
         KvDtype::F32 => x,
         KvDtype::F16 => x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect(),
         KvDtype::Bf16 => x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect(),
+        KvDtype::Int8 => x.chunks_exact(head_dim).flat_map(as_bytes).collect(),
     }
+}
+
+/// A row of one head as bytes with a scale, and back.
+fn as_bytes(row: &[f32]) -> Vec<f32> {
+    let scale = row.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
+    row.iter().map(|x| (x / scale).round_ties_even() * scale).collect()
 }
 
 fn inputs(case: &Case) -> (Rows, Vec<f32>, Vec<f32>) {
@@ -82,7 +89,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
 fn expected(case: &Case) -> Vec<Vec<f32>> {
     let shape = &case.shape;
     let (q, k, v) = inputs(case);
-    let (k, v) = (rounded(shape.dtype, k), rounded(shape.dtype, v));
+    let (k, v) = (rounded(shape.dtype, shape.head_dim, k), rounded(shape.dtype, shape.head_dim, v));
     let (dim, width) = (shape.head_dim, shape.kv_heads * shape.head_dim);
     let of_head = |x: &[f32], head: usize| -> Vec<f32> {
         x.chunks_exact(width).flat_map(|row| row[head * dim..(head + 1) * dim].to_vec()).collect()
@@ -111,6 +118,7 @@ fn cases() -> Vec<(Case, f32)> {
         case(2, 2, 16, KvDtype::Bf16, Some(7), 16, 100, false),
         case(4, 1, 40, KvDtype::F16, Some(70), 64, 200, false),
         case(2, 1, 9, KvDtype::F16, None, 16, 600, false),
+        case(4, 2, 33, KvDtype::Int8, None, 16, 150, false),
     ];
     let rounded = [
         case(1, 1, 4, KvDtype::F16, None, 16, 1, true),
@@ -118,6 +126,7 @@ fn cases() -> Vec<(Case, f32)> {
         case(4, 2, 20, KvDtype::Bf16, None, 5, 131, true),
         case(2, 1, 33, KvDtype::F16, Some(300), 16, 590, true),
         case(2, 2, 7, KvDtype::Bf16, Some(7), 16, 300, true),
+        case(3, 1, 64, KvDtype::Int8, None, 16, 300, true),
     ];
     single.into_iter().map(|case| (case, 1e-5)).chain(rounded.into_iter().map(|case| (case, 0.02))).collect()
 }
