@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)] // vector intrinsics, raw rows shared by threads; see each SAFETY note
 
+mod affinity;
 mod aligned;
 pub(crate) mod cpu;
 mod dots;

@@ -18,6 +18,8 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use std::{hint, io};
 
+use super::affinity::{own_cores, stay_on};
+
 /// How long a helper looks for work before it sleeps: longer than what a step does on one thread.
 const SPIN: Duration = Duration::from_micros(100);
 /// Looks between two looks at the clock.
@@ -69,10 +71,17 @@ impl Pool {
             job: UnsafeCell::new(None),
         });
         let mut pool = Self { shared, helpers: Vec::new(), busy: Mutex::new(()) };
+        let cores = own_cores(helpers + 1);
         for helper in 0..helpers {
             let shared = Arc::clone(&pool.shared);
-            let thread = thread::Builder::new().name(format!("engine-{helper}"));
-            pool.helpers.push(thread.spawn(move || shared.help(helper))?);
+            let core = cores.as_ref().map(|cores| cores[helper + 1]);
+            let run = move || {
+                if let Some(core) = core {
+                    stay_on(core);
+                }
+                shared.help(helper);
+            };
+            pool.helpers.push(thread::Builder::new().name(format!("engine-{helper}")).spawn(run)?);
         }
         Ok(pool)
     }
