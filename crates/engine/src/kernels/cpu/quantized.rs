@@ -23,7 +23,7 @@ use half::f16;
 use crate::error::EngineError;
 use crate::kernels::dots::{Dots, QUADS};
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::{Isa, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
@@ -37,6 +37,9 @@ pub(crate) const PANEL: usize = LANES;
 const ROW_GROUPS: usize = 8;
 /// Multiply-adds below which another thread does not pay: some 3 us of work, where a helper that looks for work takes 1 to come.
 const PARALLEL_WORK: usize = 100_000;
+
+/// Panels of the widest register tile of any instruction set.
+const WIDEST_TILE: usize = 2;
 
 /// Repeats a body for each of some indices. The compiler leaves larger loops over registers rolled, and the registers become memory.
 macro_rules! unrolled {
@@ -191,8 +194,9 @@ pub(super) fn quantized_matmul(
 ) {
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
-    // Some tasks per thread, so that one that was late does not hold up the rest.
-    let run = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
+    // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
+    let tasks = threads.count() * if x.rows() > GROUP { 8 } else { 4 };
+    let run = if parallel { panels.div_ceil(tasks).next_multiple_of(WIDEST_TILE) } else { panels };
     let runs = panels.div_ceil(run);
     let groups = x.rows().div_ceil(GROUP);
     threads.for_each(groups.div_ceil(ROW_GROUPS) * runs, parallel, |_, task| {
@@ -243,199 +247,207 @@ const fn form_of<const TYPE: usize>() -> CodeForm {
 fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
     let (blocks, Destination { y, column, target }) = (w.inputs / BLOCK, to);
     let (code_bytes, scale_bytes) = (blocks * code_bytes(form_of::<TYPE>()), blocks * scale_bytes(form_of::<TYPE>()));
-    for panel in part.panels {
-        let weights = Panel {
-            codes: w.codes[panel * code_bytes..][..code_bytes].as_ptr(),
-            scales: w.scales[panel * scale_bytes..][..scale_bytes].as_ptr(),
+    let mut panel = part.panels.start;
+    while panel < part.panels.end {
+        // One row is read from memory alone: one stream of it is faster than two.
+        let count = if x.rows() == 1 { 1 } else { D::TILE_PANELS.min(part.panels.end - panel) };
+        let weights = Panels {
+            count,
+            codes: w.codes[panel * code_bytes..][..count * code_bytes].as_ptr(),
+            scales: w.scales[panel * scale_bytes..][..count * scale_bytes].as_ptr(),
+        };
+        let tiles = part.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
+        let next = (panel + count)..part.panels.end.min(panel + 2 * count);
+        let mut ahead = Ahead {
+            at: [w.codes[next.start * code_bytes..].as_ptr(), w.scales[next.start * scale_bytes..].as_ptr()],
+            step: [code_bytes, scale_bytes].map(|bytes| (next.len() * bytes).div_ceil((tiles * blocks).max(1))),
         };
         for group in part.groups.clone() {
             let rows = GROUP.min(x.rows() - group * GROUP);
             for first in (0..rows).step_by(D::TILE_ROWS) {
-                let at = y.at(group * GROUP + first, column + panel * PANEL, PANEL);
-                // SAFETY: the panel has the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y,
+                let at = y.at(group * GROUP + first, column + panel * PANEL, count * PANEL);
+                // SAFETY: the panels have the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y,
                 // whose rows have room for whole vectors.
                 unsafe {
                     let c = Operand { at, stride: y.stride() };
-                    of_height::<D, TYPE>(weights, x.group(group), first, D::TILE_ROWS.min(rows - first), c, target);
+                    let rows = D::TILE_ROWS.min(rows - first);
+                    of_shape::<D, TYPE>(weights, x.group(group), (first, rows), c, target, &mut ahead);
                 }
             }
         }
+        panel += count;
     }
 }
 
-/// Where the weights of 16 outputs begin.
+/// Where the weights of some panels begin, which lie one after the other.
 #[derive(Clone, Copy)]
-struct Panel {
+struct Panels {
+    count: usize,
     codes: *const u8,
     scales: *const u8,
+}
+
+/// The weights of the panels that follow, which are asked for while others are computed with: memory is never idle.
+struct Ahead {
+    /// Of codes and of scales.
+    at: [*const u8; 2],
+    /// Bytes of each per block of a tile.
+    step: [usize; 2],
+}
+
+impl Ahead {
+    /// Asks for what comes next. The addresses may be past the end: then nothing comes.
+    #[inline(always)]
+    fn ask(&mut self) {
+        for (at, step) in self.at.iter_mut().zip(self.step) {
+            for line in (0..step).step_by(CACHE_LINE) {
+                prefetch_line(at.wrapping_add(line));
+            }
+            *at = at.wrapping_add(step);
+        }
+    }
 }
 
 /// `rows` rows of a group from `first` on, in a register tile of at least that height: rows beyond the last are computed and dropped.
 ///
 /// # Safety
-/// `panel` has weights for all `blocks`; `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16; 16 elements can be written to each of `rows` rows of `c`, which nobody else touches.
+/// There are weights for all `blocks` of `panels.count` panels, at most `D::TILE_PANELS`; `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16; as many whole
+/// vectors as there are panels can be written to each of `rows` rows of `c`, which nobody else touches.
 #[inline(always)]
-unsafe fn of_height<D: Dots, const TYPE: usize>(
-    panel: Panel,
+unsafe fn of_shape<D: Dots, const TYPE: usize>(
+    panels: Panels,
     blocks: &[QuantizedBlock],
-    first: usize,
-    rows: usize,
+    (first, rows): (usize, usize),
     c: Operand<*mut f32>,
     target: Target,
+    ahead: &mut Ahead,
 ) {
     macro_rules! pick {
-        ($($height:literal)*) => {
-            $(if rows <= $height && $height <= D::TILE_ROWS {
+        ($($height:literal x $width:literal)*) => {
+            $(if rows <= $height && panels.count == $width && $height <= D::TILE_ROWS && $width <= D::TILE_PANELS {
                 // SAFETY: the caller's promise; the next heights divide 16 into whole tiles.
-                return unsafe { registers::<D, TYPE, $height>(panel, blocks, first, rows, c, target) };
+                return unsafe { registers::<D, TYPE, $height, $width>(panels, blocks, (first, rows), c, target, ahead) };
             })*
         };
     }
-    pick!(1 2 4 8 16);
-    unreachable!("a tile of {rows} rows");
+    pick!(1 x 1 2 x 1 4 x 1 1 x 2 2 x 2 4 x 2);
+    unreachable!("a tile of {rows} rows and {} panels", panels.count);
 }
 
-/// The inner loop: per block, 8 vectors of codes; per row and block, 8 dot products and two or three float operations.
+/// The inner loop: per row, block and panel, 8 dot products and two or three float operations. The dot products of all rows and panels go side by side: each alone is a chain of 8
+/// instructions that wait for one another.
 ///
 /// # Safety
-/// As for [`of_height`]; `first + ROWS` is at most 16.
+/// As for [`of_shape`]; `first + ROWS` is at most 16, `ROWS` at most 4 and `PANELS` at most 2.
 #[inline(always)]
-unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize>(
-    panel: Panel,
+unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS: usize>(
+    panels: Panels,
     blocks: &[QuantizedBlock],
-    first: usize,
-    rows: usize,
+    (first, rows): (usize, usize),
     c: Operand<*mut f32>,
     target: Target,
+    ahead: &mut Ahead,
 ) {
     let form = form_of::<TYPE>();
-    let mut sums = [D::Floats::splat(0.0); GROUP];
-    let Panel { mut codes, mut scales } = panel;
+    let (next_codes, next_scales) = (blocks.len() * code_bytes(form), blocks.len() * scale_bytes(form));
+    let mut sums = [[D::Floats::splat(0.0); PANELS]; ROWS];
+    let Panels { mut codes, mut scales, .. } = panels;
     for block in blocks {
-        // SAFETY: the caller's promise: a block's codes and scales, and rows of the group.
+        // SAFETY: the caller's promise: a block's codes and scales in each panel, and rows of the group; 4 bytes of codes are read as a number, of any alignment.
         unsafe {
-            let quads = quads::<D, TYPE>(codes);
-            let numbers = Numbers::read::<TYPE>(scales);
-            unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 => if row < ROWS && row.is_multiple_of(D::SPREAD) {
-                let spread = if ROWS - row < D::SPREAD { ROWS - row } else { D::SPREAD };
-                add_block::<D, TYPE>(&quads, numbers, block, first + row, spread, &mut sums, row);
+            let inputs = block.codes.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
+            let (a_scales, weighted_sums) = (block.scales.as_ptr().add(first), block.weighted_sums.as_ptr().add(first));
+            let mut dots = [[D::splat(0); PANELS]; ROWS];
+            unrolled!(pair in 0 1 2 3 => {
+                if pair == 0 || pair == 2 && groups(form) == 2 {
+                    unrolled!(row in 0 1 2 3 => if row < ROWS {
+                        dots[row] = [D::splat(zero::<TYPE>(block, pair / 2, first, row)); PANELS];
+                    });
+                }
+                let mut quads = [[D::bytes(codes); 2]; PANELS];
+                unrolled!(panel in 0 1 => if panel < PANELS {
+                    quads[panel] = two_quads::<D, TYPE>(codes.add(panel * next_codes), pair);
+                });
+                unrolled!(quad in 0 1 => { unrolled!(row in 0 1 2 3 => if row < ROWS {
+                    let inputs = inputs.add(row).cast::<i32>().add(2 * pair + quad).read_unaligned();
+                    unrolled!(panel in 0 1 => if panel < PANELS {
+                        dots[row][panel] = match form.bits {
+                            8 => D::dot_wide(dots[row][panel], quads[panel][quad], inputs),
+                            _ => D::dot(dots[row][panel], quads[panel][quad], inputs),
+                        };
+                    });
+                }); });
+                if pair == 3 || pair == 1 && groups(form) == 2 {
+                    unrolled!(panel in 0 1 => if panel < PANELS {
+                        let scale = lanes::<D, TYPE>(scales.add(panel * next_scales), pair / 2 * (groups(form) - 1));
+                        unrolled!(row in 0 1 2 3 => if row < ROWS {
+                            let dot = D::floats(dots[row][panel]).mul(D::Floats::splat(*a_scales.add(row)));
+                            sums[row][panel] = dot.mul_add(scale, sums[row][panel]);
+                        });
+                    });
+                }
             });
+            if form.zero.is_none() {
+                unrolled!(panel in 0 1 => if panel < PANELS {
+                    let minimum = lanes::<D, TYPE>(scales.add(panel * next_scales), groups(form));
+                    unrolled!(row in 0 1 2 3 => if row < ROWS {
+                        let weighted = D::Floats::splat(*weighted_sums.add(row));
+                        sums[row][panel] = weighted.mul_add(minimum, sums[row][panel]);
+                    });
+                });
+            }
             codes = codes.add(code_bytes(form));
             scales = scales.add(scale_bytes(form));
         }
+        ahead.ask();
     }
-    unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 => if row < ROWS && row < rows {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let at = c.at.add(row * c.stride);
-            match target {
-                Target::Set => sums[row].store(at),
-                Target::Add => D::Floats::load(at).add(sums[row]).store(at),
+    unrolled!(row in 0 1 2 3 => if row < ROWS && row < rows {
+        unrolled!(panel in 0 1 => if panel < PANELS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let at = c.at.add(row * c.stride + panel * PANEL);
+                match target {
+                    Target::Set => sums[row][panel].store(at),
+                    Target::Add => D::Floats::load(at).add(sums[row][panel]).store(at),
+                }
             }
-        }
+        });
     });
 }
 
-/// The codes of a block of 16 outputs, 4 inputs a vector.
+/// What the dot products of a row and a group of a block begin with: what its codes' zero takes off.
 ///
 /// # Safety
-/// A block's codes can be read.
+/// `first + row` is below 16.
 #[inline(always)]
-unsafe fn quads<D: Dots, const TYPE: usize>(codes: *const u8) -> [D::Codes; BLOCK / 4] {
+unsafe fn zero<const TYPE: usize>(block: &QuantizedBlock, group: usize, first: usize, row: usize) -> i32 {
+    let form = form_of::<TYPE>();
+    let Some(zero) = form.zero else { return 0 };
+    let negated = if groups(form) == 1 { block.sums.as_ptr() } else { block.half_sums[group].as_ptr() };
+    // Wrapping: of what is no number any sum will do, for its scale is NaN.
+    // SAFETY: the caller's promise.
+    unsafe { (*negated.add(first).add(row)).wrapping_mul(i32::from(zero)) }
+}
+
+/// The codes of a block of 16 outputs, 4 inputs a vector: vectors 2 `pair` and the next.
+///
+/// # Safety
+/// A block's codes can be read; `pair` is below 4.
+#[inline(always)]
+unsafe fn two_quads<D: Dots, const TYPE: usize>(codes: *const u8, pair: usize) -> [D::Codes; 2] {
     let bits = form_of::<TYPE>().bits;
     // SAFETY: the caller's promise.
     unsafe {
         if bits == 8 {
-            let mut quads = [D::bytes(codes); BLOCK / 4];
-            for (i, quad) in quads.iter_mut().enumerate() {
-                *quad = D::bytes(codes.add(i * QUADS));
-            }
-            return quads;
+            return [D::bytes(codes.add(2 * pair * QUADS)), D::bytes(codes.add((2 * pair + 1) * QUADS))];
         }
-        let [[a, b], [c, d]] = [D::nibbles(codes), D::nibbles(codes.add(QUADS))];
-        let [[e, f], [g, h]] = [D::nibbles(codes.add(2 * QUADS)), D::nibbles(codes.add(3 * QUADS))];
-        let mut quads = [a, b, c, d, e, f, g, h];
+        let [mut low, mut high] = D::nibbles(codes.add(pair * QUADS));
         unrolled!(plane in 4 5 6 7 => if plane < bits as usize {
             let bits = D::bytes(codes.add(plane * QUADS));
-            unrolled!(quad in 0 1 2 3 4 5 6 7 => {
-                quads[quad] = D::with_bit(quads[quad], bits, quad as u32, plane as u32);
-            });
+            low = D::with_bit(low, bits, 2 * pair as u32, plane as u32);
+            high = D::with_bit(high, bits, 2 * pair as u32 + 1, plane as u32);
         });
-        quads
-    }
-}
-
-/// Adds to the sums of `spread` rows, at most 4, what a block gives. Their dot products are interleaved: each alone is a chain of 8 instructions that wait for one another.
-///
-/// # Safety
-/// `row + spread` is at most 16.
-#[inline(always)]
-unsafe fn add_block<D: Dots, const TYPE: usize>(
-    quads: &[D::Codes; BLOCK / 4],
-    numbers: Numbers<D>,
-    block: &QuantizedBlock,
-    row: usize,
-    spread: usize,
-    sums: &mut [D::Floats; GROUP],
-    at: usize,
-) {
-    let form = form_of::<TYPE>();
-    let groups = groups(form);
-    // SAFETY: the caller's promise; 4 bytes of codes are read as a number, of any alignment.
-    unsafe {
-        let inputs = block.codes.as_ptr().add(row).cast::<[i32; BLOCK / 4]>();
-        let (a_scales, weighted) = (block.scales.as_ptr().add(row), block.weighted_sums.as_ptr().add(row));
-        unrolled!(group in 0 1 => if group < groups {
-            let negated = if groups == 1 { block.sums.as_ptr() } else { block.half_sums[group].as_ptr() };
-            let mut dots = [D::splat(0); 4];
-            if let Some(zero) = form.zero {
-                unrolled!(r in 0 1 2 3 => if r < spread {
-                    // Wrapping: of what is no number any sum will do, for its scale is NaN.
-                    dots[r] = D::splat((*negated.add(row + r)).wrapping_mul(i32::from(zero)));
-                });
-            }
-            unrolled!(i in 0 1 2 3 4 5 6 7 => if i * groups / (BLOCK / 4) == group {
-                unrolled!(r in 0 1 2 3 => if r < spread {
-                    let inputs = inputs.add(r).cast::<i32>().add(i).read_unaligned();
-                    dots[r] = match form.bits {
-                        8 => D::dot_wide(dots[r], quads[i], inputs),
-                        _ => D::dot(dots[r], quads[i], inputs),
-                    };
-                });
-            });
-            unrolled!(r in 0 1 2 3 => if r < spread {
-                let dot = D::floats(dots[r]).mul(D::Floats::splat(*a_scales.add(r)));
-                sums[at + r] = dot.mul_add(numbers.scales[group], sums[at + r]);
-            });
-        });
-        if form.zero.is_none() {
-            unrolled!(r in 0 1 2 3 => if r < spread {
-                sums[at + r] = D::Floats::splat(*weighted.add(r)).mul_add(numbers.minimum, sums[at + r]);
-            });
-        }
-    }
-}
-
-/// The scales of a block of 16 outputs, and their minima.
-#[derive(Clone, Copy)]
-struct Numbers<D: Dots> {
-    scales: [D::Floats; 2],
-    minimum: D::Floats,
-}
-
-impl<D: Dots> Numbers<D> {
-    /// # Safety
-    /// A block's scales can be read.
-    #[inline(always)]
-    unsafe fn read<const TYPE: usize>(from: *const u8) -> Self {
-        let form = form_of::<TYPE>();
-        // SAFETY: the caller's promise: as many numbers as the form has.
-        unsafe {
-            let first = lanes::<D, TYPE>(from, 0);
-            let last = if groups(form) == 2 { lanes::<D, TYPE>(from, 1) } else { first };
-            let minimum = if form.zero.is_none() { lanes::<D, TYPE>(from, groups(form)) } else { first };
-            Self { scales: [first, last], minimum }
-        }
+        [low, high]
     }
 }
 

@@ -12,9 +12,9 @@ impl Dots for Avx2Dots {
     type Floats = Avx2;
     type Codes = [__m256i; 2];
     type Sums = [__m256i; 2];
-    // 4 x 2 accumulators of the 16 registers; the codes are operands in memory.
-    const TILE_ROWS: usize = 4;
-    const SPREAD: usize = 2;
+    // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 codes.
+    const TILE_ROWS: usize = 2;
+    const TILE_PANELS: usize = 1;
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {

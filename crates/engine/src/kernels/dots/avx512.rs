@@ -12,9 +12,9 @@ impl Dots for Avx512Dots {
     type Floats = Avx512;
     type Codes = __m512i;
     type Sums = __m512i;
-    // 8 codes, 16 accumulators, and room for the sums of a row or two.
-    const TILE_ROWS: usize = 16;
-    const SPREAD: usize = 4;
+    // Of 32 registers: 8 dot products, 8 sums, 4 codes.
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 2;
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {

@@ -31,10 +31,10 @@ pub(crate) trait Dots: Copy {
     type Codes: Copy;
     /// Sums of 16 outputs.
     type Sums: Copy;
-    /// Rows of the largest register tile.
+    /// Rows of the largest register tile: 1, 2 or 4.
     const TILE_ROWS: usize;
-    /// Rows, at most 4, whose chains are interleaved.
-    const SPREAD: usize;
+    /// Panels of 16 outputs of the largest register tile: 1 or 2.
+    const TILE_PANELS: usize;
 
     /// The low and the high nibbles of 64 bytes.
     ///

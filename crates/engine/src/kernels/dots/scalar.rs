@@ -11,7 +11,7 @@ impl Dots for ScalarDots {
     type Codes = [u8; QUADS];
     type Sums = [i32; LANES];
     const TILE_ROWS: usize = 4;
-    const SPREAD: usize = 1;
+    const TILE_PANELS: usize = 1;
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {

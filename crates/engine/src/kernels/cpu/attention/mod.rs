@@ -35,7 +35,7 @@ const KEYS: usize = 64;
 /// Positions of a split.
 const SPLIT: usize = 4 * KEYS;
 /// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays in the second-level cache.
-const QUERY_ROWS: usize = 96;
+const QUERY_ROWS: usize = 192;
 /// Tasks per thread from which on splits are not computed apart: there is enough to share out.
 const TASKS_PER_THREAD: usize = 4;
 /// Most rows of results of splits, over all tasks: some 350 bytes each with heads of 64.
