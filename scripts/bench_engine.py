@@ -3,13 +3,14 @@
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from bench_common import Unavailable, add_engines, at_least_1, files, last_line, progress, run_main, start, stop, stop_all, vllm_environment
 
 HERE = Path(__file__).resolve().parent
 # Of crates/bench/src/inference/measure.rs: sequences have 64 tokens before the first of 16 steps that count.
@@ -32,26 +33,18 @@ FLASH_ATTENTION = ("off", "on")
 LLAMA_FLAGS = {"ubatch": "--ubatch-size", "attention": "--flash-attn"}
 # More CPU than this between its turns, and a side is in the way of the others.
 MOST_IDLE_CPU = 0.02
-CHILDREN = []
-
-
-class Unavailable(Exception):
-    """A side that is not here, or does not work here: a line of the table."""
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--baton", type=Path, help="the binary")
-    parser.add_argument("--llama", type=Path, help="folder of llama.cpp's binaries")
-    parser.add_argument("--vllm", type=Path, help="Python environment of vLLM")
-    parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help="of a model")
+    add_engines(parser)
     parser.add_argument("--models", type=str.split, default=list(NAMES))
     parser.add_argument("--rounds", type=at_least_1, default=5)
     parser.add_argument("--repeats", type=at_least_1, default=3)
     parser.add_argument("--threads", type=at_least_1, default=2)
     parser.add_argument("--json", type=Path, help="write every figure there")
     args = parser.parse_args()
-    args.files = dict(file.split("=", 1) for file in args.file)
+    args.files = files(args)
     if args.threads > os.cpu_count():
         parser.error(f"--threads is {args.threads}, but this machine has {os.cpu_count()} cores")
     for model in args.models:
@@ -60,33 +53,8 @@ def arguments():
     return args
 
 
-def at_least_1(text):
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}': expected an integer of at least 1")
-    return int(text)
-
-
 def cores(args):
     return f"0-{args.threads - 1}"
-
-
-def start(command, **options):
-    """A process in a group of its own, so that what it starts can be ended with it."""
-    try:
-        child = subprocess.Popen([str(part) for part in command], text=True, start_new_session=True, **options)
-    except FileNotFoundError as error:
-        raise Unavailable(f"{error.filename} does not exist") from error
-    CHILDREN.append(child)
-    return child
-
-
-def stop(child):
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
-    CHILDREN.remove(child)
 
 
 def output(args, command, limit=900):
@@ -100,7 +68,7 @@ def output(args, command, limit=900):
     finally:
         stop(child)
     if child.returncode != 0:
-        raise Unavailable((errors.strip().splitlines() or [f"{Path(command[0]).name} ended with {child.returncode}"])[-1][-160:])
+        raise Unavailable(last_line(errors) or f"{Path(command[0]).name} ended with {child.returncode}")
     return text
 
 
@@ -219,23 +187,6 @@ class Vllm:
         return figures
 
 
-def vllm_environment(venv, cores, threads):
-    """vLLM as its guide for CPUs recommends: Intel's OpenMP and tcmalloc before all else, a thread bound to each core."""
-    preloads = [*venv.glob("lib/libiomp5.so"), *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")]
-    return {
-        **os.environ,
-        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
-        "LD_PRELOAD": ":".join(map(str, preloads)),
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CACHE_ROOT": str(venv / "compiled"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
 def in_one_process(cores):
     """The engine in the process that asks: its scheduler, elsewhere a process that never sleeps, takes no core from the threads that compute.
 
@@ -287,11 +238,6 @@ def measure_all(args):
                 figures.setdefault(label, {}).setdefault(figure, []).append(found[figure])
     progress("")
     return figures, problems, sides
-
-
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def row(label, cells):
@@ -356,8 +302,7 @@ def main():
     try:
         figures, problems, sides = measure_all(args)
     finally:
-        for child in list(CHILDREN):
-            stop(child)
+        stop_all()
     if "vLLM BF16" not in problems:
         os.unlink(args.log)
     if not figures and problems:
@@ -372,9 +317,4 @@ def main():
 
 
 if __name__ == "__main__":
-    # So that what was started here ends too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -16,8 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bench_engine import CHILDREN, Unavailable, at_least_1, progress, start, stop, vllm_environment
-from bench_transfer import free_port
+from bench_common import Unavailable, add_engines, at_least_1, files, free_port, last_line, progress, run_main, start, stop, stop_all, vllm_environment
 
 # The load: short and long prompts alike often, answers of one length. A request is good within both limits.
 PROMPT_CHARS, ANSWER_TOKENS = "300,6000", 64
@@ -50,10 +48,7 @@ BAR_WIDTH = 24
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--baton", type=Path, required=True, help="the binary")
-    parser.add_argument("--llama", type=Path, help="folder of llama.cpp's binaries")
-    parser.add_argument("--vllm", type=Path, help="Python environment of vLLM")
-    parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help="of a model")
+    add_engines(parser, baton_required=True)
     parser.add_argument("--sides", type=str.split, default=list(NAMES))
     parser.add_argument("--rate", type=above_0, default=0.4)
     parser.add_argument("--duration", type=above_0, default=120.0)
@@ -64,7 +59,7 @@ def arguments():
     parser.add_argument("--up", type=shlex.split, default=[], help="more arguments for `baton up`")
     parser.add_argument("--json", type=Path, help="write every figure there")
     args = parser.parse_args()
-    args.files = dict(file.split("=", 1) for file in args.file)
+    args.files = files(args)
     args.sides = [side for side in args.sides if side == "baton" or getattr(args, side)]
     if not args.sides or not args.batches:
         parser.error("no side, or no batch, to measure")
@@ -136,8 +131,7 @@ class Server:
         raise Unavailable(f"{self.name} was not ready within {limit} s: {self.last_words()}")
 
     def last_words(self):
-        lines = (self.work / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1][-160:] if lines else "it said nothing"
+        return last_line((self.work / "log").read_text(encoding="utf-8", errors="replace")) or "it said nothing"
 
 
 class Baton(Server):
@@ -196,7 +190,7 @@ def load(args, url, rate, seed, *flags):
     finally:
         stop(child)
     if child.returncode != 0:
-        raise Unavailable((errors.strip().splitlines() or ["the load generator failed"])[-1][-160:])
+        raise Unavailable(last_line(errors) or "the load generator failed")
     return json.loads(text.strip().splitlines()[-1])
 
 
@@ -378,8 +372,7 @@ def main():
             highest = bench.ramp()
         progress("")
     finally:
-        for child in list(CHILDREN):
-            stop(child)
+        stop_all()
         if bench.problems:
             print(f"bench-serve: what the servers said is in {work}", file=sys.stderr)
         else:
@@ -399,9 +392,4 @@ def main():
 
 
 if __name__ == "__main__":
-    # So that what was started here ends too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -6,26 +6,17 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from bench_common import Unavailable, free_port, progress, run_main, start, stop, stop_all
+
 MIB = 1 << 20
 SIZES = [(MIB, 16), (64 << 10, 100), (12 << 10, 1000)]
 HERE = Path(__file__).resolve().parent
-CHILDREN = []
-
-
-class Unavailable(Exception):
-    """A tool that is not here, or does not work here: a line of the table."""
-
-    def __init__(self, problem, output=""):
-        super().__init__(problem)
-        self.output = output
 
 
 def arguments():
@@ -55,7 +46,7 @@ def run(command, limit, environment=None):
     """The output of a command, stderr too, or why there is none."""
     # BENCH_PREFIX, such as "taskset -c 0,1", stands before every command that measures.
     command = shlex.split(os.environ.get("BENCH_PREFIX", "")) + [str(part) for part in command]
-    child = start(command, {**os.environ, **(environment or {})})
+    child = start_tool(command, {**os.environ, **(environment or {})})
     try:
         text, _ = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired as error:
@@ -76,27 +67,10 @@ def reason(text):
         return last[-160:]
 
 
-def start(command, environment=None):
-    """A process in a group of its own, so that what it starts can be ended with it."""
-    command = [str(part) for part in command]
-    try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-        )
-    except FileNotFoundError as error:
-        raise Unavailable(f"{error.filename} is not installed") from error
-    CHILDREN.append(child)
-    return child
-
-
-def stop(child):
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
-    child.stdout.close()
-    CHILDREN.remove(child)
+def start_tool(command, environment=None):
+    """Its errors are among its output."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return start(command, missing="is not installed", env=environment, **pipes)
 
 
 def report(text):
@@ -118,17 +92,11 @@ def baton(*flags):
     return measure
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def iperf3(args):
     if not shutil.which("iperf3"):
         raise Unavailable("iperf3 is not installed")
     port = free_port()
-    server = start(["iperf3", "--server", "--one-off", "--port", port, "--bind", "127.0.0.1", "--forceflush"])
+    server = start_tool(["iperf3", "--server", "--one-off", "--port", port, "--bind", "127.0.0.1", "--forceflush"])
     try:
         time.sleep(0.3)
         text = run(["iperf3", "--client", "127.0.0.1", "--port", port, "--length", "1M", "--time", max(1, round(args.seconds)), "--json"], limit(args))
@@ -142,7 +110,7 @@ def mooncake(block, spans, threads):
         bench = Path(args.python).parent / "transfer_engine_bench"
         common = ["-metadata_server", "P2PHANDSHAKE", "-protocol", "tcp", f"-buffer_size={args.working_set}", f"-block_size={block}"]
         common += [f"-batch_size={spans}", "-report_precision=3"]
-        target = start([bench, "-mode=target", f"-local_server_name=127.0.0.1:{free_port()}", *common])
+        target = start_tool([bench, "-mode=target", f"-local_server_name=127.0.0.1:{free_port()}", *common])
         try:
             peer = listening(target)
             command = [bench, "-mode=initiator", f"-segment_id={peer}", f"-local_server_name=127.0.0.1:{free_port()}", "-operation=write"]
@@ -227,11 +195,6 @@ def measure_all(args, chosen):
     return figures
 
 
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def best(ways):
     done = [(statistics.median(cell["gb_s"]), way) for way, cell in ways.items() if cell["gb_s"]]
     return max(done)[1] if done else next(iter(ways))
@@ -268,8 +231,7 @@ def main():
     try:
         figures = measure_all(args, chosen)
     finally:
-        for child in list(CHILDREN):
-            stop(child)
+        stop_all()
     print(table(figures))
     print(f"\n{args.rounds} rounds of {args.seconds:g} s, all in turn. " + NOTES.format(working_set=args.working_set // MIB))
     if args.json:
@@ -277,9 +239,4 @@ def main():
 
 
 if __name__ == "__main__":
-    # So that a target that was started here ends too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

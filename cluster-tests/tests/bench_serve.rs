@@ -64,6 +64,7 @@ async fn every_request_to_a_cluster_ends_once_over_both_protocols() -> anyhow::R
         assert_eq!(ends(&found), [60, 0, 0, 0, 0, 0], "{found}");
         assert_eq!((&found["api"], &found["model"], &found["url"]), (&api.into(), &"mock".into(), &url.into()));
         assert_eq!((&found["output_tokens"], &found["goodput_share"]), (&720.into(), &1.0.into()), "{found}");
+        assert_eq!(found["short"], 0, "{found}");
         // A byte is a token, and a text begins with one.
         let prompts = found["prompt_tokens"].as_u64().unwrap();
         assert!((60 * 251..60 * 601).contains(&prompts), "{found}");
@@ -104,6 +105,7 @@ async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()>
         let found = report(&url, &play).await?;
         assert_eq!(ends(&found), [3, 0, 0, 0, 0, 0], "{found}");
         assert_eq!((&found["arrivals"], &found["prompt_tokens"]), (&"trace three x2".into(), &900.into()));
+        assert_eq!((&found["output_tokens"], &found["short"]), (&12.into(), &0.into()), "as long as recorded: {found}");
         assert!(found["seconds"].as_f64().unwrap() >= 0.45, "the last one is due after 450 ms: {found}");
     }
     cluster.stop().await
@@ -162,10 +164,14 @@ async fn other_servers_streams_are_read() -> anyhow::Result<()> {
         }
         Ok(())
     });
-    let found = report(&url, "--rate 100 --requests 5 --model m --tbt-limit 10s").await?;
-    assert_eq!(ends(&found), [5, 0, 0, 0, 0, 0], "{found}");
-    assert_eq!((&found["output_tokens"], &found["prompt_tokens"]), (&30.into(), &35.into()));
-    assert_eq!(found["merged_share"].as_f64(), Some(10.0 / 30.0), "six tokens came in four chunks");
+    for (max_tokens, short) in [(6, 0), (7, 5)] {
+        let options = format!("--rate 100 --requests 5 --model m --tbt-limit 10s --max-tokens {max_tokens}");
+        let found = report(&url, &options).await?;
+        assert_eq!(ends(&found), [5, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!((&found["output_tokens"], &found["prompt_tokens"]), (&30.into(), &35.into()));
+        assert_eq!(found["merged_share"].as_f64(), Some(10.0 / 30.0), "six tokens came in four chunks");
+        assert_eq!(found["short"], short, "{found}");
+    }
     Ok(())
 }
 
@@ -199,7 +205,15 @@ async fn a_person_gets_a_table_and_an_error_names_what_is_wrong() -> anyhow::Res
     let options = "--rate 100 --requests 20 --max-tokens 8 --ttft-limit 30s --tbt-limit 30s";
     let output = bench_output(&["serve", &url].into_iter().chain(options.split(' ')).collect::<Vec<_>>()).await?;
     let text = String::from_utf8(output.stdout)?;
-    for part in ["20 met, 0 late", "20, poisson 100/s", "TBT, tail", "sent late by", "gaps between tokens", "<= "] {
+    for part in [
+        "20 met, 0 late",
+        "20, poisson 100/s",
+        "TBT, tail",
+        "sent late by",
+        "gaps between tokens",
+        "<= ",
+        "; 0 answers shorter than asked",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     cluster.stop().await?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_proto::v1::cluster_client::ClusterClient;
 use baton_proto::v1::inference_client::InferenceClient;
+use baton_runtime::innermost;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::error::CliError;
@@ -48,15 +49,6 @@ fn endpoint(address: &str) -> Result<Endpoint, CliError> {
     }
     let endpoint = Endpoint::from(uri).connect_timeout(CONNECT_TIMEOUT);
     Ok(endpoint.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE))
-}
-
-/// `tonic` says "transport error"; the reason is at the bottom.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

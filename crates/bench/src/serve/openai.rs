@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_runtime::innermost;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -216,15 +217,6 @@ fn reason(body: &[u8]) -> String {
     let said = said.into_iter().find_map(Value::as_str).map(ToOwned::to_owned);
     let said = said.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
     said.chars().take(MAX_REASON_CHARS).collect()
-}
-
-/// The HTTP client says "client error (Connect)"; the reason is at the bottom.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -41,25 +41,39 @@ pub struct Answer {
     pub gaps: Vec<Duration>,
     /// Tokens that came in one message with another.
     pub merged: u64,
+    /// Most tokens that it was to have.
+    pub max_tokens: u32,
     /// Its tokens.
     pub usage: Usage,
 }
 
+impl Answer {
+    /// Tokens that were counted.
+    fn tokens(&self) -> u64 {
+        self.gaps.len() as u64 + 1
+    }
+
+    /// Whether it ended before it had all that was asked for.
+    fn is_short(&self) -> bool {
+        self.tokens() < u64::from(self.max_tokens)
+    }
+}
+
 impl End {
-    /// Of a request that was due at `due` and sent.
-    pub fn of(due: Instant, heard: &Heard, result: Result<(), Problem>) -> Self {
+    /// Of a request for at most so many tokens that was due at `due` and sent.
+    pub fn of(due: Instant, max_tokens: u32, heard: &Heard, result: Result<(), Problem>) -> Self {
         match result {
             Err(Problem::Rejected(status)) => Self::Rejected(status),
             Err(Problem::Failed(reason)) => Self::Failed(reason),
-            Ok(()) => Self::completed(due, &heard.count(), heard.sizes()),
+            Ok(()) => Self::completed(due, max_tokens, &heard.count(), heard.sizes()),
         }
     }
 
-    fn completed(due: Instant, tokens: &Tokens, usage: Usage) -> Self {
+    fn completed(due: Instant, max_tokens: u32, tokens: &Tokens, usage: Usage) -> Self {
         let Some(first) = tokens.at.first() else { return Self::Failed("an answer without a token".to_owned()) };
         let mut gaps: Vec<_> = tokens.at.windows(2).map(|pair| pair[1] - pair[0]).collect();
         gaps.resize(gaps.len() + tokens.merged as usize, Duration::ZERO);
-        Self::Completed(Answer { ttft: first.duration_since(due), gaps, merged: tokens.merged, usage })
+        Self::Completed(Answer { ttft: first.duration_since(due), gaps, merged: tokens.merged, max_tokens, usage })
     }
 }
 
@@ -90,6 +104,8 @@ pub struct Sums {
     pub gaps: GapCounts,
     /// Tokens that came in one message with another.
     pub merged: u64,
+    /// Answers with fewer tokens than were asked for.
+    pub short: usize,
     /// Tokens of prompts and answers.
     pub usage: Usage,
     /// How late each request was sent, seconds.
@@ -127,9 +143,10 @@ impl Sums {
         self.ttft_s.push(answer.ttft.as_secs_f64());
         answer.gaps.iter().for_each(|gap| self.gaps.add(*gap));
         self.merged += answer.merged;
+        self.short += usize::from(answer.is_short());
         self.usage.prompt += answer.usage.prompt;
         self.usage.cached += answer.usage.cached;
-        self.usage.output += answer.gaps.len() as u64 + 1;
+        self.usage.output += answer.tokens();
     }
 
     /// All requests that were due.
@@ -150,12 +167,16 @@ mod tests {
 
     const LIMITS: Limits = Limits { ttft: Duration::from_millis(500), tbt: Duration::from_millis(50) };
 
-    /// An answer whose tokens came at these times after it was due, milliseconds.
-    fn completed(at: &[u64], merged: u64) -> End {
+    /// An answer whose tokens came at these times after it was due, milliseconds, where so many were asked for.
+    fn completed_of(max_tokens: u32, at: &[u64], merged: u64) -> End {
         let due = Instant::now();
         let at = at.iter().map(|ms| due + Duration::from_millis(*ms)).collect();
         let usage = Usage { prompt: 10, cached: 4, output: 0 };
-        End::completed(due, &Tokens { at, merged }, usage)
+        End::completed(due, max_tokens, &Tokens { at, merged }, usage)
+    }
+
+    fn completed(at: &[u64], merged: u64) -> End {
+        completed_of(1, at, merged)
     }
 
     fn sums(ends: impl IntoIterator<Item = End>) -> Sums {
@@ -208,6 +229,24 @@ mod tests {
         let sums = sums([completed(&[100, 140], 2)]);
         assert_eq!((sums.usage, sums.merged), (Usage { prompt: 10, cached: 4, output: 4 }, 2));
         assert!((sums.tbt_mean_s[0] - 0.040 / 3.0).abs() < 1e-9 && (sums.tbt_tail_s[0] - 0.040).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_answer_that_ended_before_its_last_token_is_short() {
+        let sums = sums([
+            completed_of(3, &[100, 110, 120], 0),
+            completed_of(4, &[100, 110, 120], 1),
+            completed_of(4, &[100, 110, 120], 0),
+            completed_of(2, &[900], 0),
+            completed_of(2, &[100, 110, 120], 0),
+            completed_of(4, &[], 0),
+            End::Failed("a".into()),
+        ]);
+        assert_eq!(
+            (sums.short, sums.met, sums.late),
+            (2, 4, 1),
+            "however late it was, and only where it came to an end"
+        );
     }
 
     #[test]

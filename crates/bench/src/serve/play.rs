@@ -60,28 +60,31 @@ impl Server {
 
     /// Makes a request ready: what takes time is done here, and not when it is due.
     fn request(&self, index: usize, arrival: &Arrival, due: Instant, limit: Duration) -> UnderWay<'_> {
+        let max_tokens = arrival.max_tokens;
         match self {
             Self::OpenAi(server) => {
                 let body = server.body(arrival);
-                Box::pin(timed(due, limit, async move |heard: &mut Heard| server.ask(body, heard).await))
+                Box::pin(timed(due, max_tokens, limit, async move |heard: &mut Heard| server.ask(body, heard).await))
             }
             Self::Grpc(server) => {
                 let request = server.request(arrival);
-                Box::pin(timed(due, limit, async move |heard: &mut Heard| server.ask(index, request, heard).await))
+                Box::pin(timed(due, max_tokens, limit, async move |heard: &mut Heard| {
+                    server.ask(index, request, heard).await
+                }))
             }
         }
     }
 }
 
 /// Asks now, and says how it ended and how late `now` was.
-async fn timed<Ask>(due: Instant, limit: Duration, ask: Ask) -> (End, Duration)
+async fn timed<Ask>(due: Instant, max_tokens: u32, limit: Duration, ask: Ask) -> (End, Duration)
 where
     Ask: AsyncFnOnce(&mut Heard) -> Result<(), Problem>,
 {
     let (slip, mut heard) = (due.elapsed(), Heard::default());
     let result = timeout(limit, ask(&mut heard)).await;
     let none = || Err(Problem::failed(format!("no end within {} s", limit.as_secs_f64())));
-    (End::of(due, &heard, result.unwrap_or_else(|_| none())), slip)
+    (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)
 }
 
 /// Plays all arrivals. A request that is late to end delays none that comes after it.

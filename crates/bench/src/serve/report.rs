@@ -54,6 +54,8 @@ pub(super) struct Report {
     output_tokens_per_s: f64,
     /// Share of output tokens that came in one message with another one.
     merged_share: f64,
+    /// Completed requests with fewer tokens than were asked for: their server had less to do than one that gave all of them.
+    short: usize,
     ttft_limit_s: f64,
     tbt_limit_s: f64,
     /// Requests within both limits, of all that were due.
@@ -125,6 +127,7 @@ impl Report {
             output_tokens: sums.usage.output,
             output_tokens_per_s: share(sums.usage.output as f64, seconds),
             merged_share: share(sums.merged as f64, sums.usage.output as f64),
+            short: sums.short,
             ttft_limit_s: args.ttft_limit.as_secs_f64(),
             tbt_limit_s: args.tbt_limit.as_secs_f64(),
             goodput_share: share(sums.met as f64, requests as f64),
@@ -180,10 +183,11 @@ impl Report {
             (
                 "output",
                 format!(
-                    "{} tokens, {:.1} tokens/s, {:.1} % in one message with another",
+                    "{} tokens, {:.1} tokens/s, {:.1} % in one message with another; {} answers shorter than asked",
                     self.output_tokens,
                     self.output_tokens_per_s,
-                    self.merged_share * 100.0
+                    self.merged_share * 100.0,
+                    self.short
                 ),
             ),
             ("prompts", format!("{} tokens, of which {} were cached", self.prompt_tokens, self.cached_tokens)),

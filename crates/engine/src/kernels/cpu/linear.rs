@@ -1,15 +1,14 @@
 //! Weight matrices in the form that suits their file's type, and products with them.
 
-use std::sync::Mutex;
-
 use baton_formats::Dtype;
 
-use crate::kernels::{AlignedBuf, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{Isa, Rows, SharedRows, Threads};
 
 use super::matmul::{PackedMatrix, matmul};
 use super::quantize::QuantizedRows;
 use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
 use super::rounded::RoundedRows;
+use super::row_buffers::RowBuffers;
 
 /// A part of a matrix: some of its outputs.
 pub(crate) enum MatrixPart {
@@ -112,8 +111,7 @@ pub(crate) struct Inputs {
     single: Rows,
     rounded: RoundedRows,
     quantized: QuantizedRows,
-    /// A row for each thread, before it is rounded.
-    buffers: Vec<Mutex<AlignedBuf>>,
+    buffers: RowBuffers,
 }
 
 impl Inputs {
@@ -124,7 +122,7 @@ impl Inputs {
             single: Rows::new(0),
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
-            buffers: (0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(most_inputs))).collect(),
+            buffers: RowBuffers::new(threads, most_inputs),
         }
     }
 

@@ -231,8 +231,9 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
 
 #[cfg(test)]
 mod tests {
+    use super::super::row_buffers::RowBuffers;
     use super::*;
-    use crate::kernels::{AlignedBuf, reference};
+    use crate::kernels::reference;
 
     const ELEMENTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
@@ -274,7 +275,7 @@ mod tests {
                 let threads = Threads::new(count).unwrap();
                 let w = if element == Dtype::F32 { &w } else { &short };
                 let mut rounded = RoundedRows::new();
-                let buffers: Vec<_> = (0..count).map(|_| Mutex::new(AlignedBuf::zeroed(inputs))).collect();
+                let buffers = RowBuffers::new(&threads, inputs);
                 let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
                 rounded.fill(isa, &threads, (rows, inputs), &buffers, copy);
                 let w_packed = packed(&threads, element, w, inputs);

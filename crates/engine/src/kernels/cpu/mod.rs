@@ -9,6 +9,7 @@ mod quantized;
 mod rms_norm;
 mod rope;
 mod rounded;
+mod row_buffers;
 mod softmax;
 mod swiglu;
 mod tile;

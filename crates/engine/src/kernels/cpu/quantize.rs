@@ -7,18 +7,14 @@
 //!
 //! What is no number, or infinite, makes the scale NaN, and so every output that it goes into.
 
-use std::sync::{Mutex, PoisonError};
-
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Threads};
+use crate::kernels::{AlignedBytes, Isa, Threads};
+
+use super::row_buffers::{GROUP, RowBuffers};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
-/// Rows of a group.
-pub(super) const GROUP: usize = 16;
-/// Groups below which waking another thread does not pay.
-const PARALLEL_GROUPS: usize = 2;
 
 const _: () = assert!(size_of::<QuantizedBlock>() == GROUP * (BLOCK + 5 * 4), "a block without padding");
 
@@ -52,32 +48,26 @@ impl QuantizedRows {
         Self { blocks: AlignedBytes::zeroed(0), rows: 0, blocks_per_row: 0 }
     }
 
-    /// Takes rows that `make` writes, of so many columns, a multiple of 32. `buffers` hold one for each thread.
+    /// Takes rows that `make` writes, of so many columns, a multiple of 32.
     pub fn fill(
         &mut self,
         isa: Isa,
         threads: &Threads,
         (rows, columns): (usize, usize),
-        buffers: &[Mutex<AlignedBuf>],
+        buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
-        let groups = rows.div_ceil(GROUP);
-        let bytes = groups * self.blocks_per_row * size_of::<QuantizedBlock>();
+        let bytes = rows.div_ceil(GROUP) * self.blocks_per_row * size_of::<QuantizedBlock>();
         if bytes > self.blocks.len() {
             self.blocks = AlignedBytes::zeroed(bytes);
         }
         // SAFETY: a block is plain numbers without padding, of which any bits are a value.
         let (before, blocks, _) = unsafe { self.blocks[..bytes].align_to_mut::<QuantizedBlock>() };
         assert!(before.is_empty(), "blocks begin on cache lines");
-        let parallel = groups >= PARALLEL_GROUPS;
-        threads.for_each_chunk(blocks, self.blocks_per_row, parallel, |worker, group, blocks| {
-            let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
-            for row in group * GROUP..rows.min((group + 1) * GROUP) {
-                make(row, &mut buffer[..columns]);
-                quantize_row(isa, &buffer[..columns], row % GROUP, blocks);
-            }
+        buffers.pass(threads, (rows, columns), make, (blocks, self.blocks_per_row), |x, slot, group| {
+            quantize_row(isa, x, slot, group);
         });
     }
 
@@ -85,7 +75,7 @@ impl QuantizedRows {
     #[cfg(test)]
     pub fn quantize(&mut self, isa: Isa, threads: &Threads, x: &crate::kernels::Rows) {
         let shape = (x.rows(), x.columns());
-        let buffers: Vec<_> = (0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(x.columns()))).collect();
+        let buffers = RowBuffers::new(threads, x.columns());
         self.fill(isa, threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
     }
 

@@ -27,7 +27,8 @@ use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::{Isa, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
-use super::quantize::{BLOCK, GROUP, QuantizedBlock, QuantizedRows};
+use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows};
+use super::row_buffers::GROUP;
 use super::tile::Operand;
 
 const _: () = assert!(CODES == BLOCK);

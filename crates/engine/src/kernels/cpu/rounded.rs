@@ -1,16 +1,13 @@
 //! Activations as bfloat16: what products with bfloat16 weights take.
 
-use std::sync::{Mutex, PoisonError};
-
 use half::bf16;
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::Pairs;
-use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Threads};
+use crate::kernels::{AlignedBytes, Isa, Threads};
 
-/// Rows that a thread takes at once.
-const ROW_GRAIN: usize = 16;
+use super::row_buffers::{GROUP, RowBuffers};
 
 /// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of them apart.
 pub(crate) struct RoundedRows {
@@ -25,13 +22,13 @@ impl RoundedRows {
         Self { bytes: AlignedBytes::zeroed(0), rows: 0, stride: 0 }
     }
 
-    /// Takes rows that `make` writes, of so many columns. `buffers` hold one for each thread.
+    /// Takes rows that `make` writes, of so many columns.
     pub fn fill(
         &mut self,
         isa: Isa,
         threads: &Threads,
         (rows, columns): (usize, usize),
-        buffers: &[Mutex<AlignedBuf>],
+        buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         (self.rows, self.stride) = (rows, (columns.div_ceil(2 * LANES) | 1) * 2 * LANES);
@@ -39,14 +36,9 @@ impl RoundedRows {
         if rows * row_bytes > self.bytes.len() {
             self.bytes = AlignedBytes::zeroed(rows * row_bytes);
         }
-        let parallel = rows > ROW_GRAIN;
         let bytes = &mut self.bytes[..rows * row_bytes];
-        threads.for_each_chunk(bytes, ROW_GRAIN * row_bytes, parallel, |worker, index, chunk| {
-            let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
-            for (row, to) in (index * ROW_GRAIN..).zip(chunk.chunks_exact_mut(row_bytes)) {
-                make(row, &mut buffer[..columns]);
-                round_row(isa, &buffer[..columns], halves_mut(to));
-            }
+        buffers.pass(threads, (rows, columns), make, (bytes, GROUP * row_bytes), |x, slot, group| {
+            round_row(isa, x, halves_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }
 

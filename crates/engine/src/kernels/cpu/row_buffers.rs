@@ -1,0 +1,60 @@
+//! Rows on their way into the form that a product takes.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::kernels::{AlignedBuf, Threads};
+
+/// Rows of a group: what a thread takes at once.
+pub(super) const GROUP: usize = 16;
+
+/// A row for each thread, between what makes it and what rounds it: together they are one pass over memory.
+pub(crate) struct RowBuffers(Vec<Mutex<AlignedBuf>>);
+
+impl RowBuffers {
+    /// For rows of at most so many columns.
+    pub fn new(threads: &Threads, most_columns: usize) -> Self {
+        Self((0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(most_columns))).collect())
+    }
+
+    /// Each of so many rows, of so many columns, is written by `make(row, values)` and taken by `take(values, slot, group)`: `to` has `group_len` elements for
+    /// every 16 rows, or fewer for the last ones, and `slot` is the row's place among its group's.
+    pub fn pass<T: Send>(
+        &self,
+        threads: &Threads,
+        (rows, columns): (usize, usize),
+        make: impl Fn(usize, &mut [f32]) + Sync,
+        (to, group_len): (&mut [T], usize),
+        take: impl Fn(&[f32], usize, &mut [T]) + Sync,
+    ) {
+        threads.for_each_chunk(to, group_len, rows > GROUP, |worker, group, to| {
+            let mut buffer = self.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
+            let values = &mut buffer[..columns];
+            for row in group * GROUP..rows.min((group + 1) * GROUP) {
+                make(row, values);
+                take(values, row % GROUP, to);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_made_once_and_taken_to_its_place() {
+        for (count, rows) in [(1, 0), (1, 1), (1, 16), (3, 15), (3, 17), (3, 70)] {
+            let threads = Threads::new(count).unwrap();
+            let buffers = RowBuffers::new(&threads, 5);
+            // Two elements a row, the last group as short as it is.
+            let mut to = vec![0.0; rows * 2];
+            let make = |row: usize, values: &mut [f32]| values.fill(row as f32 + 1.0);
+            buffers.pass(&threads, (rows, 3), make, (&mut to[..], GROUP * 2), |values, slot, group| {
+                group[slot * 2] += values.iter().sum::<f32>();
+                group[slot * 2 + 1] += values[0];
+            });
+            let expected: Vec<_> = (1..=rows).flat_map(|row| [3.0 * row as f32, row as f32]).collect();
+            assert_eq!(to, expected, "{count} threads, {rows} rows");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Why something failed, in the words of whoever knows.
+
+use std::error::Error;
+
+/// What the error at the bottom of `error`'s sources says; what `error` says itself, where it has none. Clients say "transport error" (tonic) or "client
+/// error (Connect)" (hyper): who refused, and how, is below that.
+pub fn innermost(error: &dyn Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use thiserror::Error;
+
+    use super::*;
+
+    #[derive(Debug, Error)]
+    enum Failure {
+        #[error("transport error")]
+        Transport(#[source] Box<Failure>),
+        #[error("connect error")]
+        Connect(#[source] io::Error),
+        #[error("no route")]
+        Route,
+    }
+
+    #[test]
+    fn the_bottom_speaks_however_deep_it_is() {
+        let refused = || Failure::Connect(io::Error::other("refused"));
+        assert_eq!(innermost(&Failure::Route), "no route", "an error without a source speaks for itself");
+        assert_eq!(innermost(&refused()), "refused");
+        assert_eq!(innermost(&Failure::Transport(Box::new(refused()))), "refused");
+        assert_eq!(innermost(&Failure::Transport(Box::new(Failure::Route))), "no route");
+    }
+}
