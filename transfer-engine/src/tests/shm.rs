@@ -91,7 +91,11 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
     let writer = TestNode::bind(patient("w"), bytes).await;
     let mut owner = TestNode::bind(patient("o"), bytes).await;
     let (mut complete, mut cancelled, mut whole_takes) = (0, 0, Duration::from_secs(1));
-    for round in 0..100u32 {
+    for round in 0..1000u32 {
+        // Where the machine is busy with something else, cancelling may come too late again and again.
+        if round >= 100 && complete > 5 && cancelled > 5 {
+            break;
+        }
         writer.fill(round.into());
         let first = writer.bytes(bytes - 8..bytes);
         let grant = owner.grant(round.into(), &writer, vec![0..bytes as u64]);
