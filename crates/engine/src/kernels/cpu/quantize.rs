@@ -18,6 +18,9 @@ pub(super) const BLOCK: usize = 32;
 
 const _: () = assert!(size_of::<QuantizedBlock>() == GROUP * (BLOCK + 5 * 4), "a block without padding");
 
+/// What the zeros of all types are multiples of.
+pub(super) const ZERO: i32 = 8;
+
 /// 32 inputs of 16 rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -28,10 +31,10 @@ pub(super) struct QuantizedBlock {
     pub scales: [f32; GROUP],
     /// Scale times the sum of the codes.
     pub weighted_sums: [f32; GROUP],
-    /// Sums of the codes, negated.
-    pub sums: [i32; GROUP],
+    /// Sums of the codes, times -8: what a zero of 8 takes off.
+    pub zeros: [i32; GROUP],
     /// The same of the first and of the last 16 inputs.
-    pub half_sums: [[i32; GROUP]; 2],
+    pub half_zeros: [[i32; GROUP]; 2],
 }
 
 /// Quantized activations of a step. Rows beyond the last, up to a whole group, are unspecified.
@@ -118,9 +121,9 @@ fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut Quantize
     let sum = sums[0] + sums[1];
     block.scales[slot] = scale;
     block.weighted_sums[slot] = scale * sum as f32;
-    block.sums[slot] = -sum;
-    block.half_sums[0][slot] = -sums[0];
-    block.half_sums[1][slot] = -sums[1];
+    block.zeros[slot] = -ZERO * sum;
+    block.half_zeros[0][slot] = -ZERO * sums[0];
+    block.half_zeros[1][slot] = -ZERO * sums[1];
 }
 
 /// The scale of some numbers, and what they are multiplied by to be codes; `finite` is whether all of them are.
@@ -161,8 +164,8 @@ mod tests {
                         assert_eq!(block.codes[slot], expected.codes, "{isa}, row {row}");
                         assert_eq!(block.scales[slot], expected.scale);
                         assert_eq!(block.weighted_sums[slot], expected.scale * sum as f32);
-                        assert_eq!(block.sums[slot], -sum);
-                        assert_eq!(block.half_sums[0][slot] + block.half_sums[1][slot], -sum);
+                        assert_eq!(block.zeros[slot], -8 * sum);
+                        assert_eq!(block.half_zeros[0][slot] + block.half_zeros[1][slot], -8 * sum);
                     }
                 }
             }
@@ -186,7 +189,7 @@ mod tests {
                 let mut quantized = QuantizedRows::new();
                 quantized.quantize(isa, &threads, &x);
                 let block = &quantized.group(0)[0];
-                assert!(block.weighted_sums[0].abs() <= 1e-35 && block.sums[0].abs() <= 127 * 32, "{isa} {tiny}");
+                assert!(block.weighted_sums[0].abs() <= 1e-35 && block.zeros[0].abs() <= 8 * 127 * 32, "{isa} {tiny}");
             }
         }
     }
