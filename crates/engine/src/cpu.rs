@@ -4,7 +4,7 @@ use baton_formats::ModelFile;
 use baton_types::{KvDtype, KvLayout};
 
 use crate::arena::KvArena;
-use crate::engine::{Engine, ModelInfo, SequenceStep, StepObserver, check_batch};
+use crate::engine::{Engine, LayerSlice, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 use crate::error::EngineError;
 use crate::kernels::cpu::Products;
 use crate::kernels::{Isa, Threads};
@@ -171,5 +171,10 @@ impl Engine for CpuEngine {
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         check_batch(batch, &self.model, self.arena.layout())?;
         self.llama.forward(&self.compute, &self.arena, &mut self.workspace, batch, observer)
+    }
+
+    fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError> {
+        check_slice(&slice, self.llama.config().hidden, &self.model, self.arena.layout())?;
+        self.llama.forward_layers(&self.compute, &self.arena, &mut self.workspace, slice, observer)
     }
 }

@@ -1,5 +1,7 @@
 //! What a node asks of an engine.
 
+use std::ops::Range;
+
 use baton_types::{BlockId, KvLayout, ModelFingerprint, TokenId};
 
 use crate::arena::KvArena;
@@ -49,6 +51,17 @@ pub struct SequenceStep<'a> {
     pub logits: LogitsWanted,
 }
 
+/// Some consecutive layers of a forward pass over the next tokens of one sequence. K and V of the positions before them need to be in the arena in these layers alone.
+#[derive(Debug)]
+pub struct LayerSlice<'a> {
+    /// The sequence's tokens. Their logits are given with the last layer.
+    pub sequence: SequenceStep<'a>,
+    /// Which layers.
+    pub layers: Range<u32>,
+    /// Carries the pass from one slice to the next: empty before layer 0, left alone between, empty again after the last layer.
+    pub hidden: &'a mut Vec<f32>,
+}
+
 /// Hears what a step yields, while it runs.
 pub trait StepObserver {
     /// K and V of this layer are in the arena for every row of the step, and will not change. The layer's attention has not begun: a push of the layer
@@ -77,6 +90,9 @@ pub trait Engine: Send {
     /// One forward pass over the next tokens of several sequences. A row's logits do not depend on the other rows, on how a prompt is cut into chunks, or on
     /// the number of threads.
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError>;
+
+    /// A part of the layers of a forward pass over one sequence: the same bits as [`Self::step`] gives.
+    fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError>;
 }
 
 /// Checks what every engine relies on; the error names the sequence and the numbers.
@@ -99,6 +115,26 @@ pub fn check_batch(batch: &[SequenceStep<'_>], model: &ModelInfo, layout: &KvLay
         if let Some(token) = sequence.tokens.iter().find(|&&token| token >= model.vocab_size) {
             return invalid(format!("token {token}, but the vocabulary has {}", model.vocab_size));
         }
+    }
+    Ok(())
+}
+
+/// The same for a part of the layers. `hidden_size`: numbers of a token between two layers.
+pub fn check_slice(
+    slice: &LayerSlice<'_>,
+    hidden_size: usize,
+    model: &ModelInfo,
+    layout: &KvLayout,
+) -> Result<(), EngineError> {
+    let LayerSlice { sequence, layers, hidden } = slice;
+    check_batch(std::slice::from_ref(sequence), model, layout)?;
+    if layers.is_empty() || layers.end > model.num_layers {
+        return Err(EngineError::Invalid(format!("layers {layers:?} of {}", model.num_layers)));
+    }
+    let expected = if layers.start == 0 { 0 } else { sequence.tokens.len() * hidden_size };
+    if hidden.len() != expected {
+        let problem = format!("{} hidden numbers before layer {}, not {expected}", hidden.len(), layers.start);
+        return Err(EngineError::Invalid(problem));
     }
     Ok(())
 }

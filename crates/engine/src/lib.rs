@@ -14,7 +14,7 @@ mod sampler;
 
 pub use arena::KvArena;
 pub use cpu::{Arithmetic, CpuEngine, CpuOptions, KvCapacity};
-pub use engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
+pub use engine::{Engine, LayerSlice, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 pub use error::EngineError;
 pub use kernels::Isa;
 pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};

@@ -11,14 +11,16 @@
 
 #![allow(unsafe_code)] // reads and writes blocks of the arena; see each SAFETY note
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
 use baton_profile::{StepCost, step_noise};
 use baton_types::{BlockId, KvDtype, KvLayout, ModelFingerprint};
 
 use crate::arena::KvArena;
-use crate::engine::{Engine, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch};
+use crate::engine::{
+    Engine, LayerSlice, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice,
+};
 use crate::error::EngineError;
 
 /// Tokens of the mock's vocabulary: the bytes, and specials as in `baton_text::Tokenizer::bytes()`.
@@ -292,6 +294,33 @@ impl MockEngine {
         Duration::from_secs_f64(cost.seconds(rows, attended) * step_noise(cost.noise, &mut unit))
     }
 
+    /// Some layers of a step, in `time`; after the last one the logits.
+    fn run(&mut self, batch: &[SequenceStep<'_>], layers: Range<u32>, time: Duration, observer: &mut dyn StepObserver) {
+        let (began, is_last) = (Instant::now(), layers.end == self.options.num_layers);
+        for layer in layers.clone() {
+            // A record depends on the one before it.
+            observer.await_prefix(layer);
+            for sequence in batch {
+                self.write_layer(layer, sequence);
+            }
+            observer.kv_ready(layer);
+            let part = f64::from(layer + 1 - layers.start) / layers.len() as f64;
+            // The last part is what is left when the logits are there, too.
+            if layer + 1 < layers.end {
+                sleep_until(began + time.mul_f64(part));
+            }
+        }
+        let hashes = if is_last { self.hashes(batch) } else { Vec::new() };
+        sleep_until(began + time);
+        if is_last {
+            observer.layers_done();
+        }
+        for (sequence, position, hash) in hashes {
+            self.fill_logits(hash);
+            observer.logits(sequence, position as u32, &self.logits);
+        }
+    }
+
     fn fill_logits(&mut self, hash: u64) {
         let begin = ((hash >> 32) % u64::from(MOCK_VOCAB_SIZE)) as usize;
         self.logits.copy_from_slice(&self.noise[begin..begin + MOCK_VOCAB_SIZE as usize]);
@@ -316,27 +345,26 @@ impl Engine for MockEngine {
 
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         check_batch(batch, &self.model, self.arena.layout())?;
-        let (began, time) = (Instant::now(), self.time(batch));
-        for layer in 0..self.options.num_layers {
-            // A record depends on the one before it.
-            observer.await_prefix(layer);
-            for sequence in batch {
-                self.write_layer(layer, sequence);
-            }
-            observer.kv_ready(layer);
-            let part = f64::from(layer + 1) / f64::from(self.options.num_layers);
-            // The last part is what is left when the logits are there, too.
-            if layer + 1 < self.options.num_layers {
-                sleep_until(began + time.mul_f64(part));
-            }
+        let time = self.time(batch);
+        self.run(batch, 0..self.options.num_layers, time, observer);
+        Ok(())
+    }
+
+    fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError> {
+        check_slice(&slice, 1, &self.model, self.arena.layout())?;
+        let LayerSlice { sequence, layers, hidden } = slice;
+        // The layers that these tokens have been through: a pass that is mixed up with another one shows.
+        let expected = layers.start as f32;
+        if hidden.iter().any(|layers| *layers != expected) {
+            return Err(EngineError::Invalid(format!("hidden numbers of another pass before layer {expected}")));
         }
-        let hashes = self.hashes(batch);
-        sleep_until(began + time);
-        observer.layers_done();
-        for (sequence, position, hash) in hashes {
-            self.fill_logits(hash);
-            observer.logits(sequence, position as u32, &self.logits);
+        hidden.clear();
+        if layers.end < self.options.num_layers {
+            hidden.resize(sequence.tokens.len(), layers.end as f32);
         }
+        let batch = std::slice::from_ref(&sequence);
+        let time = self.time(batch).mul_f64(layers.len() as f64 / f64::from(self.options.num_layers));
+        self.run(batch, layers, time, observer);
         Ok(())
     }
 }
@@ -423,6 +451,24 @@ mod tests {
         run(&mut lost, &tokens[..32], 0, &[7, 3, 5]);
         lost.arena.zero_tail(2, BlockId(7), 4);
         assert_ne!(run(&mut lost, &tokens[32..], 32, &[7, 3, 5]).2, expected.2);
+    }
+
+    #[test]
+    fn layers_may_come_in_parts_and_parts_of_another_pass_are_refused() {
+        let (tokens, table): (Vec<u32>, _) = ((0..40).collect(), [BlockId(0), BlockId(1), BlockId(2)]);
+        let expected = run(&mut engine(), &tokens, 0, &[0, 1, 2]);
+        let (mut engine, mut heard, mut hidden) = (engine(), Heard::default(), Vec::new());
+        let mut part = |layers, hidden: &mut _| {
+            let sequence = SequenceStep { tokens: &tokens, start: 0, block_table: &table, logits: LogitsWanted::Last };
+            engine.step_layers(LayerSlice { sequence, layers, hidden }, &mut heard)
+        };
+        part(0..1, &mut hidden).unwrap();
+        assert!(part(1..9, &mut hidden).is_err() && part(0..1, &mut hidden).is_err(), "9 of 4, and 0 again");
+        part(1..3, &mut hidden).unwrap();
+        assert!(part(2..4, &mut hidden).unwrap_err().to_string().contains("another pass"));
+        part(3..4, &mut hidden).unwrap();
+        assert!(hidden.is_empty());
+        assert_eq!((heard.layers, heard.best), (vec![0, 1, 2, 3], vec![expected]));
     }
 
     #[test]

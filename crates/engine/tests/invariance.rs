@@ -2,7 +2,9 @@
 
 mod common;
 
-use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, Isa, LogitsWanted, SequenceStep, StepObserver};
+use baton_engine::{
+    CpuEngine, CpuOptions, Engine, EngineError, Isa, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
+};
 use baton_types::{BlockId, KvDtype, TokenId};
 use common::{Recorder, fixture, load, options, run, same_bits, table, tokens};
 
@@ -117,6 +119,37 @@ fn decode_continues_what_another_engine_prefilled() {
         let mut recorder = Recorder::default();
         decode.step(&[step], &mut recorder).unwrap();
         assert!(same_bits(&recorder.rows[0].2, &expected[position]), "position {position}");
+    }
+}
+
+#[test]
+fn the_end_of_a_prompt_follows_its_beginning_layer_by_layer_on_another_engine() {
+    let prompt = tokens(9, VOCABULARY, 100);
+    for (family, dtype) in [("llama3", KvDtype::F16), ("smollm", KvDtype::Int8)] {
+        let mut whole = engine(family, 1, dtype);
+        let blocks = table(&whole, 0, prompt.len());
+        let expected = run(&mut whole, &prompt, &blocks, 512);
+
+        let (mut prefill, mut decode) = (engine(family, 2, dtype), engine(family, 1, dtype));
+        let forward: Vec<_> = (0..7).map(BlockId).collect();
+        let backward: Vec<_> = forward.iter().rev().copied().collect();
+        let step = SequenceStep { tokens: &prompt[..48], start: 0, block_table: &forward, logits: LogitsWanted::None };
+        prefill.step(&[step], &mut Recorder::default()).unwrap();
+        let (mut recorder, mut hidden) = (Recorder::default(), Vec::new());
+        for layer in 0..2 {
+            // Nothing of the layers behind it is there yet; other sequences have their steps between.
+            push(&prefill, &decode, layer, 7);
+            let sequence =
+                SequenceStep { tokens: &prompt[48..], start: 48, block_table: &backward, logits: LogitsWanted::All };
+            let slice = LayerSlice { sequence, layers: layer..layer + 1, hidden: &mut hidden };
+            decode.step_layers(slice, &mut recorder).unwrap();
+            let other = SequenceStep { tokens: &[1], start: 0, block_table: &[BlockId(9)], logits: LogitsWanted::Last };
+            decode.step(&[other], &mut Recorder::default()).unwrap();
+        }
+        assert!(hidden.is_empty() && recorder.rows.len() == 52, "{}", recorder.rows.len());
+        for (_, position, logits) in recorder.rows {
+            assert!(same_bits(&logits, &expected[position as usize]), "{family}, position {position}");
+        }
     }
 }
 

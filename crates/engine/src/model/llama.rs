@@ -8,6 +8,8 @@
 //! logits = Whead norm(x), of the rows that are wanted
 //! ```
 
+use std::ops::Range;
+
 use baton_formats::ModelFile;
 use baton_types::KvDtype;
 
@@ -15,7 +17,7 @@ use super::config::ModelConfig;
 use super::weights::{Layer, Progress, Weights};
 use crate::arena::KvArena;
 use crate::cpu::Arithmetic;
-use crate::engine::{LogitsWanted, SequenceStep, StepObserver};
+use crate::engine::{LayerSlice, LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
     Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
@@ -128,21 +130,47 @@ impl Llama {
         batch: &[SequenceStep<'_>],
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
+        let step = self.over(compute, arena, batch);
+        self.embed(batch, workspace);
+        step.compute_layers(0..self.config.num_layers as u32, workspace, observer);
+        observer.layers_done();
+        self.logits(&step, workspace, observer)
+    }
+
+    /// A part of the layers over one sequence: [`crate::Engine::step_layers`], whose checks have been made.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_layers(
+        &self,
+        compute: &Compute,
+        arena: &KvArena,
+        workspace: &mut Workspace,
+        LayerSlice { sequence, layers, hidden }: LayerSlice<'_>,
+        observer: &mut dyn StepObserver,
+    ) -> Result<(), EngineError> {
+        let batch = std::slice::from_ref(&sequence);
+        let step = self.over(compute, arena, batch);
+        self.embed(batch, workspace);
+        for (row, values) in hidden.chunks_exact(self.config.hidden).enumerate() {
+            workspace.hidden.row_mut(row).copy_from_slice(values);
+        }
+        step.compute_layers(layers.clone(), workspace, observer);
+        hidden.clear();
+        if layers.end < self.config.num_layers as u32 {
+            (0..workspace.hidden.rows()).for_each(|row| hidden.extend_from_slice(workspace.hidden.row(row)));
+            return Ok(());
+        }
+        observer.layers_done();
+        self.logits(&step, workspace, observer)
+    }
+
+    fn over<'a>(&'a self, compute: &'a Compute, arena: &'a KvArena, batch: &'a [SequenceStep<'a>]) -> Step<'a> {
         let rows_of = |(index, sequence): (usize, &SequenceStep<'_>)| {
             (sequence.start as usize..).take(sequence.tokens.len()).map(move |position| (index, position))
         };
         let positions = batch.iter().enumerate().flat_map(rows_of).collect();
-        let step = Step { compute, batch, arena, llama: self, config: &self.config, positions };
-        self.embed(batch, workspace);
-        for (index, layer) in (0u32..).zip(&self.weights.layers) {
-            step.keys_and_values(index, layer, workspace);
-            observer.kv_ready(index);
-            observer.await_prefix(index);
-            step.attend(index, layer, workspace);
-            step.feed_forward(layer, workspace);
-        }
-        observer.layers_done();
-        self.logits(&step, workspace, observer)
+        Step { compute, batch, arena, llama: self, config: &self.config, positions }
     }
 
     /// Rows of the step: tokens of the first sequence, then of the next.
@@ -200,6 +228,17 @@ fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
 }
 
 impl Step<'_> {
+    fn compute_layers(&self, layers: Range<u32>, workspace: &mut Workspace, observer: &mut dyn StepObserver) {
+        for index in layers {
+            let layer = &self.llama.weights.layers[index as usize];
+            self.keys_and_values(index, layer, workspace);
+            observer.kv_ready(index);
+            observer.await_prefix(index);
+            self.attend(index, layer, workspace);
+            self.feed_forward(layer, workspace);
+        }
+    }
+
     /// Queries into the workspace, keys and values into the arena.
     fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
         let Workspace { hidden, inputs, qkv, rope: table, .. } = workspace;

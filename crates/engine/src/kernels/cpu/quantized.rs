@@ -27,7 +27,7 @@ use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::{Isa, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
-use super::quantize::{BLOCK, ZERO, QuantizedBlock, QuantizedRows};
+use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO};
 use super::row_buffers::GROUP;
 use super::tile::Operand;
 
@@ -424,7 +424,11 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
 unsafe fn zero<const TYPE: usize>(block: &QuantizedBlock, group: usize, first: usize, row: usize) -> i32 {
     let form = form_of::<TYPE>();
     let Some(zero) = form.zero else { return 0 };
-    const { assert!(matches!(form_of::<TYPE>().zero, Some(zero) if zero % ZERO as u8 == 0) || form_of::<TYPE>().zero.is_none()) };
+    const {
+        assert!(
+            matches!(form_of::<TYPE>().zero, Some(zero) if zero % ZERO as u8 == 0) || form_of::<TYPE>().zero.is_none()
+        )
+    };
     let zeros = if groups(form) == 1 { block.zeros.as_ptr() } else { block.half_zeros[group].as_ptr() };
     // Wrapping, so that nothing is checked in the inner loop: it is at most 2^20.
     // SAFETY: the caller's promise.
