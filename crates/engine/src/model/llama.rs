@@ -50,6 +50,8 @@ pub(crate) struct Workspace {
     gate_up: Rows,
     logits: Rows,
     rope: RopeTable,
+    /// Of slices: one sequence's rows, step after step.
+    slice_rope: RopeTable,
     attention: AttentionScratch,
 }
 
@@ -114,6 +116,7 @@ impl Llama {
             gate_up: Rows::new(2 * config.feed_forward),
             logits: Rows::new(config.vocab_size),
             rope: RopeTable::new(config.rope_frequencies.clone()),
+            slice_rope: RopeTable::new(config.rope_frequencies.clone()),
             attention: AttentionScratch::new(&shape, compute.threads.count()),
         }
     }
@@ -131,6 +134,7 @@ impl Llama {
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
         let step = self.over(compute, arena, batch);
+        workspace.begin(batch);
         self.embed(batch, workspace);
         step.compute_layers(0..self.config.num_layers as u32, workspace, observer);
         observer.layers_done();
@@ -151,11 +155,16 @@ impl Llama {
     ) -> Result<(), EngineError> {
         let batch = std::slice::from_ref(&sequence);
         let step = self.over(compute, arena, batch);
-        self.embed(batch, workspace);
-        for (row, values) in hidden.chunks_exact(self.config.hidden).enumerate() {
-            workspace.hidden.row_mut(row).copy_from_slice(values);
+        std::mem::swap(&mut workspace.rope, &mut workspace.slice_rope);
+        workspace.begin(batch);
+        match layers.start {
+            0 => self.embed(batch, workspace),
+            _ => hidden.chunks_exact(self.config.hidden).enumerate().for_each(|(row, values)| {
+                workspace.hidden.row_mut(row).copy_from_slice(values);
+            }),
         }
         step.compute_layers(layers.clone(), workspace, observer);
+        std::mem::swap(&mut workspace.rope, &mut workspace.slice_rope);
         hidden.clear();
         if layers.end < self.config.num_layers as u32 {
             (0..workspace.hidden.rows()).for_each(|row| hidden.extend_from_slice(workspace.hidden.row(row)));
@@ -173,12 +182,8 @@ impl Llama {
         Step { compute, batch, arena, llama: self, config: &self.config, positions }
     }
 
-    /// Rows of the step: tokens of the first sequence, then of the next.
     fn embed(&self, batch: &[SequenceStep<'_>], workspace: &mut Workspace) {
-        let rows: Vec<_> = batch.iter().flat_map(|sequence| sequence.tokens.iter().zip(sequence.start..)).collect();
-        workspace.hidden.resize(rows.len());
-        workspace.rope.set_positions(rows.iter().map(|&(_, position)| position));
-        for (row, (&token, _)) in rows.into_iter().enumerate() {
+        for (row, &token) in batch.iter().flat_map(|sequence| sequence.tokens).enumerate() {
             self.weights.embedding().copy_row(token as usize, workspace.hidden.row_mut(row));
         }
     }
@@ -225,6 +230,16 @@ fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
         first_row += len;
     }
     wanted
+}
+
+impl Workspace {
+    /// Makes room for the rows of a step: tokens of the first sequence, then of the next.
+    fn begin(&mut self, batch: &[SequenceStep<'_>]) {
+        let rows_of = |sequence: &SequenceStep<'_>| sequence.start..sequence.start + sequence.tokens.len() as u32;
+        let positions: Vec<_> = batch.iter().flat_map(rows_of).collect();
+        self.hidden.resize(positions.len());
+        self.rope.set_positions(&positions);
+    }
 }
 
 impl Step<'_> {

@@ -8,6 +8,7 @@ use crate::kernels::lanes::{F32x16, LANES};
 /// Cosines and sines of the rows of one step, computed in double precision: `[row][cos: half | sin: half]`.
 pub(crate) struct RopeTable {
     frequencies: Vec<f64>,
+    positions: Vec<u32>,
     rows: Rows,
 }
 
@@ -15,14 +16,19 @@ impl RopeTable {
     /// `frequencies[i]` is the angle per position of pair i.
     pub fn new(frequencies: Vec<f64>) -> Self {
         let rows = Rows::new(frequencies.len() * 2);
-        Self { frequencies, rows }
+        Self { frequencies, positions: Vec::new(), rows }
     }
 
-    /// Sets the positions of the step's rows.
-    pub fn set_positions(&mut self, positions: impl ExactSizeIterator<Item = u32>) {
+    /// Sets the positions of the step's rows. Those of the step before cost nothing.
+    pub fn set_positions(&mut self, positions: &[u32]) {
+        if self.positions == positions {
+            return;
+        }
         let half = self.frequencies.len();
         self.rows.resize(positions.len());
-        for (row, position) in positions.enumerate() {
+        self.positions.clear();
+        self.positions.extend_from_slice(positions);
+        for (row, &position) in positions.iter().enumerate() {
             let (cosines, sines) = self.rows.row_mut(row).split_at_mut(half);
             for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
                 let (s, c) = (f64::from(position) * frequency).sin_cos();
@@ -68,7 +74,8 @@ mod tests {
         for (half, heads) in [(1, 1), (4, 3), (16, 2), (20, 2), (32, 9)] {
             let frequencies: Vec<_> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
             let mut table = RopeTable::new(frequencies.clone());
-            table.set_positions([0, 1, 8_000].into_iter());
+            table.set_positions(&[0, 1]);
+            table.set_positions(&[0, 1, 8_000]);
             let x = reference::random(half as u64, heads * 2 * half);
             for (row, position) in [0, 1, 8_000].into_iter().enumerate() {
                 let rotate = |head: &[f32]| reference::rope(head, position, &frequencies);
