@@ -60,15 +60,30 @@ impl LinearFit {
         let denominator = FORGETTING * NOISE + dot(&px, &x);
         let error = observed - dot(&self.weights, &x);
         for (weight, gain) in self.weights.iter_mut().zip(&px) {
-            // Time that grows with less work is noise.
-            *weight = (*weight + gain / denominator * error).max(0.0);
+            *weight += gain / denominator * error;
         }
+        self.keep_positive();
         for (row, gain) in self.covariance.iter_mut().zip(&px) {
             for (value, other) in row.iter_mut().zip(&px) {
                 *value -= gain * other / denominator;
             }
         }
         self.forget();
+    }
+
+    /// Time that grows with less work is noise: what is below 0 becomes 0, and the others what they are expected to be then. Were they left alone, steps of nearly the same shape,
+    /// which tell only the sum, would push one weight up as long as another is held at 0.
+    fn keep_positive(&mut self) {
+        for _ in 0..3 {
+            let below = |&i: &usize| self.weights[i] < 0.0 && self.covariance[i][i] > 0.0;
+            let Some(i) = (0..3).find(below) else { break };
+            let excess = self.weights[i] / self.covariance[i][i];
+            for j in 0..3 {
+                self.weights[j] -= self.covariance[j][i] * excess;
+            }
+            self.weights[i] = 0.0;
+        }
+        self.weights = self.weights.map(|weight| weight.max(0.0));
     }
 
     fn forget(&mut self) {
@@ -102,14 +117,19 @@ fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
 pub struct PrefillCost {
     fit: LinearFit,
     chunk: u32,
+    /// Whether the node says how large its chunks are. The last one of a prompt that is split may be larger.
+    is_told: bool,
 }
 
 impl PrefillCost {
     /// Seeded with what a node measured at start.
     pub fn new(profile: &NodeProfile) -> Self {
         let weights = [profile.prefill_base, profile.prefill_per_token, profile.prefill_per_token_pair];
-        let chunk = if profile.chunk_tokens > 0 { profile.chunk_tokens } else { DEFAULT_CHUNK };
-        Self { fit: seeded(weights, DEFAULT_PREFILL), chunk }
+        let (chunk, is_told) = match profile.chunk_tokens {
+            0 => (DEFAULT_CHUNK, false),
+            told => (told, true),
+        };
+        Self { fit: seeded(weights, DEFAULT_PREFILL), chunk, is_told }
     }
 
     /// Seconds of a step of `rows` rows that attend to `attended` tokens in sum.
@@ -130,8 +150,16 @@ impl PrefillCost {
         self.fit.predict(&[f64::from(steps), f64::from(uncached), up_to(tokens) - up_to(tokens.min(cached))])
     }
 
+    /// The same in one step, however many they are.
+    pub fn one_chunk(&self, tokens: u32, cached: u32) -> f64 {
+        let up_to = |n: u32| f64::from(n) * (f64::from(n) + 1.0) / 2.0;
+        self.fit.predict(&[1.0, f64::from(tokens.saturating_sub(cached)), up_to(tokens) - up_to(tokens.min(cached))])
+    }
+
     fn observe(&mut self, rows: u32, attended: u64, seconds: f64) {
-        self.chunk = self.chunk.max(rows);
+        if !self.is_told {
+            self.chunk = self.chunk.max(rows);
+        }
         self.fit.update(&[1.0, f64::from(rows), attended as f64], seconds);
     }
 }
@@ -191,6 +219,13 @@ impl ClassCost {
             let expected = self.prefill.step(rows, attended);
             self.prefill.observe(rows, attended, seconds / factor.0);
             factor.follow(seconds / expected);
+        }
+    }
+
+    /// A decode node takes `seconds` for the tail of a prompt. Its factor is that of its steps.
+    pub fn on_slice(&mut self, factor: SpeedFactor, rows: u32, attended: u64, seconds: f64) {
+        if is_time(seconds) {
+            self.prefill.fit.update(&[1.0, f64::from(rows), attended as f64], seconds / factor.0);
         }
     }
 
@@ -277,6 +312,34 @@ mod tests {
             let expected = truth(f64::from(rows), attended as f64);
             let found = factor.seconds(cost.prefill.step(rows, attended));
             assert!((found / expected - 1.0).abs() < 0.25, "{rows} rows, {attended} attended: {found} for {expected}");
+        }
+    }
+
+    #[test]
+    fn steps_of_one_shape_after_others_do_not_lead_astray() {
+        // Tails as a busy cluster cut them: rows, tokens attended to, and how many steps told of them.
+        let phases = [
+            (579, 500e3, 60),
+            (438, 400e3, 60),
+            (454, 420e3, 60),
+            (221, 233e3, 30),
+            (149, 161e3, 300),
+            (147, 159e3, 500),
+            (157, 170e3, 500),
+            (160, 174e3, 3000),
+        ];
+        let truth = |rows: f64, attended: f64| 0.005 + 4.5e-4 * rows + 3e-7 * attended;
+        let profile = NodeProfile { prefill_per_token: 5e-4, ..NodeProfile::default() };
+        for seed in 0..20 {
+            let (mut cost, factor, mut noise) = (ClassCost::new(&profile), SpeedFactor::default(), Noise(seed));
+            for (rows, attended, steps) in phases {
+                for _ in 0..steps {
+                    let seconds = truth(f64::from(rows), attended) * (0.6 + 0.8 * noise.next());
+                    cost.on_slice(factor, rows as u32, attended as u64, seconds);
+                }
+                let found = cost.prefill.step(rows as u32, attended as u64) / truth(f64::from(rows), attended);
+                assert!((0.75..1.25).contains(&found), "{rows} rows: {found} of what they take");
+            }
         }
     }
 
