@@ -25,6 +25,7 @@ trap stop EXIT
 "$baton" up --engine mock --prefill "$nodes" --decode "$nodes" --block-tokens 512 --threads 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 5 \
   --placement "$placement" --conductor-arg=--admission --conductor-arg="$admission" \
   --conductor-arg=--replicate-prefixes --conductor-arg=0 \
+  --conductor-arg=--split-prompts --conductor-arg=false \
   --prefill-arg=--mock-profile --prefill-arg="$profile" --decode-arg=--mock-profile --decode-arg="$profile" \
   --ready-file "$work/ready.json" ${LOG_DIR:+--log-dir "$LOG_DIR"} >/dev/null &
 up=$!

@@ -58,7 +58,7 @@ async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Res
 
 #[tokio::test]
 async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().start().await?;
+    let cluster = Cluster::mock().conductor_flags(&["--split-prompts", "false"]).start().await?;
     let ask = Ask::tokens(prompt(1500, 3)).max_tokens(8);
     let first = cluster.ask(ask.clone()).await?;
     let second = cluster.ask(ask).await?;

@@ -127,7 +127,8 @@ async fn prompt_of(cluster: &Cluster, tokens: usize) -> anyhow::Result<Vec<u32>>
 #[tokio::test]
 async fn a_long_prompt_moves_once_and_is_found_again() -> anyhow::Result<()> {
     let Some(model) = model("a_long_prompt_moves_once_and_is_found_again") else { return Ok(()) };
-    let cluster = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]).start().await?;
+    let builder = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]);
+    let cluster = builder.conductor_flags(&["--split-prompts", "false"]).start().await?;
     // Another prompt than the one that is measured: its blocks must not be cached.
     let mut prompt = prompt_of(&cluster, 1500).await?;
     prompt.rotate_left(700);

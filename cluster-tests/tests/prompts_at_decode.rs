@@ -116,7 +116,9 @@ async fn short_prompts_go_where_they_are_answered_as_soon_and_disturb_nobody() -
     };
     // `make test-long` takes five turns of each.
     let is_long = std::env::var_os("BATON_TEST_LONG").is_some();
-    let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]);
+    // Two nodes at one prompt are another matter.
+    let whole = ["--split-prompts", "false"];
+    let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]).conductor_flags(&whole);
     let whole_way = builder().conductor_flags(&["--prompts-at-decode", "never"]).start().await?;
     let short = builder().conductor_flags(&["--prompts-at-decode", "short"]).start().await?;
     for busy in [false, true].into_iter().filter(|busy| is_long || *busy) {

@@ -33,6 +33,8 @@ pub struct Settings {
     pub admission: String,
     /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
     pub prompts_at_decode: String,
+    /// Whether decode nodes compute the tails of long prompts while the prefill node computes what comes before, where that brings the first token forward.
+    pub split_prompts: bool,
     /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
     pub fetch_prefixes: bool,
     /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1 for none: it is brought where one asks.
@@ -62,6 +64,7 @@ impl Default for Settings {
             placement: "baton".into(),
             admission: "selective".into(),
             prompts_at_decode: "fallback".into(),
+            split_prompts: true,
             fetch_prefixes: true,
             replicate_prefixes: 2,
             replicate_interval_s: 5.0,
@@ -99,6 +102,9 @@ pub struct Flags {
     /// Which prompts decode nodes compute: never, fallback (where no prefill node is left) or short (those too that disturb nobody) [default: fallback]
     #[arg(long, value_name = "WHEN")]
     pub prompts_at_decode: Option<String>,
+    /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub split_prompts: Option<bool>,
     /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,

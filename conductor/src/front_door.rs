@@ -344,7 +344,12 @@ impl FrontDoor {
         };
         // Before the job goes out: its first event must find the attempt entered.
         entry.placed(attempt, starts);
-        let prefill = job.prefill_job(self.id, key, target, fetch, placement.terms);
+        let tail_tokens = if target.is_some() { placement.tail_tokens } else { 0 };
+        if tail_tokens > 0 {
+            self.metrics.on_split();
+        }
+        let whole = job.prefill_job(self.id, key, target, fetch, placement.terms);
+        let prefill = PrefillJob { tail_tokens, ..whole };
         let command = v1::node_command::Command::Prefill((&prefill).into());
         if !self.nodes.send(&placement.prefill, command) {
             self.cluster().on_ended(self.clock.now(), key);
@@ -483,7 +488,7 @@ impl Job {
         }
     }
 
-    /// The job as its node gets it.
+    /// The job as its node gets it, none of it left to the decode node.
     pub(crate) fn prefill_job(
         &self,
         conductor: ConductorId,
@@ -493,7 +498,8 @@ impl Job {
         terms: QueueTerms,
     ) -> PrefillJob {
         let (tokens, sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        PrefillJob { key, conductor, tokens, output_tokens: 0, sampling, decode, fetch, salt: Arc::from([]), terms }
+        let (output_tokens, tail_tokens, salt) = (0, 0, Arc::from([]));
+        PrefillJob { key, conductor, tokens, output_tokens, sampling, decode, tail_tokens, fetch, salt, terms }
     }
 
     /// The output's state before its first token.

@@ -77,6 +77,9 @@ impl SessionEvents for FrontDoor {
                 if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
                     self.cluster().on_step(now, &info.node, step.rows, step.attended_tokens, step.seconds);
                 }
+                if let Some(slice) = step.slice {
+                    self.cluster().on_slice(&info.node, slice.rows, slice.attended_tokens, slice.seconds);
+                }
                 Ok(())
             }
         };

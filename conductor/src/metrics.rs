@@ -19,6 +19,7 @@ const RELAY: &str = "baton_conductor_relay_seconds";
 const MOVES: &str = "baton_conductor_moves_total";
 const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
+const SPLIT: &str = "baton_conductor_split_prompts_total";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
@@ -95,6 +96,12 @@ pub const METRICS: &[MetricDoc] = &[
         &[],
         "Prompts that were sent to a decode node: short ones, or all where no prefill node is left.",
     ),
+    doc(
+        SPLIT,
+        MetricKind::Counter,
+        &[],
+        "Prompts that two nodes compute: the decode node their tail, while the prefill node computes what comes before.",
+    ),
     doc(RUNNING, MetricKind::Gauge, &[], "Requests being served."),
     doc(
         TTFT,
@@ -159,6 +166,7 @@ pub struct Metrics {
     moves_failed: Counter,
     moved_tokens: Counter,
     at_decode: Counter,
+    split: Counter,
     running: Gauge,
     ttft: Histogram,
     gap: Histogram,
@@ -205,6 +213,7 @@ impl Default for Metrics {
             moves_failed: counter!(MOVES, "outcome" => "failed"),
             moved_tokens: counter!(MOVED_TOKENS),
             at_decode: counter!(AT_DECODE),
+            split: counter!(SPLIT),
             running: gauge!(RUNNING),
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
@@ -239,6 +248,11 @@ impl Metrics {
     /// A decode node is to compute a prompt.
     pub fn on_prompt_at_decode(&self) {
         self.at_decode.increment(1);
+    }
+
+    /// A prompt was sent out of which the decode node is to compute the tail.
+    pub fn on_split(&self) {
+        self.split.increment(1);
     }
 
     /// A decode node refused a grant; another one is asked, or the same one again.

@@ -257,6 +257,7 @@ mod tests {
         explanation(Ok(Placement {
             prefill: NodeId::new("p").unwrap(),
             helpers: Vec::new(),
+            tail_tokens: 0,
             fetch: None,
             decode: None,
             terms: QueueTerms::default(),

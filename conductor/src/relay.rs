@@ -60,6 +60,8 @@ pub struct Relay {
     arrived: Instant,
     /// When the attempt was placed.
     placed: Instant,
+    /// When the prefill node said that it begins.
+    prefill_started: Instant,
     /// Which attempt gave the first token, and how long after it was placed.
     first_token: Option<(Attempt, Duration)>,
     last_token: Option<Instant>,
@@ -125,6 +127,7 @@ impl Relay {
             output,
             arrived,
             placed,
+            prefill_started: placed,
             first_token: None,
             last_token: None,
             gaps: Vec::new(),
@@ -287,6 +290,7 @@ impl Relay {
     async fn on_prefill(&mut self, door: &FrontDoor, event: PrefillEvent) -> Result<Progress, GenerateError> {
         match event {
             PrefillEvent::Started { queue, cached_tokens } => {
+                self.prefill_started = door.clock.now();
                 self.timeline.prefill_queue = queue;
                 self.cached_tokens += cached_tokens;
                 Ok(Progress::Going)
@@ -300,7 +304,6 @@ impl Relay {
                 Ok(Progress::Going)
             }
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
-                door.cluster().on_first_token(door.clock.now(), self.key());
                 self.timeline.prefill_compute = compute;
                 if !prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
                     let positions = prompt_logprobs.iter().map(Into::into).collect();
@@ -308,10 +311,7 @@ impl Relay {
                     self.prompt_logprobs_sent = true;
                 }
                 self.transfer_settled |= finish.is_some();
-                if finish.is_none() && !self.placement.pace.is_zero() {
-                    self.pace().await?;
-                }
-                self.on_token(door, 0, OutputToken { token, logprobs, finish }).await
+                self.on_first_token(door, OutputToken { token, logprobs, finish }).await
             }
             PrefillEvent::HandedOver(transfer) => {
                 self.on_handed_over(transfer);
@@ -330,6 +330,14 @@ impl Relay {
             // No request's.
             PrefillEvent::Copied(_) => Ok(Progress::Going),
         }
+    }
+
+    async fn on_first_token(&mut self, door: &FrontDoor, token: OutputToken) -> Result<Progress, GenerateError> {
+        door.cluster().on_first_token(door.clock.now(), self.key());
+        if token.finish.is_none() && !self.placement.pace.is_zero() {
+            self.pace().await?;
+        }
+        self.on_token(door, 0, token).await
     }
 
     /// Keeps the first token back, a step at most, so that the gap to the next one is not longer than the others.
@@ -362,6 +370,11 @@ impl Relay {
             DecodeEvent::Token { index, token, logprobs, finish, queue } => {
                 if let Some(queue) = queue {
                     self.timeline.decode_queue = queue;
+                }
+                if index == 0 {
+                    // The decode node computed the tail of the prompt.
+                    self.timeline.prefill_compute = door.clock.now().saturating_duration_since(self.prefill_started);
+                    return self.on_first_token(door, OutputToken { token, logprobs, finish }).await;
                 }
                 self.on_token(door, index, OutputToken { token, logprobs, finish }).await
             }
@@ -448,6 +461,7 @@ impl Relay {
         self.timeline.prefix_fetch = None;
         self.placement = placement;
         self.placed = door.clock.now();
+        self.prefill_started = self.placed;
         // Its new nodes have not been silent so far.
         self.heard = self.placed;
         self.transfer_settled = false;

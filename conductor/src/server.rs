@@ -108,6 +108,7 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
         replicas,
         decode_room,
         prompts_at_decode,
+        splits_prompts: settings.split_prompts,
         ..ClusterConfig::default()
     };
     let cluster = Cluster::new(config);

@@ -10,6 +10,7 @@ const ENDED: &str = "baton_decode_requests_total";
 const GRANTS: &str = "baton_decode_grants_total";
 const PREEMPTIONS: &str = "baton_decode_preemptions_total";
 const PROMPTS: &str = "baton_decode_prompts_total";
+const TAIL_TOKENS: &str = "baton_decode_tail_tokens_total";
 const OFFERS: &str = "baton_decode_offers_total";
 const TAKEN: &str = "baton_decode_sequences_taken_total";
 const TAKEN_BYTES: &str = "baton_decode_taken_bytes_total";
@@ -49,6 +50,12 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Prompts that were to be computed here, not by a prefill node: computed, failed.",
     },
     MetricDoc {
+        name: TAIL_TOKENS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Tokens of tails of prompts that were computed here while a prefill node computed what comes before.",
+    },
+    MetricDoc {
         name: OFFERS,
         kind: MetricKind::Counter,
         labels: &[],
@@ -76,6 +83,8 @@ pub struct Metrics {
     stop: Counter,
     length: Counter,
     failed: Counter,
+    /// Tails of prompts went through their last layer.
+    pub tail_tokens: Counter,
     /// Room was given.
     pub granted: Counter,
     /// Room was refused.
@@ -104,6 +113,7 @@ impl Default for Metrics {
             stop: counter!(ENDED, "outcome" => "stop"),
             length: counter!(ENDED, "outcome" => "length"),
             failed: counter!(ENDED, "outcome" => "failed"),
+            tail_tokens: counter!(TAIL_TOKENS),
             granted: counter!(GRANTS, "outcome" => "granted"),
             refused: counter!(GRANTS, "outcome" => "refused"),
             expired: counter!(GRANTS, "outcome" => "expired"),

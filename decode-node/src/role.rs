@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use baton_proto::v1;
-use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan};
+use baton_scheduler::{
+    DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan, StepSlice,
+};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec, Priority};
 use baton_types::{
     DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, LeaseRequest, Load, NodeId, PrefillEvent, Refused,
@@ -47,6 +49,15 @@ impl From<FetchEvent> for DecodeInput {
     }
 }
 
+/// The step that the engine works on.
+struct StepInFlight {
+    id: StepId,
+    /// But for its times.
+    report: v1::StepReport,
+    /// Layers of its slice, as a part of all.
+    slice_part: f64,
+}
+
 /// See the module's text.
 pub struct DecodeRole {
     core: DecodeCore,
@@ -62,8 +73,7 @@ pub struct DecodeRole {
     peers: Peers,
     /// Blocks on their way here.
     fetches: HashMap<RequestKey, Fetching>,
-    /// The step in flight: rows, tokens attended to, and how many of the rows are of prompts.
-    step: Option<(StepId, u32, u64, u32)>,
+    step: Option<StepInFlight>,
     metrics: Metrics,
     steps: StepMetrics,
 }
@@ -99,11 +109,14 @@ impl DecodeRole {
     }
 
     fn on_engine(&mut self, now: Instant, event: EngineEvent) {
-        let EngineEvent::StepDone { step, result, elapsed, .. } = event else { return };
-        if let Some((_, rows, attended, prompt_rows)) = self.step.take_if(|in_flight| in_flight.0 == step) {
-            self.steps.on_step(rows, elapsed);
-            let (attended_tokens, seconds) = (attended, elapsed.as_secs_f64());
-            let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows };
+        let EngineEvent::StepDone { step, result, elapsed, slice, .. } = event else { return };
+        if let Some(StepInFlight { mut report, slice_part, .. }) = self.step.take_if(|in_flight| in_flight.id == step) {
+            let tail_rows = report.slice.map_or(0, |slice| slice.rows);
+            self.steps.on_step(report.rows + tail_rows, elapsed);
+            report.seconds = elapsed.saturating_sub(slice).as_secs_f64();
+            if let Some(report) = &mut report.slice {
+                report.seconds = slice.as_secs_f64() / slice_part;
+            }
             self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
         }
         self.core.on_step_done(now, step, result);
@@ -216,9 +229,19 @@ impl DecodeRole {
     }
 
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
-        let chunks = plan.sequences.iter().map(|sequence| sequence.range.len()).filter(|rows| *rows > 1);
-        let prompt_rows = chunks.sum::<usize>() as u32;
-        self.step = Some((plan.id, plan.rows(), plan.attended_tokens(), prompt_rows));
+        let num_layers = self.parts.model.layout.num_layers;
+        let slice_part = plan.slice.as_ref().map_or(0.0, |slice| slice.layers.len() as f64 / f64::from(num_layers));
+        let slice = plan.slice.as_ref().map(|StepSlice { sequence, .. }| v1::SliceReport {
+            rows: sequence.range.len() as u32,
+            attended_tokens: sequence.attended_tokens(),
+            seconds: 0.0,
+        });
+        if plan.slice.as_ref().is_some_and(|slice| slice.layers.end == num_layers) {
+            self.metrics.tail_tokens.increment(slice.map_or(0, |slice| slice.rows.into()));
+        }
+        let (rows, attended_tokens, prompt_rows) = (plan.rows(), plan.attended_tokens(), plan.prompt_rows());
+        let report = v1::StepReport { rows, attended_tokens, seconds: 0.0, prompt_rows, slice };
+        self.step = Some(StepInFlight { id: plan.id, report, slice_part });
         anyhow::ensure!(self.parts.engine.submit(plan, Vec::new()), "the engine's thread is gone");
         Ok(())
     }
@@ -246,6 +269,7 @@ impl DecodeRole {
                 blocks: reply.blocks.iter().map(|block| block.0).collect(),
                 segment: self.parts.descriptor.encode(),
                 num_blocks: self.parts.model.layout.num_blocks,
+                tail_tokens: reply.tail_tokens,
             }),
             Err(error) => {
                 self.core.on_release_grant(Instant::now(), key, reply.grant);

@@ -127,12 +127,12 @@ impl PrefillRole {
                 self.metrics.late.increment(1);
                 self.core.on_prefix_late(now, step, key);
             }
-            EngineEvent::StepDone { step, result, elapsed, layers_ended } => {
+            EngineEvent::StepDone { step, result, elapsed, layers_ended, slice: _ } => {
                 self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
                     self.steps.on_step(rows, elapsed);
                     let (attended_tokens, seconds) = (attended, elapsed.as_secs_f64());
-                    let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows: rows };
+                    let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows: rows, slice: None };
                     self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
                 }
                 self.core.on_step_done(now, step, result);
@@ -331,12 +331,14 @@ async fn ask_for_grant(
         max_tokens: request.max_tokens,
         numerics: info.numerics.clone(),
         tbt_s: request.tbt.map(|tbt| tbt.as_secs_f64()),
+        tail_tokens: request.tail_tokens,
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
     let (remote, blocks) =
         RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
-    let grant = GrantReply { grant: GrantId(reply.grant), held_blocks: reply.held_blocks, blocks };
+    let (grant, held_blocks, tail_tokens) = (GrantId(reply.grant), reply.held_blocks, reply.tail_tokens);
+    let grant = GrantReply { grant, held_blocks, blocks, tail_tokens };
     Ok((grant, remote))
 }
 

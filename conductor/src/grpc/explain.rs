@@ -15,6 +15,7 @@ pub(super) fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::Exp
                 prefill: placement.prefill.to_string(),
                 decode: placement.decode.as_ref().map(|node| node.to_string()).unwrap_or_default(),
                 cached_tokens: placement.matched_tokens,
+                tail_tokens: placement.tail_tokens,
                 ttft_s: (ttft + placement.pace).as_secs_f64(),
                 tbt_s: placement.estimated_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })

@@ -64,7 +64,11 @@ fn rest(role: &str, counts: &[v1::VerdictCount]) -> String {
 fn decision(decision: Option<&Decision>) -> String {
     match decision {
         Some(Decision::Placed(placed)) => {
-            let decode = if placed.decode.is_empty() { String::new() } else { format!(", then {}", placed.decode) };
+            let decode = match (placed.decode.as_str(), placed.tail_tokens) {
+                ("", _) => String::new(),
+                (decode, 0) => format!(", then {decode}"),
+                (decode, tail) => format!(" and, with the last {tail} tokens of the prompt, {decode}"),
+            };
             let tbt = placed.tbt_s.map(|tbt| format!(", TBT {}", seconds(tbt))).unwrap_or_default();
             let (prefill, cached, ttft) = (&placed.prefill, placed.cached_tokens, seconds(placed.ttft_s));
             format!("goes to   {prefill}{decode}: {cached} tokens cached, TTFT {ttft}{tbt}")
@@ -144,7 +148,7 @@ pub fn to_json(explained: &v1::ExplainResponse) -> Value {
         Some(Decision::Placed(placed)) => (
             json!({
                 "prefill": placed.prefill, "decode": (!placed.decode.is_empty()).then_some(&placed.decode),
-                "cached_tokens": placed.cached_tokens, "ttft_s": placed.ttft_s, "tbt_s": placed.tbt_s,
+                "cached_tokens": placed.cached_tokens, "tail_tokens": placed.tail_tokens, "ttft_s": placed.ttft_s, "tbt_s": placed.tbt_s,
             }),
             Value::Null,
         ),
@@ -210,7 +214,22 @@ mod tests {
             cached_tokens: 64,
             ttft_s: 1.502,
             tbt_s: Some(0.012),
+            tail_tokens: 0,
         }))
+    }
+
+    #[test]
+    fn a_prompt_that_two_nodes_compute_says_so() {
+        let mut split = placed();
+        if let Some(Decision::Placed(placed)) = &mut split.decision {
+            placed.tail_tokens = 16;
+        }
+        let text = render(&split, Paint::none());
+        assert!(
+            text.contains("goes to   p0 and, with the last 16 tokens of the prompt, d0: 64 tokens cached"),
+            "{text}"
+        );
+        assert_eq!(to_json(&split)["placed"]["tail_tokens"], 16);
     }
 
     #[test]

@@ -46,6 +46,7 @@ fn info(n: u32) -> NodeInfo {
         layout,
         profile,
         copies_prefixes: true,
+        splits_prompts: true,
     }
 }
 

@@ -45,7 +45,7 @@ pub use placement::{
 };
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
-pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
+pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 pub use tier::{TierEffect, TieredCore};
 
 pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};

@@ -46,26 +46,51 @@ pub struct StepSequence {
     pub awaits_prefix: bool,
 }
 
+impl StepSequence {
+    /// Sum over its rows of the tokens that each attends to, itself included.
+    pub fn attended_tokens(&self) -> u64 {
+        // Positions a..b attend to a + 1 up to b tokens.
+        let up_to = |n: usize| (n as u64 * (n as u64 + 1)) / 2;
+        up_to(self.range.end) - up_to(self.range.start)
+    }
+}
+
+/// Some layers of one sequence's part, of which the other layers are in steps before and after.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepSlice {
+    /// The whole part; its logits are those of the last slice.
+    pub sequence: StepSequence,
+    /// Which layers.
+    pub layers: Range<u32>,
+    /// What the slice before gave ([`StepOutput::hidden`]); empty for the first one.
+    pub hidden: Vec<f32>,
+}
+
 /// One step: at most one is in flight per node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
     /// Names it in the answers.
     pub id: StepId,
-    /// Never empty.
+    /// Those that go through all layers. With the slice never empty.
     pub sequences: Vec<StepSequence>,
+    /// Decode: the end of a prompt, layer by layer behind the prefill node that computes its beginning.
+    pub slice: Option<StepSlice>,
 }
 
 impl StepPlan {
-    /// Rows computed: prompt tokens in prefill, sequences in decode.
+    /// Rows that go through all layers: prompt tokens in prefill, sequences and prompt tokens in decode.
     pub fn rows(&self) -> u32 {
         self.sequences.iter().map(|sequence| sequence.range.len() as u32).sum()
     }
 
+    /// Of them, those of prompts in decode.
+    pub fn prompt_rows(&self) -> u32 {
+        self.rows() - self.sequences.iter().filter(|sequence| sequence.range.len() == 1).count() as u32
+    }
+
     /// Sum over the rows of the tokens that each attends to, itself included.
     pub fn attended_tokens(&self) -> u64 {
-        // Positions a..b attend to a + 1 up to b tokens.
-        let up_to = |n: usize| (n as u64 * (n as u64 + 1)) / 2;
-        self.sequences.iter().map(|sequence| up_to(sequence.range.end) - up_to(sequence.range.start)).sum()
+        self.sequences.iter().map(StepSequence::attended_tokens).sum()
     }
 }
 
@@ -74,8 +99,10 @@ impl StepPlan {
 pub struct StepOutput {
     /// Whose it is.
     pub key: RequestKey,
-    /// The token drawn, with its log-probabilities where asked for; `None` where the prompt goes on in a later chunk.
+    /// The token drawn, with its log-probabilities where asked for; `None` where the prompt goes on in a later chunk or slice.
     pub sampled: Option<(TokenId, Option<TokenLogprobs>)>,
     /// One per row with [`LogitsWanted::All`], else empty. Entry `i` is the distribution after row `i`, with the log-probability of the prompt's next token.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Of a slice that is not the last: what the next one takes. Else empty.
+    pub hidden: Vec<f32>,
 }

@@ -659,5 +659,6 @@ fn node_info(name: &NodeId, role: NodeRole, profile: &ModelProfile, blocks: u32)
         layout,
         profile: profile.node_profile(),
         copies_prefixes: false,
+        splits_prompts: false,
     }
 }

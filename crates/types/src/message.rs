@@ -34,6 +34,8 @@ pub struct PrefillJob {
     pub sampling: Arc<SamplingParams>,
     /// Where the KV goes; `None` where one token or only scoring is asked.
     pub decode: Option<DecodeTarget>,
+    /// Last tokens of the prompt that the decode node is to compute itself, layer by layer behind this node; 0 for none. What comes before them is whole blocks.
+    pub tail_tokens: u32,
     /// Who holds more of the prompt than this node, where bringing it takes less time than computing it.
     pub fetch: Option<FetchSource>,
     /// Separates the caches of tenants: part of every block hash's key.
@@ -144,6 +146,8 @@ pub struct GrantRequest {
     pub max_tokens: u32,
     /// As in [`DecodeTarget::tbt`].
     pub tbt: Option<Duration>,
+    /// As in [`PrefillJob::tail_tokens`].
+    pub tail_tokens: u32,
     /// Whether the prompt is computed by a node of another numerics class: nothing of it is taken from the cache, nor does it stay there.
     pub is_foreign: bool,
 }
@@ -155,8 +159,10 @@ pub struct GrantReply {
     pub grant: GrantId,
     /// Leading full blocks of the prompt that the decode node already holds; they are not pushed.
     pub held_blocks: u32,
-    /// Destinations of the prompt's blocks from `held_blocks` on, the last partial one included.
+    /// Destinations of the prompt's blocks from `held_blocks` on, the last partial one included; of those before the tail, where the decode node computes it.
     pub blocks: Vec<BlockId>,
+    /// Of the tokens that it was asked to compute, those that it will: all or none.
+    pub tail_tokens: u32,
 }
 
 /// A node said no to a message of another node.
@@ -180,8 +186,8 @@ pub struct Handover {
     pub grant: GrantId,
     /// The prompt.
     pub prompt: Arc<[TokenId]>,
-    /// Output token 0.
-    pub first_token: TokenId,
+    /// Output token 0; `None` where the decode node computes the prompt's tail, and draws it.
+    pub first_token: Option<TokenId>,
     /// How to draw the rest.
     pub sampling: Arc<SamplingParams>,
     /// Bytes that arrive under the grant in all.
@@ -342,6 +348,8 @@ pub struct NodeInfo {
     pub profile: NodeProfile,
     /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixCopy`].
     pub copies_prefixes: bool,
+    /// Whether it takes its part in prompts of which the decode node computes the tail: see [`PrefillJob::tail_tokens`].
+    pub splits_prompts: bool,
 }
 
 /// Seed of the cost models, measured by the node at start; seconds.

@@ -4,8 +4,10 @@ use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_engine::{Engine, EngineError, KvArena, LogitsWanted, SequenceStep, StepObserver, logprobs, sample};
-use baton_scheduler::{StepId, StepOutput, StepPlan, StepSequence};
+use baton_engine::{
+    Engine, EngineError, KvArena, LayerSlice, LogitsWanted, SequenceStep, StepObserver, logprobs, sample,
+};
+use baton_scheduler::{StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
@@ -35,10 +37,12 @@ pub enum EngineEvent {
     StepDone {
         /// The step.
         step: StepId,
-        /// One output per sequence, in the plan's order.
+        /// One output per sequence, in the plan's order, and one of its slice.
         result: Result<Vec<StepOutput>, Refused>,
         /// How long it took, sampling included, waits for prefixes not.
         elapsed: Duration,
+        /// How much of that its slice took.
+        slice: Duration,
         /// When its last layer was computed.
         layers_ended: Instant,
     },
@@ -92,11 +96,11 @@ fn run<T: From<EngineEvent>>(
 ) {
     while let Ok(task) = queue.recv() {
         let (began, step_id) = (Instant::now(), task.plan.id);
-        let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO };
+        let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let result = step(&mut *engine, task, watch_layers, events, &mut times);
-        let StepTimes { layers_ended, waited } = times;
+        let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
-        let done = EngineEvent::StepDone { step: step_id, result, elapsed, layers_ended };
+        let done = EngineEvent::StepDone { step: step_id, result, elapsed, slice, layers_ended };
         if events.blocking_send(done.into()).is_err() {
             return;
         }
@@ -105,24 +109,48 @@ fn run<T: From<EngineEvent>>(
 
 fn step<T: From<EngineEvent>>(
     engine: &mut dyn Engine,
-    Task { plan, gates }: Task,
+    Task { plan: StepPlan { id, sequences, slice }, gates }: Task,
     watch_layers: bool,
     events: &mpsc::Sender<T>,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
-    let batch: Vec<_> = plan.sequences.iter().map(sequence_step).collect();
-    let arena = engine.arena().clone();
-    let outputs = empty_outputs(&plan);
-    let mut observer =
-        Observer { plan: &plan, gates, late: Vec::new(), arena, watch_layers, events, times, outputs, error: None };
-    let stepped = engine.step(&batch, &mut observer).and_then(|()| observer.error.take().map_or(Ok(()), Err));
-    stepped.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })?;
-    Ok(observer.outputs)
+    let outputs = match sequences.is_empty() {
+        true => Ok(Vec::new()),
+        false => {
+            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), events, times);
+            (observer.gates, observer.watch_layers) = (gates, watch_layers);
+            let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
+            let stepped = engine.step(&batch, &mut observer);
+            observer.outputs(stepped)
+        }
+    };
+    let with_slice = outputs.and_then(|mut outputs| {
+        let sliced = slice.map(|slice| step_slice(engine, id, slice, events, times)).transpose()?;
+        outputs.extend(sliced.into_iter().flatten());
+        Ok(outputs)
+    });
+    with_slice.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })
 }
 
-fn empty_outputs(plan: &StepPlan) -> Vec<StepOutput> {
-    let empty = |sequence: &StepSequence| StepOutput { key: sequence.key, sampled: None, prompt_logprobs: Vec::new() };
-    plan.sequences.iter().map(empty).collect()
+fn step_slice<T: From<EngineEvent>>(
+    engine: &mut dyn Engine,
+    id: StepId,
+    StepSlice { sequence, layers, mut hidden }: StepSlice,
+    events: &mpsc::Sender<T>,
+    times: &mut StepTimes,
+) -> Result<Vec<StepOutput>, EngineError> {
+    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), events, times);
+    let slice = LayerSlice { sequence: sequence_step(&sequence), layers, hidden: &mut hidden };
+    let began = Instant::now();
+    let stepped = engine.step_layers(slice, &mut observer);
+    observer.times.slice = began.elapsed();
+    let mut outputs = observer.outputs(stepped)?;
+    outputs[0].hidden = hidden;
+    Ok(outputs)
+}
+
+fn empty_output(sequence: &StepSequence) -> StepOutput {
+    StepOutput { key: sequence.key, sampled: None, prompt_logprobs: Vec::new(), hidden: Vec::new() }
 }
 
 fn sequence_step(sequence: &StepSequence) -> SequenceStep<'_> {
@@ -143,11 +171,14 @@ struct StepTimes {
     layers_ended: Instant,
     /// For prefixes.
     waited: Duration,
+    /// Of the slice.
+    slice: Duration,
 }
 
 /// Samples rows, reports layers and waits for prefixes while the step runs.
 struct Observer<'a, T> {
-    plan: &'a StepPlan,
+    step: StepId,
+    sequences: &'a [StepSequence],
     /// Those that the step still waits for.
     gates: Vec<AwaitedPrefix>,
     /// Those that it has given up.
@@ -160,9 +191,26 @@ struct Observer<'a, T> {
     error: Option<EngineError>,
 }
 
-impl<T> Observer<'_, T> {
+impl<'a, T> Observer<'a, T> {
+    /// One that waits for nothing and reports no layers.
+    fn new(
+        step: StepId,
+        sequences: &'a [StepSequence],
+        arena: KvArena,
+        events: &'a mpsc::Sender<T>,
+        times: &'a mut StepTimes,
+    ) -> Self {
+        let outputs = sequences.iter().map(empty_output).collect();
+        let (gates, late) = (Vec::new(), Vec::new());
+        Self { step, sequences, gates, late, arena, watch_layers: false, events, times, outputs, error: None }
+    }
+
+    fn outputs(self, stepped: Result<(), EngineError>) -> Result<Vec<StepOutput>, EngineError> {
+        stepped.and(self.error.map_or(Ok(()), Err)).map(|()| self.outputs)
+    }
+
     fn row(&mut self, index: usize, position: usize, logits: &[f32]) -> Result<(), EngineError> {
-        let sequence = &self.plan.sequences[index];
+        let sequence = &self.sequences[index];
         if sequence.logits == baton_scheduler::LogitsWanted::All {
             let next = sequence.tokens[..sequence.prompt_tokens].get(position + 1).copied();
             let top = sequence.sampling.prompt_logprobs.unwrap_or(0);
@@ -179,12 +227,12 @@ impl<T> Observer<'_, T> {
 
 impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
     fn kv_ready(&mut self, layer: u32) {
-        for (block, from_token) in self.plan.sequences.iter().filter_map(|sequence| sequence.zero_tail) {
+        for (block, from_token) in self.sequences.iter().filter_map(|sequence| sequence.zero_tail) {
             self.arena.zero_tail(layer, block, from_token);
         }
         if self.watch_layers {
             // The loop is gone only when the process ends; then nobody needs the layer.
-            let _ = self.events.blocking_send(EngineEvent::KvReady { step: self.plan.id, layer }.into());
+            let _ = self.events.blocking_send(EngineEvent::KvReady { step: self.step, layer }.into());
         }
     }
 
@@ -198,7 +246,7 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
                 continue;
             }
             // The loop hears it before it hears of anything that is computed from here on; it is gone only when the process ends.
-            let _ = self.events.blocking_send(EngineEvent::PrefixLate { step: self.plan.id, key }.into());
+            let _ = self.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key }.into());
             self.late.push(key);
         }
     }
@@ -209,7 +257,7 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
         // What is no KV may lead to what is no number; nobody wants it.
-        let is_late = self.late.contains(&self.plan.sequences[sequence].key);
+        let is_late = self.late.contains(&self.sequences[sequence].key);
         if self.error.is_none() && !is_late {
             self.error = self.row(sequence, position as usize, logits).err();
         }
@@ -269,7 +317,7 @@ mod tests {
         good.finish();
         let sequences = (0..11).map(|n| sequence(n, n < 10)).collect();
         let began = Instant::now();
-        assert!(thread.submit(StepPlan { id: StepId(7), sequences }, gates));
+        assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, gates));
 
         let (mut late, mut before_layer_1) = (Vec::new(), None);
         let (outputs, elapsed) = loop {

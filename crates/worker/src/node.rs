@@ -287,6 +287,7 @@ fn node_info(
         layout: engine.arena().layout().clone(),
         profile,
         copies_prefixes: role == NodeRole::Prefill,
+        splits_prompts: true,
     }
 }
 

@@ -57,6 +57,7 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             key: Some(job.key.into()),
             tokens: job.tokens.to_vec(),
             output_tokens: job.output_tokens,
+            tail_tokens: job.tail_tokens,
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(Into::into),
             fetch: job.fetch.as_ref().map(Into::into),
@@ -210,11 +211,16 @@ impl w::PrefillJob {
             let found = format!("{} of {} tokens, but there must be a prompt", self.output_tokens, self.tokens.len());
             return Err(InvalidMessage { field: "output_tokens", found });
         }
+        if self.tail_tokens as usize >= self.tokens.len() {
+            let found = format!("{} of {} tokens, but some must come before", self.tail_tokens, self.tokens.len());
+            return Err(InvalidMessage { field: "tail_tokens", found });
+        }
         Ok(d::PrefillJob {
             key: key(self.key)?,
             conductor,
             tokens: self.tokens.into(),
             output_tokens: self.output_tokens,
+            tail_tokens: self.tail_tokens,
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,

@@ -95,6 +95,7 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             layout: Some((&info.layout).into()),
             profile: Some((&info.profile).into()),
             copies_prefixes: info.copies_prefixes,
+            splits_prompts: info.splits_prompts,
         }
     }
 }
@@ -120,6 +121,7 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             layout: required("layout", info.layout)?.try_into()?,
             profile: info.profile.unwrap_or_default().into(),
             copies_prefixes: info.copies_prefixes,
+            splits_prompts: info.splits_prompts,
         })
     }
 }

@@ -19,6 +19,7 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
             tbt: request.tbt_s.map(|tbt| seconds("tbt_s", tbt)).transpose()?,
+            tail_tokens: request.tail_tokens,
             // Whoever receives it knows its own class.
             is_foreign: false,
         })

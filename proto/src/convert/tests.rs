@@ -83,6 +83,7 @@ proptest! {
             key: k,
             conductor: d::ConductorId(5),
             output_tokens: tokens.len() as u32 / 2,
+            tail_tokens: tokens.len() as u32 / 3,
             tokens: tokens.into(),
             sampling: Arc::new(s),
             decode: has_target.then_some(target),

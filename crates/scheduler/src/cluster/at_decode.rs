@@ -14,9 +14,9 @@ use crate::placement::{DecodeCandidate, PrefillPlan};
 /// Chunks of a prompt that count as short.
 const SHORT_CHUNKS: u32 = 4;
 /// Where a node does not say how long its chunks are.
-const CHUNK_TOKENS: u32 = 64;
+pub(super) const CHUNK_TOKENS: u32 = 64;
 /// Seconds between tokens that a stream without an objective may take where a prompt is computed beside it.
-const UNDISTURBED: f64 = 0.1;
+pub(super) const UNDISTURBED: f64 = 0.1;
 
 /// A prompt at a decode node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,8 +75,9 @@ impl Cluster {
         if self.config.prompts_at_decode != PromptsAtDecode::Short || !asked.request.wants_decode {
             return pair;
         }
+        let pair_finish = pair.plan.finish() + pair.cut.map_or(0.0, |cut| cut.after);
         let before_pair =
-            |(_, prompt): &(usize, PromptAtDecode)| !prompt.disturbs && prompt.plan.finish() <= pair.plan.finish();
+            |(_, prompt): &(usize, PromptAtDecode)| !prompt.disturbs && prompt.plan.finish() <= pair_finish;
         match self.best_at_decode(now, asked, matches, decode, before_pair) {
             Some((index, prompt)) => self.at_decode(asked, index, &decode[index], prompt, pair.candidates),
             None => pair,
@@ -130,6 +131,7 @@ impl Cluster {
             terms: self.placement.terms(asked.request, plan.compute),
             broken: 0,
             helpers: Vec::new(),
+            cut: None,
             fetches: false,
             decode: Some(decode).filter(|_| asked.request.wants_decode),
             ttft: duration(plan.finish()),

@@ -14,6 +14,7 @@ mod place;
 mod replicate;
 mod split;
 mod table;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -55,6 +56,8 @@ pub struct ClusterConfig {
     pub decode_room: DecodeRoom,
     /// Whether decode nodes compute prompts.
     pub prompts_at_decode: PromptsAtDecode,
+    /// Whether decode nodes compute the tails of long prompts behind the prefill nodes that compute what comes before.
+    pub splits_prompts: bool,
     /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
     /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
@@ -124,6 +127,7 @@ impl Default for ClusterConfig {
             replicas: 0,
             decode_room: DecodeRoom::Reserved,
             prompts_at_decode: PromptsAtDecode::Never,
+            splits_prompts: false,
             admission_quantile: 0.9,
             answer_factor: 4.0,
             split_above: None,
@@ -345,6 +349,12 @@ impl Cluster {
             }
             NodeRole::Decode => cost.on_decode_step(&mut node.speed, rows, attended_tokens, seconds),
         }
+    }
+
+    /// A decode node would take `seconds` for a tail of so many rows, as far as some of its layers tell.
+    pub fn on_slice(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
+        let Some(node) = self.nodes.get(node) else { return };
+        self.costs[node.class].1.on_slice(node.speed, rows, attended_tokens, seconds);
     }
 
     /// The request's prefix was brought to its prefill node, or will not be.

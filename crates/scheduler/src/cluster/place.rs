@@ -7,6 +7,7 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt,
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
 use super::split::Split;
+use super::tail::Cut;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::backlog::QueuedPrompt;
@@ -49,6 +50,8 @@ pub(super) struct Chosen {
     /// Prompts that were admitted and would miss their objective because of it.
     pub(super) broken: usize,
     pub(super) helpers: Vec<NodeId>,
+    /// Where the decode node computes the tail.
+    pub(super) cut: Option<Cut>,
     pub(super) fetches: bool,
     pub(super) decode: Option<ChosenDecode>,
     pub(super) ttft: Duration,
@@ -87,6 +90,7 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         terms: chosen.terms,
         prefill: chosen.prefill,
         helpers: chosen.helpers,
+        tail_tokens: chosen.cut.map_or(0, |cut| cut.tail_tokens),
         decode: chosen.decode.map(|decode| decode.node),
         fetch,
     }
@@ -209,6 +213,12 @@ impl Cluster {
         let Split { plan, terms, broken, helpers } =
             self.split(now, request, candidate, candidate.plan(choice.fetch), prefill);
         let decode = choice.decode.map(|index| &decode[index]);
+        let cut = self.cut(now, asked, candidate.node, &plan, decode).filter(|_| helpers.is_empty());
+        let (plan, terms, broken) = match &cut {
+            Some(cut) => self.head_of(now, asked, candidate.node, &plan, cut),
+            None => (plan, terms, broken),
+        };
+        let after = cut.map_or(0.0, |cut| cut.after);
         Chosen {
             prefill_index: Some(choice.prefill),
             decode_index: choice.decode,
@@ -218,13 +228,14 @@ impl Cluster {
             terms,
             broken,
             helpers,
+            cut,
             fetches: choice.fetch && candidate.fetch.is_some(),
             decode: decode.map(|decode| ChosenDecode {
                 node: decode.node.clone(),
                 tbt: duration(decode.tbt),
                 exposed: duration(decode.exposed(plan.compute)),
             }),
-            ttft: duration(estimated_ttft(&plan, decode)),
+            ttft: duration(estimated_ttft(&plan, decode).max(plan.finish() + after)),
             candidates: prefill.len(),
             output_tokens: asked.output_tokens,
         }
@@ -377,6 +388,11 @@ impl Cluster {
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
         charge.helpers = chosen.helpers.iter().filter_map(|helper| self.charge_prefill(now, helper, prompt)).collect();
+        if let (Some(cut), Some(decode)) = (&chosen.cut, &chosen.decode) {
+            let terms = QueueTerms { compute: duration(cut.tail), ..prompt.terms };
+            let tail = QueuedPrompt { tokens: cut.tail_tokens, terms, ..prompt };
+            charge.helpers.extend(self.charge_prefill(now, &decode.node, tail));
+        }
         self.charges.insert(key, charge);
     }
 }
@@ -403,7 +419,9 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
         key: request.key,
         arrived: now,
         terms: chosen.terms,
-        tokens: request.prompt_tokens.saturating_sub(chosen.plan.matched_tokens).max(1),
+        tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.tail_tokens))
+            .saturating_sub(chosen.plan.matched_tokens)
+            .max(1),
         deadline: request.slo.ttft.and_then(|Ttft(limit)| now.checked_add(limit)),
     }
 }

@@ -47,6 +47,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         layout,
         profile,
         copies_prefixes: true,
+        splits_prompts: true,
     }
 }
 
@@ -287,7 +288,8 @@ proptest! {
             fetches: true,
             prompts_at_decode: [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short][placement / 2 % 3],
             decode_room: [DecodeRoom::Reserved, DecodeRoom::Preferred, DecodeRoom::Ignored][placement % 3],
-            split_above: Some(SECOND / 2),
+            split_above: if admission.is_multiple_of(2) { Some(SECOND / 2) } else { None },
+            splits_prompts: true,
             ..ClusterConfig::default()
         };
         let mut cluster = Cluster::new(config);

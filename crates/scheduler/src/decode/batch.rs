@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use baton_types::{ConductorId, DecodeEvent, ErrorKind, FinishReason, Refused, RequestKey, TokenId, TokenLogprobs};
 
+use super::tail::RunningSlice;
 use super::{DecodeCore, DecodeEffect, Outcome, Phase, failed};
 use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
 
@@ -16,10 +17,11 @@ pub(super) struct RunningStep {
     pub began: Instant,
     /// Who is in it, with the positions computed.
     pub sequences: Vec<(RequestKey, Range<usize>)>,
+    pub slice: Option<RunningSlice>,
 }
 
 /// One step's events, by conductor.
-type Events = BTreeMap<ConductorId, Vec<(RequestKey, DecodeEvent)>>;
+pub(super) type Events = BTreeMap<ConductorId, Vec<(RequestKey, DecodeEvent)>>;
 
 impl DecodeCore {
     /// The step is over. On failure every sequence in it fails; another node may have better luck.
@@ -36,13 +38,19 @@ impl DecodeCore {
         if running.sequences.iter().any(|(_, range)| range.len() == 1) {
             self.pace.observe(now.saturating_duration_since(running.began));
         }
+        let mut result_of = |key| match &failure {
+            Some(refused) => Err(refused),
+            None => Ok(outputs.remove(&key)),
+        };
         let mut events = Events::new();
         let mut finished = Vec::new();
+        if let Some(slice) = running.slice
+            && self.on_slice_done(&slice, result_of(slice.key), &mut events).is_some()
+        {
+            finished.push(slice.key);
+        }
         for (key, range) in running.sequences {
-            let result = match &failure {
-                Some(refused) => Err(refused),
-                None => Ok(outputs.remove(&key)),
-            };
+            let result = result_of(key);
             if self.on_sequence_done(now, key, range, result, &mut events).is_some() {
                 finished.push(key);
             }
@@ -97,13 +105,13 @@ impl DecodeCore {
         }
     }
 
-    fn fail(&mut self, key: RequestKey, refused: Refused) {
+    pub(super) fn fail(&mut self, key: RequestKey, refused: Refused) {
         if !self.end_local(key, &refused) {
             self.end(key, Outcome::Failed, Some(failed(refused.kind, refused.message)));
         }
     }
 
-    fn on_token(
+    pub(super) fn on_token(
         &mut self,
         key: RequestKey,
         token: TokenId,
@@ -192,28 +200,34 @@ impl DecodeCore {
         self.running.push(key);
     }
 
-    /// One token of each sequence that decodes, and chunks of what else is to be computed, the oldest first, within the budget.
+    /// One token of each sequence that decodes, and layers of a prompt's tail, or chunks of what else is to be computed, the oldest first, within the budget.
     fn run_batch(&mut self, now: Instant) {
-        let mut budget = self.config.prompt_budget;
+        let slice = self.next_slice();
+        let mut budget = if slice.is_some() { 0 } else { self.config.prompt_budget };
         let mut by_age = self.running.clone();
         by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
         let sequences: Vec<StepSequence> =
             by_age.into_iter().filter_map(|key| self.add_to_step(key, &mut budget)).collect();
         if sequences.is_empty() {
-            return self.pace.forget();
+            self.pace.forget();
+        }
+        if sequences.is_empty() && slice.is_none() {
+            return;
         }
         let id = StepId(self.next_step);
         self.next_step += 1;
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
-        self.step = Some(RunningStep { id, began: now, sequences: members });
-        self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences }));
+        let running = slice.as_ref().map(RunningSlice::from);
+        self.step = Some(RunningStep { id, began: now, sequences: members, slice: running });
+        self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences, slice }));
     }
 
     fn add_to_step(&mut self, key: RequestKey, budget: &mut usize) -> Option<StepSequence> {
         if self.lacks_block(key) {
             return None;
         }
-        let sequence = self.sequences.get_mut(&key)?;
+        // A tail goes through the layers, with its tokens together.
+        let sequence = self.sequences.get_mut(&key).filter(|sequence| sequence.tail.is_none())?;
         let remaining = sequence.remaining_tokens();
         let share = if remaining == 1 { 1 } else { remaining.min(*budget) };
         if share == 0 {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::BlockHasher;
 use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Refused, RequestKey};
 
+use super::tail::Tail;
 use super::{DecodeCore, DecodeEffect, HandedOver, Outcome, Phase, Sequence, failed};
 use crate::prefill::PushId;
 
@@ -168,7 +169,11 @@ impl DecodeCore {
             return self.plan_step(now);
         }
         self.deadlines.set(key, now + self.config.grant_ttl);
+        let is_followed = sequence.tail.is_some();
         self.admit_if_complete(now, key);
+        if is_followed {
+            self.plan_step(now);
+        }
     }
 
     /// The prefill node hands a sequence over. Answered by [`DecodeEffect::HandoverReply`]; a hand-over that is told twice is accepted twice and counts once.
@@ -177,6 +182,9 @@ impl DecodeCore {
         let result = self.take_over(now, handover);
         self.effects.push_back(DecodeEffect::HandoverReply { key, result });
         self.admit_if_complete(now, key);
+        if self.tails.contains(&key) {
+            self.plan_step(now);
+        }
     }
 
     /// The prefill node, or the shell, gives a grant up, or its place in the line for one: the attempt has failed there, so a sequence that was handed over under it ends too, or it goes to another
@@ -218,17 +226,23 @@ impl DecodeCore {
         if self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).is_err() {
             return Ok(None);
         }
+        self.prune_tails();
+        let tail = self.accept_tail(request, matched.len()).map(Tail::new);
+        let head = tail.as_ref().map_or(needed.prompt, |tail| tail.from() / self.config.model.block_tokens());
         let out_of_blocks =
             |error: baton_kv_cache::OutOfBlocks| Refused { kind: error.kind(), message: error.to_string() };
         let grant = GrantId(self.next_grant);
         self.next_grant += 1;
         self.pool.acquire(&matched);
-        let received = self.pool.allocate_receiving(needed.prompt - matched.len(), grant).map_err(out_of_blocks)?;
+        let received = self.pool.allocate_receiving(head - matched.len(), grant).map_err(out_of_blocks)?;
+        let own = self.pool.allocate(needed.prompt - head).map_err(out_of_blocks)?;
         let reservation = self.pool.reserve(needed.growth).map_err(out_of_blocks)?;
         let held_blocks = matched.len();
         self.prefix_queries += u64::from(request.prompt_tokens);
         self.prefix_hits += (held_blocks * self.config.model.block_tokens()) as u64;
-        let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone() };
+        let tail_tokens = if tail.is_some() { request.tail_tokens } else { 0 };
+        let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone(), tail_tokens };
+        self.tails.extend(tail.is_some().then_some(request.key));
         let sequence = Sequence {
             grant: Some(grant),
             is_foreign: request.is_foreign,
@@ -238,8 +252,9 @@ impl DecodeCore {
             max_total_tokens: needed.max_total_tokens,
             hashes: request.block_hashes.to_vec(),
             expected_bytes: self.config.model.bytes(received.len()),
-            blocks: matched.into_iter().chain(received).collect(),
+            blocks: matched.into_iter().chain(received).chain(own).collect(),
             held_blocks,
+            head_blocks: head,
             reservation,
             pushes: BTreeSet::new(),
             arrived_bytes: 0,
@@ -248,6 +263,7 @@ impl DecodeCore {
             num_computed_tokens: 0,
             num_complete_blocks: held_blocks,
             local: None,
+            tail,
             loading: None,
             fetch: None,
             offered: None,
@@ -343,8 +359,10 @@ impl DecodeCore {
         }
         let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.prompt.len() + 1024));
         tokens.extend_from_slice(&handover.prompt);
-        tokens.push(handover.first_token);
+        // Older nodes do not write a token 0.
+        tokens.extend(handover.first_token.or(sequence.tail.is_none().then_some(0)));
         if let Some(sequence) = self.sequences.get_mut(&key) {
+            sequence.num_computed_tokens = sequence.tail.as_ref().map_or(0, Tail::from);
             sequence.handed_over = Some(HandedOver {
                 conductor: handover.conductor,
                 at: now,
@@ -352,7 +370,8 @@ impl DecodeCore {
                 sampling: handover.sampling,
                 hasher,
                 first_step: None,
-                first_token_told: false,
+                // Of a tail the first token has no wait of its own between the hand-over and a step.
+                first_token_told: handover.first_token.is_none(),
             });
         }
         self.deadlines.set(key, now + self.config.grant_ttl);
@@ -368,7 +387,10 @@ impl DecodeCore {
         differ("max_tokens", sequence.max_tokens.to_string(), handover.sampling.max_tokens.to_string())?;
         differ("bytes", sequence.expected_bytes.to_string(), handover.expected_bytes.to_string())?;
         handover.sampling.validate().map_err(|error| error.to_string())?;
-        let mut tokens = handover.prompt.iter().chain([&handover.first_token]);
+        if let Some(token) = handover.first_token.filter(|_| sequence.tail.is_some()) {
+            return Err(format!("first_token: {token} handed over, but the tail is computed here"));
+        }
+        let mut tokens = handover.prompt.iter().chain(&handover.first_token);
         let vocab_size = self.config.model.vocab_size;
         if let Some(token) = tokens.find(|token| **token >= vocab_size) {
             return Err(format!("token {token} is not in the vocabulary of {vocab_size}"));
@@ -386,8 +408,8 @@ impl DecodeCore {
             return;
         }
         sequence.phase = Phase::Waiting;
-        sequence.num_computed_tokens = sequence.prompt_tokens;
-        self.pool.received(&sequence.blocks[sequence.held_blocks..]);
+        sequence.num_computed_tokens = sequence.tail.as_ref().map_or(sequence.prompt_tokens, Tail::from);
+        self.pool.received(&sequence.blocks[sequence.held_blocks..sequence.head_blocks]);
         if let Some(grant) = sequence.grant.filter(|grant| self.grants.contains_key(grant)) {
             self.effects.push_back(DecodeEffect::RevokeGrant { grant });
         }
@@ -399,13 +421,14 @@ impl DecodeCore {
 
     /// Lets go of a sequence's blocks, as far as its grant is fenced; the rest waits for the fence.
     pub(super) fn release_under_grant(&mut self, sequence: Sequence) {
-        let Sequence { grant, blocks, held_blocks, reservation, phase, .. } = sequence;
+        let Sequence { grant, blocks, held_blocks, head_blocks, reservation, phase, .. } = sequence;
         self.pool.cancel_reservation(reservation);
         let open = grant.filter(|grant| self.grants.contains_key(grant));
         let (quarantined, held) = match phase {
             Phase::Granted => {
-                let (held, receiving) = blocks.split_at(held_blocks);
+                let (held, receiving) = (&blocks[..held_blocks], &blocks[held_blocks..head_blocks]);
                 self.pool.release(held);
+                self.pool.release(&blocks[head_blocks..]);
                 self.pool.quarantine(receiving);
                 (receiving.to_vec(), Vec::new())
             }

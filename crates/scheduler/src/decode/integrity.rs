@@ -1,8 +1,9 @@
 //! The proof that the books of a decode node balance.
 
 use baton_kv_cache::IntegrityError;
-use baton_types::BlockId;
+use baton_types::{BlockId, RequestKey};
 
+use super::batch::RunningStep;
 use super::grant::GrantRecord;
 use super::{DecodeCore, Phase};
 use crate::load::ensure;
@@ -40,7 +41,10 @@ impl DecodeCore {
     }
 
     fn check_sequences(&self) -> Result<(), IntegrityError> {
-        let in_step = |key| self.step.as_ref().is_some_and(|step| step.sequences.iter().any(|(other, _)| other == key));
+        let is_in = |step: &RunningStep, key: &RequestKey| {
+            step.sequences.iter().any(|(other, _)| other == key) || step.slice.as_ref().is_some_and(|it| it.key == *key)
+        };
+        let in_step = |key: &RequestKey| self.step.as_ref().is_some_and(|step| is_in(step, key));
         for (key, sequence) in &self.sequences {
             ensure(in_step(key) == sequence.in_step, || format!("{key:?} is in the step: {}", in_step(key)))?;
             let expected = match (sequence.ended, sequence.phase) {

@@ -19,6 +19,7 @@ mod moves;
 mod pace;
 mod room;
 mod sequence;
+mod tail;
 mod tier;
 mod tombstones;
 
@@ -38,6 +39,7 @@ use crate::load::pool_load;
 use crate::tier::Stores;
 
 pub use effect::DecodeEffect;
+pub(crate) use tail::slice_layers;
 
 use batch::RunningStep;
 use grant::{Asked, GrantRecord};
@@ -57,6 +59,8 @@ pub struct DecodeCore {
     /// Sequences that do not run, by their age: those that are here whole, and those that wait for room.
     waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
+    /// Sequences whose prompt's tail is computed here, the oldest first.
+    tails: Vec<RequestKey>,
     step: Option<RunningStep>,
     pace: Pace,
     tombstones: Tombstones,
@@ -102,6 +106,7 @@ impl DecodeCore {
             asked: VecDeque::new(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
+            tails: Vec::new(),
             step: None,
             pace: Pace::default(),
             tombstones,
@@ -140,7 +145,7 @@ impl DecodeCore {
         let kv_tokens: usize =
             self.running.iter().filter_map(|key| self.sequences.get(key)).map(Sequence::num_tokens).sum();
         let live = self.sequences.values().filter(|sequence| !sequence.ended);
-        let prompts = live.clone().filter(|sequence| sequence.is_prompt());
+        let prompts = live.clone().filter(|sequence| sequence.is_prompt() || sequence.tail.is_some());
         Load {
             running: self.running.len() as u32,
             waiting: (live.count() + self.asked.len()).saturating_sub(self.running.len()) as u32,

@@ -90,6 +90,7 @@ impl DecodeCore {
         sequence.offered = None;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;
+        sequence.tail = None;
         if let Some(local) = sequence.local.as_mut() {
             local.prompt_logprobs.clear();
         }

@@ -10,6 +10,7 @@ use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, Sampli
 
 use super::local::LocalPrompt;
 use super::moves::Fetch;
+use super::tail::Tail;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
 
@@ -30,8 +31,10 @@ pub(super) struct Sequence {
     pub hashes: Vec<BlockHash>,
     /// Of the prompt, and of the output as it grows; none while it is preempted.
     pub blocks: Vec<BlockId>,
-    /// Leading blocks that were here before; the rest of the prompt's arrives under the grant.
+    /// Leading blocks that were here before; the rest of the head's arrives under the grant.
     pub held_blocks: usize,
+    /// Leading blocks that a prefill node computes: the prompt's, or those before its tail.
+    pub head_blocks: usize,
     /// Room promised for some of the output.
     pub reservation: Reservation,
     /// Batches that arrived, so that one that is told twice counts once.
@@ -46,6 +49,8 @@ pub(super) struct Sequence {
     pub num_complete_blocks: usize,
     /// Where the prompt is computed here.
     pub local: Option<LocalPrompt>,
+    /// Where the prompt's tail is computed here, and no token was drawn yet.
+    pub tail: Option<Tail>,
     /// Blocks that come from the tier; it joins the batch when they are here.
     pub loading: Option<Range<usize>>,
     /// Blocks that come from the decode node that it was on before.

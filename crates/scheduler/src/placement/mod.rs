@@ -67,6 +67,8 @@ pub struct Placement {
     pub prefill: NodeId,
     /// Nodes that compute parts of the prompt beside it.
     pub helpers: Vec<NodeId>,
+    /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
+    pub tail_tokens: u32,
     /// What it gets from another node first.
     pub fetch: Option<PrefixFetch>,
     /// Streams the answer; `None` where one token is wanted.

@@ -14,6 +14,9 @@ use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
+/// Most chunks' worth of the last chunk of a prompt whose tail the decode node computes.
+pub(crate) const SPLIT_CHUNKS: usize = 2;
+
 /// The step that the engine works on.
 #[derive(Debug)]
 pub(super) struct RunningStep {
@@ -131,7 +134,7 @@ impl PrefillCore {
         };
         request.num_computed_tokens = range.end;
         request.prompt_logprobs.extend(output.prompt_logprobs);
-        let is_last = request.remaining_tokens() == 0;
+        let is_last = range.end == request.prompt_tokens();
         self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
@@ -219,7 +222,7 @@ impl PrefillCore {
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
         let (layers, last_layer) = (BTreeSet::new(), None);
         self.step = Some(RunningStep { id, sequences: members, began: now, layers, last_layer });
-        self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences }));
+        self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences, slice: None }));
     }
 
     /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.
@@ -227,13 +230,16 @@ impl PrefillCore {
         let block_tokens = self.config.model.block_tokens();
         let Some(request) = self.active.get_mut(&key) else { return };
         let remaining = request.remaining_tokens();
-        let share = if remaining <= *budget { remaining } else { *budget / block_tokens * block_tokens };
+        // A decode node that computes the tail follows the last chunk alone, so that chunk may be large.
+        let is_first = *budget == self.config.token_budget;
+        let most = if request.tail_tokens() > 0 && is_first { SPLIT_CHUNKS * *budget } else { *budget };
+        let share = if remaining <= most { remaining } else { *budget / block_tokens * block_tokens };
         let num_layers = self.config.model.layout.num_layers;
         let has_place = share > 0 && sequences.len() < self.config.max_sequences_per_chunk;
         if !has_place || !request.may_compute(now, num_layers, share) {
             return;
         }
-        *budget -= share;
+        *budget = budget.saturating_sub(share);
         request.in_step = true;
         sequences.push(step_sequence(request, share, block_tokens));
         self.tell_started(now, key);
@@ -302,6 +308,7 @@ impl PrefillCore {
         self.deadlines.clear(key);
         let fetch = self.fetch_of(now, &job, &hashes[..reusable_blocks(&job, block_tokens)], num_cached);
         let cached_tokens = fetch.as_ref().map_or(held_tokens, |fetch| fetch.blocks.end * block_tokens);
+        let end = end_of_share(&job, cached_tokens, block_tokens);
         let mut request = Active {
             job,
             hashes,
@@ -312,6 +319,7 @@ impl PrefillCore {
             held_tokens,
             cached_tokens,
             num_computed_tokens: cached_tokens,
+            end,
             num_complete_blocks: num_cached,
             fetch: None,
             started_told: false,
@@ -352,6 +360,7 @@ impl PrefillCore {
             prompt_tokens: request.prompt_tokens() as u32,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
+            tail_tokens: request.tail_tokens() as u32,
             tbt,
             is_foreign: false,
         }
@@ -372,6 +381,13 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
         return 0;
     }
     (job.tokens.len() - 1) / block_tokens
+}
+
+/// Tokens of a prompt that are computed here: all, unless the decode node is to compute the tail, and something is left to compute before it.
+fn end_of_share(job: &PrefillJob, cached_tokens: usize, block_tokens: usize) -> usize {
+    let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.tail_tokens as usize));
+    let is_decoded = job.decode.is_some() && job.sampling.max_tokens > 1 && job.sampling.prompt_logprobs.is_none();
+    if is_decoded && end > cached_tokens && end.is_multiple_of(block_tokens) { end } else { all }
 }
 
 fn rows(sequences: &[StepSequence]) -> usize {

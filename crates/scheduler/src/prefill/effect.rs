@@ -9,9 +9,27 @@ use baton_types::{
 
 use crate::{LeaseEffect, StepPlan, TierEffect};
 
-/// One batch of writes of one request. Ascending within a node's generation; travels as the batch's tag.
+/// One batch of writes of one request; travels as the batch's tag. Its number among those of the request, and the layers of which, from the first one on, everything is in this
+/// batch and those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PushId(pub u64);
+
+impl PushId {
+    const LAYER_BITS: u32 = 16;
+
+    pub(crate) fn new(number: u32, layers: u32) -> Self {
+        Self(u64::from(number) << Self::LAYER_BITS | u64::from(layers.min((1 << Self::LAYER_BITS) - 1)))
+    }
+
+    /// From 0.
+    pub(crate) fn number(self) -> u64 {
+        self.0 >> Self::LAYER_BITS
+    }
+
+    pub(crate) fn layers(self) -> u32 {
+        (self.0 & ((1 << Self::LAYER_BITS) - 1)) as u32
+    }
+}
 
 /// One layer of one block on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

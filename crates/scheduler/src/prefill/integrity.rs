@@ -32,7 +32,7 @@ impl PrefillCore {
             return request.is_pushing() || request.fetch.is_some();
         }
         let computing = self.computing.contains(&request.job.key);
-        let transferring = request.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete());
+        let transferring = request.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete(&self.config.model));
         computing || transferring
     }
 }

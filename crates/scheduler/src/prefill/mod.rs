@@ -35,6 +35,8 @@ use crate::tier::Stores;
 
 pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 
+pub(crate) use chunk::SPLIT_CHUNKS;
+
 use chunk::{RunningStep, reusable_blocks};
 use copy::Incoming;
 use fetch::{Source, nobody_avoided};
@@ -61,7 +63,6 @@ pub struct PrefillCore {
     deadlines: Deadlines,
     effects: VecDeque<PrefillEffect>,
     next_step: u64,
-    next_push: u64,
     next_lease: u64,
     submitted: u64,
     prefix_queries: u64,
@@ -102,7 +103,6 @@ impl PrefillCore {
             deadlines: Deadlines::default(),
             effects: VecDeque::new(),
             next_step: 0,
-            next_push: 0,
             next_lease: 0,
             submitted: 0,
             prefix_queries: 0,
@@ -338,7 +338,7 @@ impl PrefillCore {
         if !transfer.inflight.is_empty() {
             self.effects.push_back(PrefillEffect::CancelPushes { key });
         }
-        let complete = transfer.is_complete();
+        let complete = transfer.is_complete(&self.config.model);
         let target = transfer.target.clone();
         match std::mem::replace(&mut transfer.grant, GrantState::Gone) {
             GrantState::Requested => {

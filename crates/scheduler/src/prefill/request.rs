@@ -11,6 +11,7 @@ use baton_types::{
 
 use super::fetch::Fetch;
 use super::{PushId, PushReport, PushSpan};
+use crate::config::ModelConfig;
 use crate::queue::QueueItem;
 
 /// A request that waits for its first chunk.
@@ -47,6 +48,8 @@ pub(super) struct Active {
     pub cached_tokens: usize,
     /// Tokens whose KV is in the arena, or on its way.
     pub num_computed_tokens: usize,
+    /// Tokens whose KV is computed here: all, or those before the tail that the decode node computes.
+    pub end: usize,
     /// Leading blocks that are hashed.
     pub num_complete_blocks: usize,
     /// A prefix that comes from another node.
@@ -71,7 +74,12 @@ impl Active {
     }
 
     pub(super) fn remaining_tokens(&self) -> usize {
-        self.prompt_tokens() - self.num_computed_tokens
+        self.end - self.num_computed_tokens
+    }
+
+    /// Last tokens of the prompt that the decode node computes.
+    pub(super) fn tail_tokens(&self) -> usize {
+        self.prompt_tokens() - self.end
     }
 
     /// Its first `tokens` tokens need not be computed, and no others are.
@@ -81,7 +89,7 @@ impl Active {
     }
 
     pub(super) fn item(&self) -> QueueItem {
-        let all = (self.prompt_tokens() - self.cached_tokens).max(1);
+        let all = (self.end - self.cached_tokens).max(1);
         let left = self.remaining_tokens() as f64 / all as f64;
         QueueItem { terms: self.job.terms, arrived: self.submitted, turn: self.turn, left }
     }
@@ -133,6 +141,10 @@ pub(super) struct Transfer {
     told: BTreeMap<u32, Vec<Range<usize>>>,
     /// Bytes of each batch in the transfer engine.
     pub inflight: BTreeMap<PushId, u64>,
+    /// Batches so far.
+    num_pushes: u32,
+    /// Layers that were pushed whole, from the first one on.
+    pushed_layers: u32,
     acked_bytes: u64,
     first_start: Option<Instant>,
     last_ack: Option<Instant>,
@@ -153,6 +165,8 @@ impl Transfer {
             ready: VecDeque::new(),
             told: BTreeMap::new(),
             inflight: BTreeMap::new(),
+            num_pushes: 0,
+            pushed_layers: 0,
             acked_bytes: 0,
             first_start: None,
             last_ack: None,
@@ -197,6 +211,18 @@ impl Transfer {
         spans
     }
 
+    /// Names the batch of what was taken last; `blocks` are pushed in all, or held by the decode node.
+    pub(super) fn next_push(&mut self, blocks: usize) -> PushId {
+        while let Some(told) = self.told.get(&self.pushed_layers)
+            && without(0..blocks, told).is_empty()
+            && !self.ready.iter().any(|(layer, _)| *layer == self.pushed_layers)
+        {
+            self.pushed_layers += 1;
+        }
+        self.num_pushes += 1;
+        PushId::new(self.num_pushes - 1, self.pushed_layers)
+    }
+
     /// Of each chunk; the last one's counts.
     pub(super) fn on_compute_ended(&mut self, now: Instant) {
         self.compute_ended = Some(now);
@@ -216,9 +242,11 @@ impl Transfer {
         self.transport.clone_from(&report.transport);
     }
 
-    /// Whether the decode node has the sequence and every byte of it.
-    pub(super) fn is_complete(&self) -> bool {
-        self.handover == HandoverState::Accepted && self.inflight.is_empty() && self.ready.is_empty()
+    /// Whether the decode node has the sequence and every byte of it that comes from here.
+    pub(super) fn is_complete(&self, model: &ModelConfig) -> bool {
+        let GrantState::Granted(grant) = &self.grant else { return false };
+        let is_pushed = self.inflight.is_empty() && self.acked_bytes >= model.bytes(grant.blocks.len());
+        self.handover == HandoverState::Accepted && is_pushed
     }
 
     pub(super) fn acked_bytes(&self) -> u64 {

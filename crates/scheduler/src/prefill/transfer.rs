@@ -19,9 +19,10 @@ impl PrefillCore {
         let target = transfer.target.node.clone();
         match reply {
             Ok(reply) => {
+                let tail_tokens = reply.tail_tokens as usize;
                 transfer.grant = GrantState::Granted(reply);
                 self.deadlines.clear(key);
-                if let Err(message) = self.check_grant(key) {
+                if let Err(message) = self.settle_tail(key, tail_tokens).and_then(|()| self.check_grant(key)) {
                     self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
@@ -54,6 +55,10 @@ impl PrefillCore {
         if is_other {
             // Nobody is to wait behind its place in the line.
             self.effects.push_back(PrefillEffect::ReleaseGrant { key, target: asked, grant: GrantId::NONE });
+        }
+        // Another attempt at sharing the prompt would come too late to be worth it.
+        if let Some(request) = self.active.get_mut(&key) {
+            request.end = request.prompt_tokens();
         }
         self.ask_for_grant(key, if at_once { Duration::ZERO } else { GRANT_RETRY });
     }
@@ -109,17 +114,29 @@ impl PrefillCore {
         }
     }
 
-    /// Whether the grant covers the prompt: the decode node's word decides what is not pushed.
+    /// The decode node says whether it computes the tail that it was asked to. Where it does not, this node does.
+    fn settle_tail(&mut self, key: RequestKey, tail_tokens: usize) -> Result<(), String> {
+        let Some(request) = self.active.get_mut(&key) else { return Ok(()) };
+        match tail_tokens {
+            0 => request.end = request.prompt_tokens(),
+            tail if tail == request.tail_tokens() => {}
+            tail => return Err(format!("it computes {tail} tokens, {} were asked for", request.tail_tokens())),
+        }
+        Ok(())
+    }
+
+    /// Whether the grant covers the prompt, or what comes before its tail: the decode node's word decides what is not pushed.
     fn check_grant(&self, key: RequestKey) -> Result<(), String> {
         let Some(request) = self.active.get(&key) else { return Ok(()) };
         let Some(GrantState::Granted(grant)) = request.transfer.as_ref().map(|transfer| &transfer.grant) else {
             return Ok(());
         };
         let (held, granted) = (grant.held_blocks as usize, grant.blocks.len());
-        if held <= request.hashes.len() && held + granted == request.blocks.len() {
+        let all = self.config.model.layout.blocks_for(request.end);
+        if held <= request.hashes.len() && held + granted == all {
             return Ok(());
         }
-        let (full, all) = (request.hashes.len(), request.blocks.len());
+        let full = request.hashes.len();
         Err(format!(
             "the grant holds {held} and takes {granted} blocks of a prompt of {full} full and {all} blocks in all"
         ))
@@ -142,22 +159,22 @@ impl PrefillCore {
         let Some(transfer) = &mut request.transfer else { return };
         while transfer.inflight.len() < max_inflight {
             let spans = transfer.take_spans(&request.blocks, max_spans);
-            let GrantState::Granted(grant) = &transfer.grant else { return };
+            let GrantState::Granted(GrantReply { grant, .. }) = transfer.grant else { return };
             if spans.is_empty() {
                 return;
             }
-            let push = PushId(self.next_push);
-            self.next_push += 1;
+            let push = transfer.next_push(self.config.model.layout.blocks_for(request.end));
             transfer.inflight.insert(push, (spans.len() * self.config.model.layout.block_bytes()) as u64);
-            let (target, grant) = (transfer.target.clone(), grant.grant);
+            let target = transfer.target.clone();
             self.effects.push_back(PrefillEffect::Push { key, push, target, grant, spans });
         }
     }
 
-    /// The hand-over goes out with the first token; the decode node counts the bytes that are still to come.
+    /// The hand-over goes out with the first token, or, where the decode node draws that, with the grant; the decode node counts the bytes that are still to come.
     fn send_handover(&mut self, now: Instant, key: RequestKey) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (Some(first_token), Some(transfer)) = (request.first_token, &mut request.transfer) else { return };
+        let (first_token, is_split) = (request.first_token, request.tail_tokens() > 0);
+        let Some(transfer) = request.transfer.as_mut().filter(|_| is_split || first_token.is_some()) else { return };
         let GrantState::Granted(grant) = &transfer.grant else { return };
         if transfer.handover != HandoverState::NotSent {
             return;
@@ -179,7 +196,7 @@ impl PrefillCore {
 
     fn finish_transfer(&mut self, key: RequestKey) {
         let Some(transfer) = self.active.get(&key).and_then(|request| request.transfer.as_ref()) else { return };
-        if !transfer.is_complete() {
+        if !transfer.is_complete(&self.config.model) {
             return;
         }
         let GrantState::Granted(grant) = &transfer.grant else { return };

@@ -14,7 +14,7 @@ use crate::{DecodeConfig, DecodeCore, DecodeEffect, LogitsWanted, PushId, StepOu
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 /// Bytes of all layers of one block.
-const BLOCK_BYTES: u64 = 96;
+pub(super) const BLOCK_BYTES: u64 = 96;
 
 pub(super) struct Node {
     pub core: DecodeCore,
@@ -40,6 +40,7 @@ pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> Gran
         block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
         max_tokens,
         tbt: None,
+        tail_tokens: 0,
         is_foreign: false,
     }
 }
@@ -50,7 +51,7 @@ pub(super) fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: Grant
         conductor: ConductorId(n % 2),
         grant,
         prompt: prompt.into(),
-        first_token: 40,
+        first_token: Some(40),
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         expected_bytes: blocks * BLOCK_BYTES,
         salt: Arc::from([]),
@@ -130,7 +131,12 @@ impl Node {
     }
 
     fn finish_step(&mut self, plan: &StepPlan, token: TokenId) {
-        let output = |key: RequestKey| StepOutput { key, sampled: Some((token, None)), prompt_logprobs: Vec::new() };
+        let output = |key: RequestKey| StepOutput {
+            key,
+            sampled: Some((token, None)),
+            prompt_logprobs: Vec::new(),
+            hidden: Vec::new(),
+        };
         let outputs = plan.sequences.iter().map(|sequence| output(sequence.key)).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
     }
@@ -144,7 +150,7 @@ impl Node {
         self.take_events()
     }
 
-    fn take_events(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
+    pub fn take_events(&mut self) -> Vec<(RequestKey, DecodeEvent)> {
         let (emits, rest) = self.effects.drain(..).partition(|effect| matches!(effect, DecodeEffect::Emit { .. }));
         self.effects = rest;
         let events = |effect| match effect {
@@ -155,7 +161,7 @@ impl Node {
     }
 }
 
-fn failure(event: &DecodeEvent) -> (ErrorKind, &str) {
+pub(super) fn failure(event: &DecodeEvent) -> (ErrorKind, &str) {
     match event {
         DecodeEvent::Failed(Refused { kind, message }) => (*kind, message),
         event => panic!("{event:?} is no failure"),
@@ -335,7 +341,7 @@ fn hand_overs_that_do_not_fit_their_grant_are_refused() {
         (|h| h.prompt = tokens(7).into(), "prompt tokens: 8 granted, 7 handed over"),
         (|h| h.expected_bytes = 5, "bytes: 192 granted, 5 handed over"),
         (|h| Arc::make_mut(&mut h.sampling).max_tokens = 5, "max_tokens: 4 granted, 5 handed over"),
-        (|h| h.first_token = 50, "token 50 is not in the vocabulary of 50"),
+        (|h| h.first_token = Some(50), "token 50 is not in the vocabulary of 50"),
         (|h| h.salt = Arc::from(*b"x"), "the prompt does not have the block hashes that the grant was asked with"),
         (|h| Arc::make_mut(&mut h.sampling).top_p = 0.0, "top_p is 0, but must be above 0 and at most 1"),
     ];
@@ -447,6 +453,7 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
         output_tokens: 0,
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         decode: None,
+        tail_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),
@@ -467,6 +474,7 @@ impl Node {
             key: sequence.key,
             sampled: sequence.is_last_chunk.then_some((token, None)),
             prompt_logprobs: Vec::new(),
+            hidden: Vec::new(),
         };
         let outputs = plan.sequences.iter().map(output).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));

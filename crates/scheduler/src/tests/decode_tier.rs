@@ -46,7 +46,12 @@ impl Node {
             _ => None,
         })?;
         let [sequence] = &plan.sequences[..] else { panic!("{plan:?}") };
-        let output = StepOutput { key: sequence.key, sampled: Some((41, None)), prompt_logprobs: Vec::new() };
+        let output = StepOutput {
+            key: sequence.key,
+            sampled: Some((41, None)),
+            prompt_logprobs: Vec::new(),
+            hidden: Vec::new(),
+        };
         self.now(|core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
         Some((sequence.key, sequence.range.clone()))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use baton_types::{BlockId, FinishReason, SamplingParams, TokenId};
 
-use crate::{StepOutput, StepPlan, StepSequence};
+use crate::{StepOutput, StepPlan, StepSequence, StepSlice};
 
 pub const BLOCK_TOKENS: usize = 4;
 pub const NUM_LAYERS: u32 = 3;
@@ -73,6 +73,11 @@ impl Arena {
         for sequence in &plan.sequences {
             self.compute_sequence(sequence, layer, Past::Here);
         }
+        if let Some(slice) = plan.slice.as_ref().filter(|slice| slice.layers.contains(&layer)) {
+            let before = if slice.layers.start == 0 { Vec::new() } else { hidden(slice, slice.layers.start) };
+            assert_eq!(slice.hidden, before, "{:?}", slice.sequence.key);
+            self.compute_sequence(&slice.sequence, layer, Past::Here);
+        }
     }
 
     /// One sequence's part of it.
@@ -116,6 +121,20 @@ pub fn outputs(plan: &StepPlan) -> Vec<StepOutput> {
             crate::LogitsWanted::All => vec![Default::default(); sequence.range.len()],
             _ => Vec::new(),
         },
+        hidden: Vec::new(),
     };
-    plan.sequences.iter().map(output).collect()
+    let slice = plan.slice.iter().map(|slice| {
+        let is_last = slice.layers.end == NUM_LAYERS;
+        let hidden = if is_last { Vec::new() } else { hidden(slice, slice.layers.end) };
+        StepOutput { sampled: output(&slice.sequence).sampled.filter(|_| is_last), hidden, ..output(&slice.sequence) }
+    });
+    plan.sequences.iter().map(output).chain(slice).collect()
+}
+
+/// What a tail's tokens are between two layers.
+fn hidden(slice: &StepSlice, layer: u32) -> Vec<f32> {
+    slice.sequence.tokens[slice.sequence.range.clone()]
+        .iter()
+        .map(|token| (token * NUM_LAYERS + layer) as f32)
+        .collect()
 }

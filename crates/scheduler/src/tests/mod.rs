@@ -10,4 +10,5 @@ mod moves;
 mod prefill;
 mod random;
 mod room;
+mod tails;
 pub(crate) mod world;

@@ -15,7 +15,7 @@ use crate::{
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 /// Bytes of one layer of one block.
-const SPAN_BYTES: u64 = 32;
+pub(super) const SPAN_BYTES: u64 = 32;
 
 /// A core, its clock, and what it asked for and was not looked at yet.
 pub(super) struct Node {
@@ -40,6 +40,7 @@ pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens:
         output_tokens: 0,
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
+        tail_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),
@@ -122,6 +123,7 @@ impl Node {
             key: sequence.key,
             sampled: sequence.is_last_chunk.then_some((token, None)),
             prompt_logprobs: Vec::new(),
+            hidden: Vec::new(),
         });
         let outputs = outputs.collect();
         self.after(time, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
@@ -138,7 +140,8 @@ impl Node {
     }
 
     pub(super) fn grant(&mut self, of: u64, held_blocks: u32, blocks: std::ops::Range<u32>) {
-        let reply = GrantReply { grant: GrantId(9), held_blocks, blocks: blocks.map(BlockId).collect() };
+        let reply =
+            GrantReply { grant: GrantId(9), held_blocks, blocks: blocks.map(BlockId).collect(), tail_tokens: 0 };
         self.after(MS, |core, now| core.on_grant_reply(now, key(of), Ok(reply)));
     }
 
@@ -249,6 +252,7 @@ fn prompt_logprobs_bypass_the_cache_and_come_with_the_first_token() {
             key: key(1),
             sampled: sequence.is_last_chunk.then_some((7, None)),
             prompt_logprobs: vec![Default::default(); expected.len()],
+            hidden: Vec::new(),
         };
         node.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
     }
@@ -291,7 +295,7 @@ fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly()
         PrefillEffect::Handover { handover, .. } => Some(handover.clone()),
         _ => None,
     });
-    assert_eq!((handover.grant, handover.first_token, handover.expected_bytes), (GrantId(9), 7, 6 * SPAN_BYTES));
+    assert_eq!((handover.grant, handover.first_token, handover.expected_bytes), (GrantId(9), Some(7), 6 * SPAN_BYTES));
     node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
     assert_eq!(node.core.load(Instant::now()).blocks_used, 3, "pinned until the last push is acknowledged");
     node.acknowledge(0, &third);

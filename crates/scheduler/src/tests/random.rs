@@ -38,6 +38,8 @@ fn total(seeds: std::ops::Range<u64>, faults: Faults) -> Counts {
         sum.loaded_tokens += counts.loaded_tokens;
         sum.loaded_at_decode += counts.loaded_at_decode;
         sum.local_prompts += counts.local_prompts;
+        sum.tails += counts.tails;
+        sum.followed += counts.followed;
         sum.preemptions += counts.preemptions;
         sum.taken += counts.taken;
         sum.not_taken += counts.not_taken;
@@ -59,6 +61,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
+    assert!(counts.tails > 100 && counts.followed > 100, "{counts:?}");
     assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
     assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
     assert!(counts.taken > 0 && counts.moved_tokens > 0 && counts.finished_there > 0, "{counts:?}");
@@ -81,7 +84,7 @@ fn every_request_ends_once_under_aborts_and_faults() {
     assert!(counts.finished > 500 && counts.failed > 100 && counts.aborted > 100);
     assert!(counts.failed_pushes > 100 && counts.quarantined > 100);
     assert!(counts.fetched_tokens > 0 && counts.failed_fetches > 0 && counts.spoiled_steps > 0, "{counts:?}");
-    assert!(counts.late_prefixes > 0, "{counts:?}");
+    assert!(counts.late_prefixes > 0 && counts.tails > 100 && counts.followed > 100, "{counts:?}");
     assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
 }
 

@@ -2,6 +2,7 @@
 
 mod decode_tier;
 mod fetches;
+mod jobs;
 mod moves;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, KvEventBatch, PrefixIndex};
 use baton_types::{
-    Attempt, BlockHash, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchSource, FinishReason,
-    Generation, GrantId, GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply,
-    LeaseRequest, NodeId, PrefillEvent, PrefillJob, PrefixCopy, QueueTerms, Redirect, Refused, RequestId, RequestKey,
-    SamplingParams, TokenId,
+    Attempt, BlockHash, BlockId, ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId,
+    GrantReply, GrantRequest, Handover, KvDtype, KvEvent, KvLayout, KvTransfer, LeaseReply, LeaseRequest, NodeId,
+    PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused, RequestId, RequestKey, TokenId,
 };
 
 use fetches::Fetching;
@@ -122,6 +122,8 @@ pub struct Story {
     pub granted_blocks: Option<usize>,
     /// Whether the decode node computes the prompt.
     pub is_local: bool,
+    /// Whether it computes the prompt's tail.
+    pub has_tail: bool,
     /// The attempt that counts: the first one is at the decode node that was chosen, later ones are at the other.
     pub attempt: Attempt,
     pub last_attempt: Attempt,
@@ -163,6 +165,9 @@ pub struct Counts {
     pub late_prefixes: u32,
     /// Prompts that the decode node computed.
     pub local_prompts: u32,
+    /// Prompts of which it computed the tail, and steps that took a tail through some layers before.
+    pub tails: u32,
+    pub followed: u32,
     pub preemptions: u64,
     /// Sequences that the other decode node took, and did not.
     pub taken: u32,
@@ -332,47 +337,6 @@ impl World {
         }
     }
 
-    fn job(&mut self, n: u64) -> PrefillJob {
-        let (base, len) = (self.rng.below(3), 1 + self.rng.below(40) as usize);
-        let shared = self.rng.below(40) as usize;
-        let token = |position: usize| if position < shared { base + position as u64 } else { n + position as u64 };
-        let tokens: Vec<_> = (0..len).map(|position| (token(position) % u64::from(VOCAB)) as u32).collect();
-        let sampling = SamplingParams {
-            max_tokens: 1 + self.rng.below(24) as u32,
-            stop_token_ids: vec![self.rng.below(VOCAB.into()) as u32],
-            prompt_logprobs: self.rng.chance(10).then_some(2),
-            ..SamplingParams::default()
-        };
-        // The conductor may be wrong about what is there.
-        let there = self.rng.below(45) as u32;
-        let fetch = self.rng.chance(50).then(|| FetchSource {
-            node: target().node,
-            generation: Generation(1),
-            address: String::new(),
-            tokens: there,
-        });
-        let tbt = self.rng.chance(30).then(|| Duration::from_micros(self.rng.below(3000)));
-        PrefillJob {
-            key: key(n),
-            conductor: ConductorId(self.rng.below(2)),
-            tokens: tokens.into(),
-            output_tokens: 0,
-            fetch,
-            decode: (sampling.max_tokens > 1 || self.rng.chance(50)).then(|| DecodeTarget { tbt, ..target() }),
-            sampling: Arc::new(sampling),
-            salt: Arc::from([]),
-            terms: self.queue_terms(),
-        }
-    }
-
-    fn queue_terms(&mut self) -> QueueTerms {
-        let mut time = |below| Duration::from_millis(self.rng.below(below));
-        let (patience, deadline, max_wait, compute) = (time(500), time(300), time(800), time(100));
-        let deadline = Some(deadline).filter(|_| self.rng.chance(50));
-        let (priority, value) = (self.rng.below(3) as i32, self.rng.below(5) as f64);
-        QueueTerms { priority, patience, deadline, value, max_wait, compute }
-    }
-
     /// Runs until nothing is on its way and no deadline is left.
     pub fn run(&mut self) {
         for _ in 0..1_000_000 {
@@ -484,6 +448,7 @@ impl World {
             accepted: false,
             granted_blocks: None,
             is_local: self.rng.chance(15),
+            has_tail: false,
             attempt: Attempt(0),
             last_attempt: Attempt(0),
             moving: None,
@@ -612,7 +577,9 @@ impl World {
         match effect {
             DecodeEffect::OpenGrant { key, reply, .. } => {
                 self.counts.held_blocks += u64::from(reply.held_blocks);
-                self.stories.get_mut(&key).unwrap().granted_blocks = Some(reply.blocks.len());
+                let story = self.stories.get_mut(&key).unwrap();
+                story.granted_blocks = Some(reply.blocks.len());
+                story.has_tail = reply.tail_tokens > 0;
                 if self.rng.chance(self.faults.grant) {
                     self.decode.on_release_grant(self.now, key, reply.grant);
                     return self.send(Event::GrantReply(key, Err(unavailable("open fault"))));
@@ -642,6 +609,10 @@ impl World {
             }
             DecodeEffect::RunStep(plan) => {
                 self.counts.batched_steps += u32::from(plan.sequences.len() > 1);
+                if let Some(slice) = &plan.slice {
+                    self.counts.tails += u32::from(slice.layers.end == NUM_LAYERS);
+                    self.counts.followed += u32::from(slice.layers.end < NUM_LAYERS);
+                }
                 let ok = !self.rng.chance(self.faults.step);
                 let took = Duration::from_micros(1 + self.rng.below(3000));
                 self.send_after(took, Event::DecodeStep(Arc::new(plan), ok));
@@ -702,7 +673,8 @@ impl World {
         }
         match event {
             DecodeEvent::Token { index, token, finish, queue, .. } => {
-                assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), index == 1 && !story.is_local));
+                let waited = index == 1 && !story.is_local && !story.has_tail;
+                assert_eq!((index as usize, queue.is_some()), (story.tokens.len(), waited));
                 story.tokens.push(token);
                 story.finish = finish;
                 story.decode_ends += u32::from(finish.is_some());

@@ -80,6 +80,7 @@ impl World {
             tokens,
             output_tokens,
             decode: None,
+            tail_tokens: 0,
             fetch: (!self.rng.chance(10)).then_some(source),
             ..story.job.clone()
         };

@@ -1,0 +1,249 @@
+//! Prompts of which the decode node computes the tail while the prefill node computes what comes before it (partially disaggregated prefill; Cronus, 2025).
+//!
+//! The tail follows the head's last chunk layer by layer (`decode/tail.rs`), so of a prompt's time the longer of these two parts counts, and one layer. A prompt is split where that
+//! brings its first token forward by a good part of its compute, other tails at the decode node counted, and where no stream there misses its objective by it.
+
+use std::time::Instant;
+
+use baton_types::{NodeId, QueueTerms};
+
+use super::at_decode::{CHUNK_TOKENS, UNDISTURBED};
+use super::candidates::Asked;
+use super::{Cluster, ClusterNode};
+use crate::cost::duration;
+use crate::decode::slice_layers;
+use crate::ledger::DecodeForecast;
+use crate::placement::{DecodeCandidate, PrefillPlan};
+use crate::prefill::SPLIT_CHUNKS;
+
+/// The first token has to come sooner by this part of the prompt's compute, and by so many seconds.
+const LEAST_GAIN: f64 = 0.1;
+const LEAST_SECONDS: f64 = 0.005;
+/// Where the cut may be: sixteenths of what is to be computed.
+const CUTS: u32 = 16;
+/// Most tokens of a tail: a bound on what decode nodes keep between its layers.
+const MAX_TAIL_TOKENS: u32 = 4096;
+
+/// A prompt that is cut in two.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Cut {
+    /// Last tokens of the prompt, which the decode node computes.
+    pub tail_tokens: u32,
+    /// Seconds that the decode node is busy with them.
+    pub tail: f64,
+    /// Seconds of the prefill node's part.
+    pub head: f64,
+    /// Seconds after the prefill node's part until the first token.
+    pub after: f64,
+}
+
+impl Cut {
+    /// Seconds from the prompt's turn to its first token.
+    fn finish(&self) -> f64 {
+        self.head + self.after
+    }
+}
+
+impl Cluster {
+    /// Where to cut a prompt that is to be computed by this plan; `None` where it had better not be.
+    pub(super) fn cut(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        prefill: &NodeId,
+        plan: &PrefillPlan,
+        decode: Option<&DecodeCandidate<'_>>,
+    ) -> Option<Cut> {
+        let request = asked.request;
+        if !self.config.splits_prompts || !request.wants_decode || request.bypass_cache {
+            return None;
+        }
+        let (from, to) = (self.nodes.get(prefill)?, self.nodes.get(decode?.node)?);
+        let is_able = |node: &ClusterNode| node.info().splits_prompts;
+        let is_alike = from.info().numerics == to.info().numerics
+            && from.info().layout.block_tokens == to.info().layout.block_tokens;
+        if !is_able(from) || !is_able(to) || !is_alike {
+            return None;
+        }
+        // Other tails that are still to be computed there when the head's turn comes.
+        let turn = plan.ahead.max(plan.transfer);
+        let busy = (to.charges.backlog.total(now) - turn).max(0.0);
+        // Who decodes there by then.
+        let batch = self.expected_at(now, now + duration(turn), to);
+        let cuts = self.cut_points(request.prompt_tokens, plan.matched_tokens, from.info().layout.block_tokens);
+        let cuts = cuts.filter_map(|head_end| self.cut_at(asked, (from, to), plan, (busy, batch), head_end));
+        let best = cuts.min_by(|a, b| a.finish().total_cmp(&b.finish()))?;
+        let gain = plan.compute - best.finish();
+        (gain >= (plan.compute * LEAST_GAIN).max(LEAST_SECONDS)).then_some(best)
+    }
+
+    /// Positions at which a prompt may be cut: block boundaries, something before and behind them.
+    fn cut_points(&self, tokens: u32, matched: u32, block_tokens: u32) -> impl Iterator<Item = u32> {
+        let uncached = tokens.saturating_sub(matched);
+        let points =
+            (1..CUTS).map(move |part| matched + (u64::from(uncached) * u64::from(part) / u64::from(CUTS)) as u32);
+        let whole = points.map(move |point| point / block_tokens * block_tokens);
+        whole.filter(move |point| *point > matched && *point < tokens && tokens - point <= MAX_TAIL_TOKENS)
+    }
+
+    fn cut_at(
+        &self,
+        asked: Asked<'_>,
+        (from, to): (&ClusterNode, &ClusterNode),
+        plan: &PrefillPlan,
+        (busy, batch): (f64, DecodeForecast),
+        head_end: u32,
+    ) -> Option<Cut> {
+        let tokens = asked.request.prompt_tokens;
+        let tail_tokens = tokens - head_end;
+        let seconds = |node: &ClusterNode, tokens, cached| {
+            node.speed.seconds(self.costs[node.class].1.prefill.one_chunk(tokens, cached))
+        };
+        let head = from.speed.seconds(self.costs[from.class].1.prefill.prompt(head_end, plan.matched_tokens));
+        // As the node cuts it into chunks.
+        let chunk = self.costs[from.class].1.prefill.chunk_rows().max(1);
+        let (rows, most) = (head_end - plan.matched_tokens, SPLIT_CHUNKS as u32 * chunk);
+        let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
+        let last = seconds(from, head_end, head_end - last);
+        let alone = seconds(to, tokens, head_end);
+        let (layers, per_step) = (to.info().layout.num_layers.max(1), self.layers_of_step(to, tail_tokens));
+        let slices = f64::from(layers.div_ceil(per_step));
+        let DecodeForecast { sequences, kv_tokens, .. } = batch;
+        let (step, high_step) = match sequences > 0.0 {
+            false => (0.0, 0.0),
+            true => (self.step_seconds(to, sequences, kv_tokens), self.high_step_seconds(to, sequences, kv_tokens)),
+        };
+        let with_slice = high_step + alone / slices;
+        let breaks = to.charges.has_tbt_limit_below(with_slice) || sequences > 0.0 && with_slice > UNDISTURBED;
+        if breaks {
+            return None;
+        }
+        let tail = alone + slices * step;
+        // The tail begins a layer after the head's last chunk, and ends a layer after it.
+        let layers = f64::from(layers);
+        let begins = (head - last + last / layers).max(busy);
+        let after = (begins + tail - head).max(tail / layers);
+        Some(Cut { tail_tokens, tail, head, after })
+    }
+
+    /// Layers that a step takes a tail through.
+    fn layers_of_step(&self, node: &ClusterNode, tail_tokens: u32) -> u32 {
+        let chunk = match node.info().profile.chunk_tokens {
+            0 => CHUNK_TOKENS,
+            chunk => chunk,
+        };
+        slice_layers(chunk, node.info().layout.num_layers, tail_tokens)
+    }
+
+    /// The head on its terms, with what it does to the order of the prefill node's queue.
+    pub(super) fn head_of(
+        &self,
+        now: Instant,
+        asked: Asked<'_>,
+        prefill: &NodeId,
+        plan: &PrefillPlan,
+        cut: &Cut,
+    ) -> (PrefillPlan, QueueTerms, usize) {
+        let terms = self.placement.terms(asked.request, cut.head);
+        let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: cut.head, ..*plan });
+        (plan, terms, broken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_types::{NodeInfo, NodeRole, Slo, Tbt};
+
+    use super::super::ClusterConfig;
+    use super::super::tests::{info, key, place, request};
+    use super::*;
+    use crate::placement::{Placement, PlacementRequest};
+
+    /// One prefill and one decode node, 1 ms a token.
+    fn pair(now: Instant, change: impl Fn(&mut NodeInfo)) -> Cluster {
+        let mut cluster = Cluster::new(ClusterConfig { splits_prompts: true, ..ClusterConfig::default() });
+        for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
+            let mut info = info(name, role, 1);
+            (info.layout.num_layers, info.layout.num_blocks) = (30, 1000);
+            change(&mut info);
+            cluster.on_node_joined(now, info);
+        }
+        cluster
+    }
+
+    fn long(n: u128, prompt_tokens: u32) -> PlacementRequest<'static> {
+        PlacementRequest { prompt_tokens, ..request(n, &[]) }
+    }
+
+    fn placed(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Placement {
+        place(cluster, now, request).unwrap()
+    }
+
+    #[test]
+    fn two_nodes_that_are_idle_take_a_half_each() {
+        let now = Instant::now();
+        let mut cluster = pair(now, |_| {});
+        let split = placed(&mut cluster, now, &long(0, 1600));
+        assert!((700..=800).contains(&split.tail_tokens) && split.tail_tokens.is_multiple_of(16), "{split:?}");
+        let ttft = split.estimated_ttft.0.as_secs_f64();
+        assert!((0.8..0.95).contains(&ttft), "{ttft} s of 1.6 alone");
+        // The next one's turn comes when both are about to be free.
+        let next = placed(&mut cluster, now, &long(1, 1600));
+        assert!((600..=800).contains(&next.tail_tokens), "{next:?}");
+        assert!((1.6..1.9).contains(&next.estimated_ttft.0.as_secs_f64()), "{next:?}");
+        (0..2).for_each(|n| cluster.on_ended(now, key(n)));
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()), "{cluster:?}");
+    }
+
+    #[test]
+    fn a_decode_node_with_tails_to_compute_takes_less() {
+        let now = Instant::now();
+        let mut cluster = pair(now, |_| {});
+        placed(&mut cluster, now, &long(0, 1600));
+        let backlog = cluster.nodes.get(&"d0".parse().unwrap()).unwrap().charges.backlog.total(now);
+        assert!(backlog > 0.5, "{backlog}");
+        // The first one's head is given back, as if it had been done early.
+        let p0 = "p0".parse().unwrap();
+        cluster.nodes.get_mut(&p0).unwrap().charges.backlog.remove(now, key(0));
+        let next = placed(&mut cluster, now, &long(1, 1600));
+        assert!(next.tail_tokens > 0 && next.tail_tokens < 500, "{next:?}");
+    }
+
+    #[test]
+    fn a_prompt_is_whole_where_a_cut_would_not_do() {
+        let now = Instant::now();
+        let tail = |change: fn(&mut NodeInfo), request: &PlacementRequest<'_>| {
+            placed(&mut pair(now, change), now, request).tail_tokens
+        };
+        let wanted = long(0, 1600);
+        assert!(tail(|_| {}, &wanted) > 0);
+        assert_eq!(tail(|info| info.splits_prompts = info.role == NodeRole::Prefill, &wanted), 0, "an older node");
+        assert_eq!(tail(|info| info.numerics = info.node.to_string(), &wanted), 0, "other bits");
+        assert_eq!(tail(|_| {}, &PlacementRequest { bypass_cache: true, ..wanted }), 0, "all log-probabilities");
+        assert_eq!(tail(|_| {}, &PlacementRequest { wants_decode: false, max_tokens: 1, ..wanted }), 0);
+        assert_eq!(tail(|_| {}, &long(0, 16)), 0, "one block");
+        let slow: fn(&mut NodeInfo) = |info| {
+            if info.role == NodeRole::Decode {
+                info.profile.prefill_base = 5.0;
+            }
+        };
+        assert_eq!(tail(slow, &wanted), 0, "the tail would take longer than all of it");
+    }
+
+    #[test]
+    fn streams_whose_objective_leaves_no_time_for_a_slice_are_left_alone() {
+        let now = Instant::now();
+        let mut cluster = pair(now, |_| {});
+        let tbt = Some(Tbt(Duration::from_millis(20)));
+        let strict = PlacementRequest { slo: Slo { ttft: None, tbt }, ..long(0, 64) };
+        placed(&mut cluster, now, &strict);
+        cluster.on_first_token(now, key(0));
+        let tokens = placed(&mut cluster, now, &long(1, 1600)).tail_tokens;
+        assert_eq!(tokens, 0, "a step takes 11 ms, and a layer of any tail worth it as long again");
+        cluster.on_ended(now, key(0));
+        cluster.on_ended(now, key(1));
+        assert!(placed(&mut cluster, now, &long(2, 1600)).tail_tokens > 0);
+    }
+}

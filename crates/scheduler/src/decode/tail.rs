@@ -1,0 +1,165 @@
+//! Ends of prompts that this node computes while a prefill node computes their beginnings (partially disaggregated prefill).
+//!
+//! ```text
+//!   prefill node:  head, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ...            hand-over with the grant, without a token
+//!                       └ push       └ push     └ push
+//!   here:                 tail, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ... ─▶ the first token; the sequence joins the batch
+//! ```
+//!
+//! The tail attends to the head, so its layers follow the head's as they arrive: both nodes compute at the same time, and the head's KV is where it is needed anyway. A step takes
+//! the tail through a few layers beside the batch, not a few tokens through all of them: a chunk could not begin before the head's last layer is here. The layers of a step are as
+//! many as cost a part of what a chunk of [`crate::DecodeConfig::prompt_budget`] tokens does.
+//!
+//! Where the sequence gives way before its first token, all of the prompt is computed here, in chunks, like any other that has lost its blocks.
+
+use std::ops::Range;
+
+use baton_types::{ErrorKind, FinishReason, GrantRequest, Refused, RequestKey};
+
+use super::batch::Events;
+use super::{DecodeCore, Phase, Sequence};
+use crate::step::{StepOutput, StepSlice};
+
+/// Most of them at once: each keeps its tokens' hidden numbers, and they are computed one after the other.
+const MAX_TAILS: usize = 4;
+
+/// Slices to the cost of a chunk: they have next to no fixed cost of their own, so streams need not wait for long ones.
+const SLICES_PER_CHUNK: u32 = 4;
+
+/// Layers that a step takes a tail through, beside a batch whose chunks of prompts have `chunk_tokens` tokens.
+pub(crate) fn slice_layers(chunk_tokens: u32, num_layers: u32, tail_tokens: u32) -> u32 {
+    let most = chunk_tokens.saturating_mul(num_layers) / tail_tokens.saturating_mul(SLICES_PER_CHUNK).max(1);
+    most.clamp(1, num_layers)
+}
+
+/// How far one is.
+#[derive(Debug)]
+pub(super) struct Tail {
+    /// Its first token; those before it come from the prefill node.
+    from: usize,
+    /// Layers that are computed.
+    layers: u32,
+    /// Its numbers between two layers, while the engine does not have them.
+    hidden: Vec<f32>,
+}
+
+impl Tail {
+    pub(super) fn new(from: usize) -> Self {
+        Self { from, layers: 0, hidden: Vec::new() }
+    }
+
+    pub(super) fn from(&self) -> usize {
+        self.from
+    }
+}
+
+/// The slice of a step.
+#[derive(Debug)]
+pub(super) struct RunningSlice {
+    pub key: RequestKey,
+    layers: Range<u32>,
+}
+
+impl Sequence {
+    /// Layers of the head that are here whole, the first so many.
+    fn head_layers(&self, num_layers: u32) -> u32 {
+        if self.phase != Phase::Granted {
+            return num_layers;
+        }
+        let in_order = self.pushes.iter().zip(0..).take_while(|(push, number)| push.number() == *number);
+        in_order.last().map_or(0, |(push, _)| push.layers().min(num_layers))
+    }
+}
+
+impl DecodeCore {
+    /// The first token of the prompt that is computed here, if the tail that was asked for is: `held` leading blocks are in the cache.
+    pub(super) fn accept_tail(&self, request: &GrantRequest, held: usize) -> Option<usize> {
+        let block_tokens = self.config.model.block_tokens();
+        let from = request.prompt_tokens.checked_sub(request.tail_tokens)? as usize;
+        let is_asked = request.tail_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_foreign;
+        let is_worth_it = from > held * block_tokens && self.tails.len() < MAX_TAILS;
+        (is_asked && is_worth_it).then_some(from)
+    }
+
+    /// Drops those that are over.
+    pub(super) fn prune_tails(&mut self) {
+        let sequences = &self.sequences;
+        self.tails.retain(|key| sequences.get(key).is_some_and(|it| it.tail.is_some() && !it.ended));
+    }
+
+    /// The next layers of the oldest tail that can get on.
+    pub(super) fn next_slice(&mut self) -> Option<StepSlice> {
+        self.prune_tails();
+        let num_layers = self.config.model.layout.num_layers;
+        let can_go_on = |key: &&RequestKey| {
+            let Some(sequence) = self.sequences.get(key) else { return false };
+            let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_over.is_some();
+            let behind = |tail: &Tail| tail.layers < sequence.head_layers(num_layers);
+            is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
+        };
+        let key = *self.tails.iter().find(can_go_on)?;
+        let sequence = self.sequences.get_mut(&key)?;
+        let here = sequence.head_layers(num_layers);
+        let tail = sequence.tail.as_mut()?;
+        let tokens = sequence.prompt_tokens - tail.from;
+        let most = slice_layers(self.config.prompt_budget as u32, num_layers, tokens as u32);
+        let layers = tail.layers..here.min(tail.layers + most);
+        let hidden = std::mem::take(&mut tail.hidden);
+        let sequence = self.sequences.get_mut(&key)?;
+        let part = sequence.step_sequence(key, tokens)?;
+        sequence.in_step = true;
+        Some(StepSlice { sequence: part, layers, hidden })
+    }
+
+    /// Takes in what a step gave for its slice; tells why the first token is the last one, if it is.
+    pub(super) fn on_slice_done(
+        &mut self,
+        RunningSlice { key, layers }: &RunningSlice,
+        result: Result<Option<StepOutput>, &Refused>,
+        events: &mut Events,
+    ) -> Option<FinishReason> {
+        let key = *key;
+        let sequence = self.sequences.get_mut(&key).expect("a sequence in a step stays until the step is over");
+        sequence.in_step = false;
+        if sequence.ended {
+            self.release_if_unused(key);
+            return None;
+        }
+        let is_last = layers.end == self.config.model.layout.num_layers;
+        let output = match result {
+            Ok(Some(output)) if output.sampled.is_some() == is_last => output,
+            Ok(output) => {
+                let sampled = output.and_then(|output| output.sampled);
+                let message = format!("layers {layers:?} of the tail gave {sampled:?}");
+                self.fail(key, Refused { kind: ErrorKind::Internal, message });
+                return None;
+            }
+            Err(Refused { kind, message }) => {
+                self.fail(key, Refused { kind: *kind, message: format!("the engine failed: {message}") });
+                return None;
+            }
+        };
+        let Some((token, logprobs)) = output.sampled else {
+            if let Some(tail) = &mut sequence.tail {
+                (tail.layers, tail.hidden) = (layers.end, output.hidden);
+            }
+            return None;
+        };
+        if sequence.phase == Phase::Granted {
+            let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+            let message = format!("all layers were said to be here with {arrived} of {expected} bytes");
+            self.fail(key, Refused { kind: ErrorKind::DataLoss, message });
+            return None;
+        }
+        sequence.tail = None;
+        sequence.num_computed_tokens = sequence.prompt_tokens;
+        self.complete_blocks(key);
+        self.on_token(key, token, logprobs, events)
+    }
+}
+
+impl From<&StepSlice> for RunningSlice {
+    fn from(slice: &StepSlice) -> Self {
+        Self { key: slice.sequence.key, layers: slice.layers.clone() }
+    }
+}
