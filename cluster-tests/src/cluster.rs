@@ -239,6 +239,21 @@ impl Cluster {
         .await
     }
 
+    /// Ends the first node of a role as a crash would, and starts it again, without its cache; returns once the conductor has noticed both.
+    pub async fn restart(&mut self, builder: &Builder, role: &str) -> anyhow::Result<()> {
+        let nodes = self.prefill.len() + self.decode.len();
+        let conductor = format!("http://{}", self.conductor.ready.grpc);
+        self.of_role(role).remove(0).kill().await?;
+        self.wait_ready(nodes - 1).await?;
+        let node = builder.start_node(role, 0, &conductor, self.folder()).await?;
+        self.of_role(role).push(node);
+        self.wait_ready(nodes).await
+    }
+
+    fn of_role(&mut self, role: &str) -> &mut Vec<Process> {
+        if role == "prefill" { &mut self.prefill } else { &mut self.decode }
+    }
+
     /// Drains everything, the conductor first, and checks that each process ended well.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.conductor.stop().await.context("conductor")?;

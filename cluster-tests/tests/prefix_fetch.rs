@@ -19,15 +19,6 @@ fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|i| 1000 + i * 7919 % 40_000).collect()
 }
 
-/// Ends the prefill node as a crash would and starts it again, without its cache.
-async fn restart_prefill(cluster: &mut Cluster, builder: &Builder, nodes: usize) -> anyhow::Result<()> {
-    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
-    cluster.prefill.remove(0).kill().await?;
-    cluster.wait_ready(nodes - 1).await?;
-    cluster.prefill.push(builder.start_node("prefill", 0, &conductor, cluster.folder()).await?);
-    cluster.wait_ready(nodes).await
-}
-
 fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
     answer.finished.timeline.as_ref().and_then(|timeline| timeline.prefix_fetch.clone())
 }
@@ -43,7 +34,7 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
         let ask = Ask::tokens(prompt(PROMPT_TOKENS)).max_tokens(8).ignore_eos();
         let computed = cluster.ask(ask.clone()).await?;
         assert_eq!((computed.cached_tokens(), prefix_fetch(&computed)), (0, None));
-        restart_prefill(&mut cluster, &builder, 2).await?;
+        cluster.restart(&builder, "prefill").await?;
         let brought = cluster.ask(ask.clone()).await?;
         let fetch = prefix_fetch(&brought).unwrap();
         println!(
@@ -72,7 +63,7 @@ async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
     let mut cluster = builder.clone().start().await?;
     let ask = Ask::tokens(prompt(400)).max_tokens(2).ignore_eos();
     let first = cluster.ask(ask.clone()).await?;
-    restart_prefill(&mut cluster, &builder, 2).await?;
+    cluster.restart(&builder, "prefill").await?;
     let second = cluster.ask(ask).await?;
     assert_eq!((second.cached_tokens(), prefix_fetch(&second)), (0, None));
     assert_eq!(second.token_ids, first.token_ids);
@@ -93,7 +84,7 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
     let (expected, expected_alone) = (cluster.ask(with_decode.clone()).await?, cluster.ask(alone.clone()).await?);
     let mut cut_off = 0;
     for round in 0..8 {
-        restart_prefill(&mut cluster, &builder, 2).await?;
+        cluster.restart(&builder, "prefill").await?;
         let holder = cluster.decode.remove(0);
         let granted = "baton_node_leases_total{outcome=\"granted\"}";
         let before = holder.metric(granted).await?;
@@ -143,7 +134,7 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     let expected = cluster.ask(whole.clone()).await?.token_ids;
     let mut was_late = false;
     for round in 0..6 {
-        restart_prefill(&mut cluster, &builder, 2).await?;
+        cluster.restart(&builder, "prefill").await?;
         let holder = &cluster.decode[0];
         let before = holder.metric(granted).await?;
         let (answer, other) = tokio::try_join!(cluster.ask(whole.clone()), async {
@@ -171,7 +162,7 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     assert!(was_late, "no step ever waited for the holder");
 
     // It stands still before it is asked: nobody waits for its answer for long, and the lease that it gives later comes back to it.
-    restart_prefill(&mut cluster, &builder, 2).await?;
+    cluster.restart(&builder, "prefill").await?;
     let holder = &cluster.decode[0];
     let before = holder.metric(granted).await?;
     signal(holder.pid(), "STOP");
@@ -206,7 +197,7 @@ async fn each_turn_of_a_conversation_computes_its_new_text_alone() -> anyhow::Re
     for (turn, subject) in subjects.iter().enumerate() {
         if turn % 3 == 2 {
             // The next turn is computed on a node that has seen nothing of the conversation.
-            restart_prefill(&mut cluster, &builder, 3).await?;
+            cluster.restart(&builder, "prefill").await?;
         }
         messages.push(("user".into(), format!("Turn {turn}: say something short about {subject}, please.")));
         let asked: Vec<_> = messages.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use baton_cluster_tests::{Ask, Builder, Cluster, model};
+use baton_cluster_tests::{Ask, Cluster, model};
 use tokio::task::JoinSet;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -74,17 +74,6 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
     Ok(())
 }
 
-/// Ends a node as a crash would, and starts it again.
-async fn restart(cluster: &mut Cluster, builder: &Builder, role: &str) -> anyhow::Result<()> {
-    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
-    let nodes = if role == "prefill" { &mut cluster.prefill } else { &mut cluster.decode };
-    nodes.remove(0).kill().await?;
-    let node = builder.start_node(role, 0, &conductor, cluster.folder()).await?;
-    let nodes = if role == "prefill" { &mut cluster.prefill } else { &mut cluster.decode };
-    nodes.push(node);
-    Ok(())
-}
-
 #[tokio::test]
 async fn either_node_may_die_in_the_middle_of_a_prompt() -> anyhow::Result<()> {
     let profile = tempfile::NamedTempFile::new()?;
@@ -108,9 +97,8 @@ async fn either_node_may_die_in_the_middle_of_a_prompt() -> anyhow::Result<()> {
     for (n, role) in [(0, "prefill"), (1, "decode"), (2, "prefill")] {
         // Nothing of it may be cached.
         for role in ["prefill", "decode"] {
-            restart(&mut cluster, &builder, role).await?;
+            cluster.restart(&builder, role).await?;
         }
-        cluster.wait_ready(2).await?;
         let (before, retries) = (split(&cluster).await?, cluster.conductor.metric(RETRIES).await?);
         let mut client = cluster.inference();
         let mut asked = JoinSet::new();
@@ -127,11 +115,10 @@ async fn either_node_may_die_in_the_middle_of_a_prompt() -> anyhow::Result<()> {
         // Both are at it: alone it would take two seconds.
         tokio::time::sleep(SECOND / 2).await;
         assert_eq!(split(&cluster).await?, before + 1.0);
-        restart(&mut cluster, &builder, role).await?;
+        cluster.restart(&builder, role).await?;
         assert_eq!(asked.join_next().await.unwrap()??, expected[n], "the {role} node died");
         assert!(cluster.conductor.metric(RETRIES).await? > retries, "the {role} node was not missed");
     }
-    cluster.wait_ready(2).await?;
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

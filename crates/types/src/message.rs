@@ -258,7 +258,7 @@ impl FetchReport {
 pub enum DecodeEvent {
     /// One more token.
     Token {
-        /// Index in the output; the prefill node's token is 0.
+        /// Index in the output; 0 is the prefill node's token, or this node's where it computes the prompt's tail.
         index: u32,
         /// The token.
         token: TokenId,

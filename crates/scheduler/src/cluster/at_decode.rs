@@ -14,9 +14,17 @@ use crate::placement::{DecodeCandidate, PrefillPlan};
 /// Chunks of a prompt that count as short.
 const SHORT_CHUNKS: u32 = 4;
 /// Where a node does not say how long its chunks are.
-pub(super) const CHUNK_TOKENS: u32 = 64;
+const CHUNK_TOKENS: u32 = 64;
 /// Seconds between tokens that a stream without an objective may take where a prompt is computed beside it.
-pub(super) const UNDISTURBED: f64 = 0.1;
+const UNDISTURBED: f64 = 0.1;
+
+/// Tokens of a prompt that a decode node takes into a step beside its batch.
+pub(super) fn chunk_beside_batch(node: &ClusterNode) -> u32 {
+    match node.info().profile.chunk_tokens {
+        0 => CHUNK_TOKENS,
+        told => told,
+    }
+}
 
 /// A prompt at a decode node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,18 +48,12 @@ impl Cluster {
         let block_tokens = info.layout.block_tokens;
         // The last token is always computed.
         let held = held.min(request.prompt_tokens.saturating_sub(1) / block_tokens);
-        let (matched_tokens, chunk) =
-            (held * block_tokens, if info.profile.chunk_tokens > 0 { info.profile.chunk_tokens } else { CHUNK_TOKENS });
+        let (matched_tokens, chunk) = (held * block_tokens, chunk_beside_batch(node));
         let chunks = (request.prompt_tokens - matched_tokens).div_ceil(chunk).max(1);
         let cost = &self.costs[node.class].1.prefill;
         let alone = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
-        let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
-        let (step, high_step) = match charges.sequences() {
-            0 => (0.0, 0.0),
-            _ => (self.step_seconds(node, sequences, kv_tokens), self.high_step_seconds(node, sequences, kv_tokens)),
-        };
-        let with_chunk = high_step + alone / f64::from(chunks);
-        let breaks = charges.has_tbt_limit_below(with_chunk) || charges.sequences() > 0 && with_chunk > UNDISTURBED;
+        let batch = (charges.sequences() as f64, charges.kv_tokens as f64);
+        let (step, breaks) = self.step_beside(node, batch, alone / f64::from(chunks));
         let plan = PrefillPlan {
             matched_tokens,
             transfer: 0.0,
@@ -61,6 +63,23 @@ impl Cluster {
             passed: 0,
         };
         PromptAtDecode { plan, disturbs: breaks || chunks > SHORT_CHUNKS }
+    }
+
+    /// Seconds of a step of a batch of so many sequences and tokens of KV, and whether a stream of the node would miss its objective by a step that takes so many `seconds` more for a part of a
+    /// prompt.
+    pub(super) fn step_beside(
+        &self,
+        node: &ClusterNode,
+        (sequences, kv_tokens): (f64, f64),
+        seconds: f64,
+    ) -> (f64, bool) {
+        let (step, high_step) = match sequences > 0.0 {
+            false => (0.0, 0.0),
+            true => (self.step_seconds(node, sequences, kv_tokens), self.high_step_seconds(node, sequences, kv_tokens)),
+        };
+        let with_part = high_step + seconds;
+        let breaks = node.charges.has_tbt_limit_below(with_part) || sequences > 0.0 && with_part > UNDISTURBED;
+        (step, breaks)
     }
 
     /// The pair that was chosen, or the decode node that does the whole better.

@@ -292,6 +292,16 @@ impl Cluster {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
         // The node's knows whether the first token is out.
         let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
+        // The tail, if there is one, is not computed there any more, nor at the other one.
+        if let Some(charged) = self.charges.get_mut(&key)
+            && let Some(index) = charged.helpers.iter().position(|helper| *helper == from)
+        {
+            charged.helpers.remove(index);
+            if let Some(node) = super::charged(&mut self.nodes, &from) {
+                node.charges.backlog.remove(now, key);
+                node.charges.requests -= 1;
+            }
+        }
         if let Some(node) = self.nodes.get_mut(to) {
             let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
             let moved = DecodeCharge { begins, charged: now, ..charge };

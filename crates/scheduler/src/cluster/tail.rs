@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use baton_types::{NodeId, QueueTerms};
 
-use super::at_decode::{CHUNK_TOKENS, UNDISTURBED};
+use super::at_decode::chunk_beside_batch;
 use super::candidates::Asked;
 use super::{Cluster, ClusterNode};
 use crate::cost::duration;
@@ -106,15 +106,9 @@ impl Cluster {
         let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
         let last = seconds(from, head_end, head_end - last);
         let alone = seconds(to, tokens, head_end);
-        let (layers, per_step) = (to.info().layout.num_layers.max(1), self.layers_of_step(to, tail_tokens));
-        let slices = f64::from(layers.div_ceil(per_step));
-        let DecodeForecast { sequences, kv_tokens, .. } = batch;
-        let (step, high_step) = match sequences > 0.0 {
-            false => (0.0, 0.0),
-            true => (self.step_seconds(to, sequences, kv_tokens), self.high_step_seconds(to, sequences, kv_tokens)),
-        };
-        let with_slice = high_step + alone / slices;
-        let breaks = to.charges.has_tbt_limit_below(with_slice) || sequences > 0.0 && with_slice > UNDISTURBED;
+        let layers = to.info().layout.num_layers.max(1);
+        let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, tail_tokens)));
+        let (step, breaks) = self.step_beside(to, (batch.sequences, batch.kv_tokens), alone / slices);
         if breaks {
             return None;
         }
@@ -124,15 +118,6 @@ impl Cluster {
         let begins = (head - last + last / layers).max(busy);
         let after = (begins + tail - head).max(tail / layers);
         Some(Cut { tail_tokens, tail, head, after })
-    }
-
-    /// Layers that a step takes a tail through.
-    fn layers_of_step(&self, node: &ClusterNode, tail_tokens: u32) -> u32 {
-        let chunk = match node.info().profile.chunk_tokens {
-            0 => CHUNK_TOKENS,
-            chunk => chunk,
-        };
-        slice_layers(chunk, node.info().layout.num_layers, tail_tokens)
     }
 
     /// The head on its terms, with what it does to the order of the prefill node's queue.
@@ -209,6 +194,24 @@ mod tests {
         cluster.nodes.get_mut(&p0).unwrap().charges.backlog.remove(now, key(0));
         let next = placed(&mut cluster, now, &long(1, 1600));
         assert!(next.tail_tokens > 0 && next.tail_tokens < 500, "{next:?}");
+    }
+
+    #[test]
+    fn a_tail_is_given_back_with_the_decode_node_that_was_to_compute_it() {
+        let now = Instant::now();
+        let mut cluster = pair(now, |_| {});
+        let mut other = info("d1", NodeRole::Decode, 1);
+        (other.layout.num_layers, other.layout.num_blocks) = (30, 1000);
+        cluster.on_node_joined(now, other);
+        let split = placed(&mut cluster, now, &long(0, 1600));
+        let (was, other): (NodeId, NodeId) = (split.decode.unwrap(), "d1".parse().unwrap());
+        let other = if was == other { "d0".parse().unwrap() } else { other };
+        assert!(split.tail_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
+        cluster.move_decode(now, key(0), &other);
+        assert!(cluster.nodes.get(&was).unwrap().charges.is_zero());
+        assert_eq!(cluster.nodes.get(&other).unwrap().charges.pending(), 0, "it computes none of it");
+        cluster.on_ended(now, key(0));
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()));
     }
 
     #[test]

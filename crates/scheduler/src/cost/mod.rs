@@ -144,16 +144,18 @@ impl PrefillCost {
 
     /// Seconds to compute a prompt of `tokens` tokens of which the first `cached` are here.
     pub fn prompt(&self, tokens: u32, cached: u32) -> f64 {
-        let uncached = tokens.saturating_sub(cached);
-        let up_to = |n: u32| f64::from(n) * (f64::from(n) + 1.0) / 2.0;
-        let steps = uncached.div_ceil(self.chunk).max(1);
-        self.fit.predict(&[f64::from(steps), f64::from(uncached), up_to(tokens) - up_to(tokens.min(cached))])
+        self.in_steps(tokens.saturating_sub(cached).div_ceil(self.chunk).max(1), tokens, cached)
     }
 
     /// The same in one step, however many they are.
     pub fn one_chunk(&self, tokens: u32, cached: u32) -> f64 {
+        self.in_steps(1, tokens, cached)
+    }
+
+    fn in_steps(&self, steps: u32, tokens: u32, cached: u32) -> f64 {
+        let uncached = f64::from(tokens.saturating_sub(cached));
         let up_to = |n: u32| f64::from(n) * (f64::from(n) + 1.0) / 2.0;
-        self.fit.predict(&[1.0, f64::from(tokens.saturating_sub(cached)), up_to(tokens) - up_to(tokens.min(cached))])
+        self.fit.predict(&[f64::from(steps), uncached, up_to(tokens) - up_to(tokens.min(cached))])
     }
 
     fn observe(&mut self, rows: u32, attended: u64, seconds: f64) {

@@ -79,19 +79,8 @@ impl DecodeCore {
             return None;
         }
         let is_last_chunk = range.end == sequence.num_tokens();
-        let output = match result {
-            Ok(Some(output)) if output.sampled.is_some() == is_last_chunk => output,
-            Ok(output) => {
-                let sampled = output.and_then(|output| output.sampled);
-                let message = format!("the step sampled {sampled:?}, last chunk: {is_last_chunk}");
-                self.fail(key, Refused { kind: ErrorKind::Internal, message });
-                return None;
-            }
-            Err(Refused { kind, message }) => {
-                self.fail(key, Refused { kind: *kind, message: format!("the engine failed: {message}") });
-                return None;
-            }
-        };
+        let output = self.check_output(key, is_last_chunk, result)?;
+        let sequence = self.sequences.get_mut(&key)?;
         sequence.num_computed_tokens = range.end;
         if let Some(local) = &mut sequence.local {
             local.prompt_logprobs.extend(output.prompt_logprobs);
@@ -103,6 +92,27 @@ impl DecodeCore {
             true => self.on_first_token(now, key, token, logprobs),
             false => self.on_token(key, token, logprobs, events),
         }
+    }
+
+    /// What a step gave for a sequence that goes on; fails the sequence where the step failed, or drew no token at its end, or one before.
+    pub(super) fn check_output(
+        &mut self,
+        key: RequestKey,
+        is_last: bool,
+        result: Result<Option<StepOutput>, &Refused>,
+    ) -> Option<StepOutput> {
+        match result {
+            Ok(Some(output)) if output.sampled.is_some() == is_last => return Some(output),
+            Ok(output) => {
+                let sampled = output.and_then(|output| output.sampled);
+                let message = format!("the step sampled {sampled:?}, last part: {is_last}");
+                self.fail(key, Refused { kind: ErrorKind::Internal, message });
+            }
+            Err(Refused { kind, message }) => {
+                self.fail(key, Refused { kind: *kind, message: format!("the engine failed: {message}") });
+            }
+        }
+        None
     }
 
     pub(super) fn fail(&mut self, key: RequestKey, refused: Refused) {

@@ -43,7 +43,7 @@ pub enum DecodeEffect {
         /// Whether the sequence is this node's now.
         result: Result<(), Refused>,
     },
-    /// Run a step: one token per sequence, and chunks of what is to be computed here. Answer: `on_step_done`.
+    /// Run a step: one token per sequence, and layers of a prompt's tail, or chunks of what is to be computed here. Answer: `on_step_done`.
     RunStep(StepPlan),
     /// About other nodes that read here.
     Lease(LeaseEffect),

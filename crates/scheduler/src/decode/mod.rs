@@ -3,6 +3,7 @@
 //! ```text
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
 //!                                                   on_handover ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//!     of a prompt whose tail is computed here, before the bytes: layers of it as the head's arrive, `tail.rs`   │
 //!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
 //!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ where blocks run out: `room.rs`
 //! ```

@@ -99,16 +99,13 @@ impl DecodeCore {
         };
         let key = *self.tails.iter().find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
-        let here = sequence.head_layers(num_layers);
-        let tail = sequence.tail.as_mut()?;
-        let tokens = sequence.prompt_tokens - tail.from;
+        let tokens = sequence.prompt_tokens - sequence.tail.as_ref()?.from;
+        let (here, part) = (sequence.head_layers(num_layers), sequence.step_sequence(key, tokens)?);
         let most = slice_layers(self.config.prompt_budget as u32, num_layers, tokens as u32);
-        let layers = tail.layers..here.min(tail.layers + most);
-        let hidden = std::mem::take(&mut tail.hidden);
-        let sequence = self.sequences.get_mut(&key)?;
-        let part = sequence.step_sequence(key, tokens)?;
         sequence.in_step = true;
-        Some(StepSlice { sequence: part, layers, hidden })
+        let tail = sequence.tail.as_mut()?;
+        let layers = tail.layers..here.min(tail.layers + most);
+        Some(StepSlice { sequence: part, layers, hidden: std::mem::take(&mut tail.hidden) })
     }
 
     /// Takes in what a step gave for its slice; tells why the first token is the last one, if it is.
@@ -126,19 +123,8 @@ impl DecodeCore {
             return None;
         }
         let is_last = layers.end == self.config.model.layout.num_layers;
-        let output = match result {
-            Ok(Some(output)) if output.sampled.is_some() == is_last => output,
-            Ok(output) => {
-                let sampled = output.and_then(|output| output.sampled);
-                let message = format!("layers {layers:?} of the tail gave {sampled:?}");
-                self.fail(key, Refused { kind: ErrorKind::Internal, message });
-                return None;
-            }
-            Err(Refused { kind, message }) => {
-                self.fail(key, Refused { kind: *kind, message: format!("the engine failed: {message}") });
-                return None;
-            }
-        };
+        let output = self.check_output(key, is_last, result)?;
+        let sequence = self.sequences.get_mut(&key)?;
         let Some((token, logprobs)) = output.sampled else {
             if let Some(tail) = &mut sequence.tail {
                 (tail.layers, tail.hidden) = (layers.end, output.hidden);
