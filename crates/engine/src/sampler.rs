@@ -10,7 +10,7 @@ use baton_types::{SamplingParams, TokenId, TokenLogprobs, TopLogprob};
 
 use crate::error::EngineError;
 use crate::kernels::Isa;
-use crate::kernels::cpu::{exp_weights, log_sum_exp};
+use crate::kernels::cpu::{exp_weights, largest, log_sum_exp};
 use crate::philox::uniform;
 
 /// Candidates that top-p looks at first; four times as many each further time.
@@ -79,6 +79,9 @@ fn top(logits: &[f32], n: u32, total: f32) -> Vec<TopLogprob> {
 
 /// NaN and infinity are a bug of the model or its weights, and must never look like a token.
 pub(crate) fn check_finite(logits: &[f32]) -> Result<(), EngineError> {
+    if !logits.is_empty() && largest(Isa::detect(), logits).all_finite {
+        return Ok(());
+    }
     let wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
     if let Some(token) = logits.iter().position(wrong) {
         return Err(EngineError::NotFinite { token: token as u32, value: logits[token] });
@@ -91,13 +94,7 @@ pub(crate) fn check_finite(logits: &[f32]) -> Result<(), EngineError> {
 
 /// The largest logit's token; the smallest id of several.
 fn best(logits: &[f32]) -> TokenId {
-    let mut best = 0;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = token;
-        }
-    }
-    best as TokenId
+    largest(Isa::detect(), logits).index as TokenId
 }
 
 /// Logits after the penalties, as [`SamplingParams`] defines them.

@@ -2,6 +2,7 @@
 
 mod attention;
 mod kv_store;
+mod largest;
 mod linear;
 mod matmul;
 mod quantize;
@@ -16,6 +17,7 @@ mod tile;
 
 pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
+pub(crate) use largest::largest;
 pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, linear};
 pub(crate) use matmul::PackedMatrix;
 pub(crate) use quantized::QuantizedMatrix;

@@ -3,17 +3,19 @@
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp};
 
+use super::largest::largest_of;
+
 /// Terms that are summed in single precision before the sum goes on in double.
 const CHUNK: usize = 1024;
 
 per_isa! {
-    /// ln of the sum of e^x.
+    /// ln of the sum of e^x, of at least one x.
     pub(crate) fn log_sum_exp(x: &[f32]) -> f32 = log_sum_exp_of<Floats>
 }
 
 #[inline(always)]
 fn log_sum_exp_of<V: F32x16>(x: &[f32]) -> f32 {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = x[largest_of::<V>(x).index];
     let mut total = 0.0f64;
     for chunk in x.chunks(CHUNK) {
         let mut sum = V::splat(0.0);

@@ -1,6 +1,7 @@
 //! The operations as their formulas read: one element at a time, no blocking, double precision where that is the better oracle. Test oracles only.
 
 mod attention;
+mod largest;
 mod matmul;
 mod quantized;
 mod rms_norm;
@@ -9,6 +10,7 @@ mod softmax;
 mod swiglu;
 
 pub(crate) use attention::attention;
+pub(crate) use largest::largest;
 pub(crate) use matmul::matmul;
 pub(crate) use quantized::{quantize, quantized_matmul};
 pub(crate) use rms_norm::rms_norm;
