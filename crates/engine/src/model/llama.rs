@@ -134,8 +134,8 @@ impl Llama {
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
         let step = self.over(compute, arena, batch);
-        workspace.begin(batch);
-        self.embed(batch, workspace);
+        workspace.begin(&compute.threads, batch);
+        step.embed(workspace);
         step.compute_layers(0..self.config.num_layers as u32, workspace, observer);
         observer.layers_done();
         self.logits(&step, workspace, observer)
@@ -156,9 +156,9 @@ impl Llama {
         let batch = std::slice::from_ref(&sequence);
         let step = self.over(compute, arena, batch);
         std::mem::swap(&mut workspace.rope, &mut workspace.slice_rope);
-        workspace.begin(batch);
+        workspace.begin(&compute.threads, batch);
         match layers.start {
-            0 => self.embed(batch, workspace),
+            0 => step.embed(workspace),
             _ => hidden.chunks_exact(self.config.hidden).enumerate().for_each(|(row, values)| {
                 workspace.hidden.row_mut(row).copy_from_slice(values);
             }),
@@ -180,12 +180,6 @@ impl Llama {
         };
         let positions = batch.iter().enumerate().flat_map(rows_of).collect();
         Step { compute, batch, arena, llama: self, config: &self.config, positions }
-    }
-
-    fn embed(&self, batch: &[SequenceStep<'_>], workspace: &mut Workspace) {
-        for (row, &token) in batch.iter().flat_map(|sequence| sequence.tokens).enumerate() {
-            self.weights.embedding().copy_row(token as usize, workspace.hidden.row_mut(row));
-        }
     }
 
     fn logits(
@@ -234,15 +228,24 @@ fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
 
 impl Workspace {
     /// Makes room for the rows of a step: tokens of the first sequence, then of the next.
-    fn begin(&mut self, batch: &[SequenceStep<'_>]) {
+    fn begin(&mut self, threads: &Threads, batch: &[SequenceStep<'_>]) {
         let rows_of = |sequence: &SequenceStep<'_>| sequence.start..sequence.start + sequence.tokens.len() as u32;
         let positions: Vec<_> = batch.iter().flat_map(rows_of).collect();
         self.hidden.resize(positions.len());
-        self.rope.set_positions(&positions);
+        self.rope.set_positions(threads, &positions);
     }
 }
 
 impl Step<'_> {
+    fn embed(&self, workspace: &mut Workspace) {
+        let embedding = self.llama.weights.embedding();
+        workspace.hidden.for_each(&self.compute.threads, |row, values| {
+            let (sequence, position) = self.positions[row];
+            let SequenceStep { tokens, start, .. } = self.batch[sequence];
+            embedding.copy_row(tokens[position - start as usize] as usize, values);
+        });
+    }
+
     fn compute_layers(&self, layers: Range<u32>, workspace: &mut Workspace, observer: &mut dyn StepObserver) {
         for index in layers {
             let layer = &self.llama.weights.layers[index as usize];

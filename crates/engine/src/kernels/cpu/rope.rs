@@ -1,9 +1,9 @@
 //! Rotates the pairs (x\[i], x\[i + half]) of each head by the angle position x frequency\[i] (Su et al., 2021; halves as in GPT-NeoX). Files whose pairs are
 //! neighbours get their Q and K rows reordered at load.
 
-use crate::kernels::Rows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
+use crate::kernels::{Rows, Threads};
 
 /// Cosines and sines of the rows of one step, computed in double precision: `[row][cos: half | sin: half]`.
 pub(crate) struct RopeTable {
@@ -20,21 +20,21 @@ impl RopeTable {
     }
 
     /// Sets the positions of the step's rows. Those of the step before cost nothing.
-    pub fn set_positions(&mut self, positions: &[u32]) {
+    pub fn set_positions(&mut self, threads: &Threads, positions: &[u32]) {
         if self.positions == positions {
             return;
         }
-        let half = self.frequencies.len();
+        let (frequencies, half) = (&self.frequencies, self.frequencies.len());
         self.rows.resize(positions.len());
         self.positions.clear();
         self.positions.extend_from_slice(positions);
-        for (row, &position) in positions.iter().enumerate() {
-            let (cosines, sines) = self.rows.row_mut(row).split_at_mut(half);
-            for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
-                let (s, c) = (f64::from(position) * frequency).sin_cos();
+        self.rows.for_each(threads, |row, angles| {
+            let (cosines, sines) = angles.split_at_mut(half);
+            for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
+                let (s, c) = (f64::from(positions[row]) * frequency).sin_cos();
                 (*sine, *cosine) = (s as f32, c as f32);
             }
-        }
+        });
     }
 
     /// `[cos: half | sin: half]` of a row of the step.
@@ -73,9 +73,9 @@ mod tests {
     fn is_close_to_the_reference_and_the_same_on_all_sets() {
         for (half, heads) in [(1, 1), (4, 3), (16, 2), (20, 2), (32, 9)] {
             let frequencies: Vec<_> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-            let mut table = RopeTable::new(frequencies.clone());
-            table.set_positions(&[0, 1]);
-            table.set_positions(&[0, 1, 8_000]);
+            let (mut table, threads) = (RopeTable::new(frequencies.clone()), Threads::new(2).unwrap());
+            table.set_positions(&threads, &[0, 1]);
+            table.set_positions(&threads, &[0, 1, 8_000]);
             let x = reference::random(half as u64, heads * 2 * half);
             for (row, position) in [0, 1, 8_000].into_iter().enumerate() {
                 let rotate = |head: &[f32]| reference::rope(head, position, &frequencies);
