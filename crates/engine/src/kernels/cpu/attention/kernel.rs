@@ -1,5 +1,7 @@
 //! What one task of attention computes.
 
+use baton_types::KvDtype;
+
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
@@ -135,6 +137,17 @@ fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
 /// next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
 #[inline(always)]
 fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
+    // Compiled for each type: what a row is decoded from is asked once, not for every 16 elements.
+    match keys.task.operands.shape.dtype {
+        KvDtype::F16 => load_tile_of::<P>(KvDtype::F16, keys, next, scratch),
+        KvDtype::Bf16 => load_tile_of::<P>(KvDtype::Bf16, keys, next, scratch),
+        KvDtype::F32 => load_tile_of::<P>(KvDtype::F32, keys, next, scratch),
+        KvDtype::Int8 => load_tile_of::<P>(KvDtype::Int8, keys, next, scratch),
+    }
+}
+
+#[inline(always)]
+fn load_tile_of<P: Pairs>(dtype: KvDtype, keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
     let (shape, positions) = (keys.task.operands.shape, &keys.positions);
     let (dim, padded) = (shape.head_dim, shape.padded_dim());
     let [k_rows, v_rows] = rows_of(keys);
@@ -144,8 +157,8 @@ fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: 
         prefetch(next_v[2 * pair]);
         prefetch(next_v[2 * pair + 1]);
         for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
-            let even = element::<P::Floats>(shape, v_rows[2 * pair], chunk * LANES);
-            let odd = element::<P::Floats>(shape, v_rows[2 * pair + 1], chunk * LANES);
+            let even = element::<P::Floats>(dtype, v_rows[2 * pair], chunk * LANES, dim);
+            let odd = element::<P::Floats>(dtype, v_rows[2 * pair + 1], chunk * LANES, dim);
             // SAFETY: 32 weights.
             unsafe { P::store_weights(even, odd, to.as_mut_ptr()) }
         }
@@ -163,8 +176,8 @@ fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: 
             let zero = P::Floats::splat(0.0);
             let mut square = [P::row(zero, zero); LANES];
             for (pairs, row) in square.iter_mut().zip(k_rows) {
-                let first = element::<P::Floats>(shape, row, from);
-                let last = element::<P::Floats>(shape, row, from + LANES);
+                let first = element::<P::Floats>(dtype, row, from, dim);
+                let last = element::<P::Floats>(dtype, row, from + LANES, dim);
                 *pairs = P::row(first, last);
             }
             let to = &mut keys[from / 2 * 2 * KEYS + group * PAIR..][..(LANES - 1) * 2 * KEYS + PAIR];
@@ -195,13 +208,13 @@ fn rows_of<'a>(keys: &KeyTile<'a>) -> [[&'a [u8]; KEYS]; 2] {
     rows
 }
 
-/// Elements `from..from + 16` of a row of K or V: 0 beyond its end, and where there is no row.
+/// Elements `from..from + 16` of a row of K or V of `dim` elements: 0 beyond its end, and where there is no row.
 #[inline(always)]
-fn element<V: F32x16>(shape: &AttentionShape, row: &[u8], from: usize) -> V {
-    if row.is_empty() || from >= shape.head_dim {
+fn element<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: usize) -> V {
+    if row.is_empty() || from >= dim {
         return V::splat(0.0);
     }
-    decode(shape.dtype, row, from, shape.head_dim)
+    decode(dtype, row, from, dim)
 }
 
 /// Turns a row's scores of one tile into weights, and brings its sums and output to the new maximum.
