@@ -159,9 +159,14 @@ pub(super) fn matmul(
     // Some tasks per thread, so that one that was late does not hold up the rest.
     let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
     let groups = panels.div_ceil(group);
-    threads.for_each(rows.div_ceil(ROW_BLOCK) * groups, parallel, |_, task| {
-        let (first_row, first) = (task / groups * ROW_BLOCK, task % groups * group);
-        let part = Part { rows: first_row..rows.min(first_row + ROW_BLOCK), panels: first..panels.min(first + group) };
+    let tasks = rows.div_ceil(ROW_BLOCK) * groups;
+    threads.for_each(tasks, parallel, |_, task| {
+        let (first_row, first, next) = (task / groups * ROW_BLOCK, task % groups * group, task + threads.count());
+        let part = Part {
+            rows: first_row..rows.min(first_row + ROW_BLOCK),
+            panels: first..panels.min(first + group),
+            then: if next < tasks { next % groups * group } else { panels },
+        };
         match w.is_rounded() {
             true => rounded_products(isa, rounded, w, to, part),
             false => single_products(isa, x, w, to, part),
@@ -173,6 +178,8 @@ pub(super) fn matmul(
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
+    /// The first panel of the thread's next task, most likely; the number of panels where there is none.
+    then: usize,
 }
 
 per_isa! {
@@ -200,9 +207,9 @@ fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>
 /// `x` has the rows of the part.
 #[inline(always)]
 fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
-    let Part { rows, panels } = part;
+    let Part { rows, panels, then } = part;
     let Destination { y, column, target } = to;
-    for panel in panels {
+    for panel in panels.clone() {
         let panel_elements = panel_elements(w.inputs);
         let weights = &elements::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
@@ -217,11 +224,14 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
                 let a = Operand { at: x.at.add(rows.start * x.stride + depth), ..x };
                 let b = Operand { at: weights.as_ptr().add(depth / 2 * PANEL_PAIR), stride: PANEL_PAIR };
                 // The inputs that follow, or the next panel's first.
-                let mut ahead = Ahead::new::<P>(
-                    b.at.wrapping_add(extent.depth / 2 * PANEL_PAIR).cast(),
-                    size_of::<P::Weight>() * PANEL_PAIR * extent.depth / 2,
-                    extent,
-                );
+                let is_last = panel + 1 == panels.end && depth + DEPTH_BLOCK >= w.inputs;
+                let next = if is_last {
+                    elements::<P::Weight>(&w.panels).as_ptr().wrapping_add(then * panel_elements)
+                } else {
+                    b.at.wrapping_add(extent.depth / 2 * PANEL_PAIR)
+                };
+                let bytes = size_of::<P::Weight>() * PANEL_PAIR * extent.depth / 2;
+                let mut ahead = Ahead::new::<P>(next.cast(), bytes, extent);
                 product::<P>(extent, a, b, c, &mut ahead);
             }
             depth += DEPTH_BLOCK;

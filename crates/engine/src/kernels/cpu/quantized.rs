@@ -196,15 +196,19 @@ pub(super) fn quantized_matmul(
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
-    let tasks = threads.count() * if x.rows() > GROUP { 8 } else { 4 };
-    let run = if parallel { panels.div_ceil(tasks).next_multiple_of(WIDEST_TILE) } else { panels };
+    let most_runs = threads.count() * if x.rows() > GROUP { 8 } else { 4 };
+    let run = if parallel { panels.div_ceil(most_runs).next_multiple_of(WIDEST_TILE) } else { panels };
     let runs = panels.div_ceil(run);
+    let run_of = |task: usize| task % runs * run..panels.min((task % runs + 1) * run);
     let groups = x.rows().div_ceil(GROUP);
-    threads.for_each(groups.div_ceil(ROW_GROUPS) * runs, parallel, |_, task| {
-        let first_group = task / runs * ROW_GROUPS;
-        let first = task % runs * run;
-        let part =
-            Part { groups: first_group..groups.min(first_group + ROW_GROUPS), panels: first..panels.min(first + run) };
+    let tasks = groups.div_ceil(ROW_GROUPS) * runs;
+    threads.for_each(tasks, parallel, |_, task| {
+        let (first_group, next) = (task / runs * ROW_GROUPS, task + threads.count());
+        let part = Part {
+            groups: first_group..groups.min(first_group + ROW_GROUPS),
+            panels: run_of(task),
+            then: if next < tasks { run_of(next) } else { 0..0 },
+        };
         panel_products(isa, x, w, to, part);
     });
 }
@@ -213,6 +217,8 @@ pub(super) fn quantized_matmul(
 struct Part {
     groups: Range<usize>,
     panels: Range<usize>,
+    /// The panels of the thread's next task, most likely.
+    then: Range<usize>,
 }
 
 per_isa! {
@@ -258,7 +264,8 @@ fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMa
             scales: w.scales[panel * scale_bytes..][..count * scale_bytes].as_ptr(),
         };
         let tiles = part.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
-        let next = (panel + count)..part.panels.end.min(panel + 2 * count);
+        let next = if panel + count < part.panels.end { panel + count..part.panels.end } else { part.then.clone() };
+        let next = next.start..next.end.min(next.start + count);
         let mut ahead = Ahead {
             at: [w.codes[next.start * code_bytes..].as_ptr(), w.scales[next.start * scale_bytes..].as_ptr()],
             step: [code_bytes, scale_bytes].map(|bytes| (next.len() * bytes).div_ceil((tiles * blocks).max(1))),
