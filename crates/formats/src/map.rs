@@ -1,20 +1,48 @@
-//! The memory map of a model file.
+//! A model file in memory: mapped, or given.
 
 #![allow(unsafe_code)] // mapping a file is unsafe by nature; see the SAFETY note
 
 use std::fs::File;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::FormatError;
+
+/// The bytes of a file.
+pub(crate) enum Bytes {
+    /// Those of a file, which come to memory when they are read.
+    Mapped(Mmap),
+    /// Those that somebody has in memory.
+    Given(Box<dyn AsRef<[u8]> + Send + Sync>),
+}
+
+impl Bytes {
+    pub fn all(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Given(bytes) => bytes.as_ref().as_ref(),
+        }
+    }
+
+    /// Some of them, if they are that, need not stay in this process's memory.
+    pub fn release(&self, part: &[u8]) {
+        let Self::Mapped(map) = self else { return };
+        let offset = (part.as_ptr() as usize).wrapping_sub(map.as_ptr() as usize);
+        if offset.checked_add(part.len()).is_some_and(|end| end <= map.len()) {
+            // SAFETY: a read-only map of a file: what is read again comes from the file again, the same.
+            let released = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, part.len()) };
+            debug_assert!(released.is_ok(), "{released:?}");
+        }
+    }
+}
 
 /// Maps a regular file, read-only.
 ///
 /// # Errors
 ///
 /// The file cannot be opened or mapped, or is no regular file (opening a pipe would wait for its writer).
-pub(crate) fn map_file(path: &Path) -> Result<Mmap, FormatError> {
+pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
     let about = std::fs::metadata(path).map_err(FormatError::io(path))?;
     if !about.is_file() {
         let found = if about.is_dir() { "a folder" } else { "a special file" };
@@ -24,5 +52,5 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, FormatError> {
     // SAFETY: the map is private and read-only and is used as bytes only, for which any content is valid. That nobody changes the file while it is open is
     // asked of the operator (crate documentation): weights are files that are replaced, not written in place. It gains that a model's bytes are shared by the
     // processes of a machine and never copied.
-    unsafe { Mmap::map(&file) }.map_err(FormatError::io(path))
+    unsafe { Mmap::map(&file) }.map(Bytes::Mapped).map_err(FormatError::io(path))
 }

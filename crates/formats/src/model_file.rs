@@ -69,6 +69,14 @@ impl ModelFile {
         }
     }
 
+    /// A tensor of the file has been read: its bytes need not stay in this process's memory, and come from the file if they are read again.
+    pub fn release(&self, tensor: &TensorView<'_>) {
+        match self {
+            Self::Gguf(file) => file.release(tensor),
+            Self::Safetensors(file) => file.release(tensor),
+        }
+    }
+
     /// All tensors of types that Baton reads, sorted by name.
     pub fn tensors(&self) -> Box<dyn Iterator<Item = TensorView<'_>> + '_> {
         match self {

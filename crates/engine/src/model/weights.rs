@@ -165,10 +165,12 @@ impl<'a, 'p> Loader<'a, 'p> {
             tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
         }
         let runs: Vec<_> = tensors.chunk_by(|(_, a), (_, b)| a.dtype == b.dtype).collect();
-        if self.arithmetic == Arithmetic::F32 || !can_stay_quantized(&runs, columns) {
-            return Ok(Matrix::new(vec![self.expanded(&tensors, columns)?]));
-        }
-        let parts = runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?;
+        let parts = match self.arithmetic == Arithmetic::Stored && can_stay_quantized(&runs, columns) {
+            true => runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?,
+            false => vec![self.expanded(&tensors, columns)?],
+        };
+        // What was packed is not kept twice.
+        tensors.iter().for_each(|(_, tensor)| self.file.release(tensor));
         Ok(Matrix::new(parts))
     }
 

@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::error::Quoted;
-use crate::map::map_file;
+use crate::map::{Bytes, map_file};
 use crate::{FormatError, TensorView};
 use cursor::Cursor;
 pub use metadata::{FromValue, Metadata};
@@ -38,7 +38,7 @@ const MAX_ALIGNMENT: u32 = 1 << 21;
 /// A checked GGUF file.
 pub struct Gguf {
     path: PathBuf,
-    bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
+    bytes: Bytes,
     metadata: Metadata,
     /// Sorted by name.
     tensors: Vec<TensorInfo>,
@@ -51,7 +51,7 @@ impl Gguf {
     ///
     /// The file cannot be read, is cut off, or breaks a rule of the format or a bound of Baton.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Self::read(path, Box::new(map_file(path)?))
+        Self::read(path, map_file(path)?)
     }
 
     /// Checks a file that is in memory; errors call it `<memory>`.
@@ -60,11 +60,11 @@ impl Gguf {
     ///
     /// As [`Self::open`].
     pub fn parse(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self, FormatError> {
-        Self::read(Path::new("<memory>"), Box::new(bytes))
+        Self::read(Path::new("<memory>"), Bytes::Given(Box::new(bytes)))
     }
 
-    fn read(path: &Path, bytes: Box<dyn AsRef<[u8]> + Send + Sync>) -> Result<Self, FormatError> {
-        let mut cursor = Cursor::new(path, bytes.as_ref().as_ref());
+    fn read(path: &Path, bytes: Bytes) -> Result<Self, FormatError> {
+        let mut cursor = Cursor::new(path, bytes.all());
         let counts = Counts::read(&mut cursor)?;
         let metadata = Metadata::read(&mut cursor, counts.metadata)?;
         refuse_split(path, &metadata)?;
@@ -93,6 +93,11 @@ impl Gguf {
         self.tensors.iter().map(|info| info.view(self.data()))
     }
 
+    /// See [`crate::ModelFile::release`].
+    pub(crate) fn release(&self, tensor: &TensorView<'_>) {
+        self.bytes.release(tensor.data);
+    }
+
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.find(name).is_some()
@@ -114,7 +119,7 @@ impl Gguf {
     }
 
     fn data(&self) -> &[u8] {
-        self.bytes.as_ref().as_ref()
+        self.bytes.all()
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::Quoted;
-use crate::map::map_file;
+use crate::map::{Bytes, map_file};
 use crate::{Dtype, FormatError, TensorView};
 use folder::Folder;
 use header::{Header, TensorInfo};
@@ -33,7 +33,7 @@ struct Placed {
 /// One mapped file.
 struct Shard {
     path: PathBuf,
-    bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
+    bytes: Bytes,
 }
 
 impl Safetensors {
@@ -44,14 +44,14 @@ impl Safetensors {
     /// A file cannot be read, is cut off, or breaks a rule of the format or a bound of Baton.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         if !path.is_dir() {
-            return Self::read(path, Box::new(map_file(path)?));
+            return Self::read(path, map_file(path)?);
         }
         let folder = Folder::open(path)?;
         let mut model = Self { path: path.to_owned(), config: folder.config, shards: Vec::new(), tensors: Vec::new() };
         for name in &folder.shards {
             let shard = path.join(name);
             let bytes = map_file(&shard)?;
-            model.add_shard(shard, Box::new(bytes))?;
+            model.add_shard(shard, bytes)?;
         }
         model.sort()?;
         if let Some(index) = folder.index {
@@ -66,18 +66,18 @@ impl Safetensors {
     ///
     /// As [`Self::open`].
     pub fn parse(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self, FormatError> {
-        Self::read(Path::new("<memory>"), Box::new(bytes))
+        Self::read(Path::new("<memory>"), Bytes::Given(Box::new(bytes)))
     }
 
-    fn read(path: &Path, bytes: Box<dyn AsRef<[u8]> + Send + Sync>) -> Result<Self, FormatError> {
+    fn read(path: &Path, bytes: Bytes) -> Result<Self, FormatError> {
         let mut model = Self { path: path.to_owned(), config: Value::Null, shards: Vec::new(), tensors: Vec::new() };
         model.add_shard(path.to_owned(), bytes)?;
         model.sort()?;
         Ok(model)
     }
 
-    fn add_shard(&mut self, path: PathBuf, bytes: Box<dyn AsRef<[u8]> + Send + Sync>) -> Result<(), FormatError> {
-        let header = Header::read(&path, bytes.as_ref().as_ref())?;
+    fn add_shard(&mut self, path: PathBuf, bytes: Bytes) -> Result<(), FormatError> {
+        let header = Header::read(&path, bytes.all())?;
         let shard = self.shards.len();
         self.tensors.extend(header.tensors.into_iter().map(|(name, info)| Placed { name, shard, info }));
         self.shards.push(Shard { path, bytes });
@@ -94,6 +94,11 @@ impl Safetensors {
     /// The file or folder, as it was given.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// See [`crate::ModelFile::release`].
+    pub(crate) fn release(&self, tensor: &TensorView<'_>) {
+        self.shards.iter().for_each(|shard| shard.bytes.release(tensor.data));
     }
 
     /// Size of all files with tensors, in bytes.
@@ -159,6 +164,6 @@ impl fmt::Debug for Safetensors {
 
 impl Shard {
     fn data(&self) -> &[u8] {
-        self.bytes.as_ref().as_ref()
+        self.bytes.all()
     }
 }
