@@ -35,7 +35,7 @@ pub fn sample(
     prompt: &[TokenId],
     output: &[TokenId],
 ) -> Result<Sampled, EngineError> {
-    check_finite(logits)?;
+    check_finite(Isa::of_process(), logits)?;
     let penalized = penalize(logits, params, prompt, output);
     let token = if params.is_greedy() {
         best(&penalized)
@@ -43,7 +43,7 @@ pub fn sample(
         draw(&candidates(&penalized, params), uniform(params.seed, output.len() as u64))
     };
     let logprobs = params.logprobs.map(|n| {
-        let total = log_sum_exp(Isa::detect(), logits);
+        let total = log_sum_exp(Isa::of_process(), logits);
         TokenLogprobs { logprob: Some(logits[token as usize] - total), top: top(logits, n, total) }
     });
     Ok(Sampled { token, logprobs })
@@ -55,8 +55,8 @@ pub fn sample(
 /// # Errors
 /// As [`sample`].
 pub fn logprobs(logits: &[f32], token: Option<TokenId>, n: u32) -> Result<TokenLogprobs, EngineError> {
-    check_finite(logits)?;
-    let total = log_sum_exp(Isa::detect(), logits);
+    check_finite(Isa::of_process(), logits)?;
+    let total = log_sum_exp(Isa::of_process(), logits);
     let logprob = token.and_then(|token| logits.get(token as usize)).map(|logit| logit - total);
     Ok(TokenLogprobs { logprob, top: top(logits, n, total) })
 }
@@ -78,8 +78,8 @@ fn top(logits: &[f32], n: u32, total: f32) -> Vec<TopLogprob> {
 }
 
 /// NaN and infinity are a bug of the model or its weights, and must never look like a token.
-pub(crate) fn check_finite(logits: &[f32]) -> Result<(), EngineError> {
-    if !logits.is_empty() && largest(Isa::detect(), logits).all_finite {
+pub(crate) fn check_finite(isa: Isa, logits: &[f32]) -> Result<(), EngineError> {
+    if !logits.is_empty() && largest(isa, logits).all_finite {
         return Ok(());
     }
     let wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
@@ -94,7 +94,7 @@ pub(crate) fn check_finite(logits: &[f32]) -> Result<(), EngineError> {
 
 /// The largest logit's token; the smallest id of several.
 fn best(logits: &[f32]) -> TokenId {
-    largest(Isa::detect(), logits).index as TokenId
+    largest(Isa::of_process(), logits).index as TokenId
 }
 
 /// Logits after the penalties, as [`SamplingParams`] defines them.
@@ -123,7 +123,7 @@ fn penalize<'a>(logits: &'a [f32], params: &SamplingParams, prompt: &[TokenId], 
 /// Tokens that may be drawn, with weights in proportion to their probabilities, in a fixed order.
 fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f32)> {
     let mut weights = vec![0.0; logits.len()];
-    exp_weights(Isa::detect(), logits, logits[best(logits) as usize], params.temperature, &mut weights);
+    exp_weights(Isa::of_process(), logits, logits[best(logits) as usize], params.temperature, &mut weights);
     let mut tokens: Vec<_> = (0..logits.len() as TokenId).collect();
     let weight = |token: TokenId| weights[token as usize];
     let top_k = params.top_k as usize;

@@ -1,6 +1,7 @@
 //! Which instruction set the kernels run with.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Set {
@@ -41,6 +42,12 @@ impl Isa {
             let names: Vec<_> = available.iter().map(|isa| isa.as_str()).collect();
             format!("{name:?}, but this CPU has {}", names.join(", "))
         })
+    }
+
+    /// The one that `BATON_ISA` names, else the fastest, found once: for what belongs to no engine. An engine is not loaded where the name is wrong.
+    pub(crate) fn of_process() -> Self {
+        static FOUND: OnceLock<Isa> = OnceLock::new();
+        *FOUND.get_or_init(|| Self::from_environment().unwrap_or_else(|_| Self::detect()))
     }
 
     /// All of them, slowest first.

@@ -194,7 +194,7 @@ impl Llama {
             step.fill_with_norm(inputs, &self.weights.head, norm, tile.len(), |row| hidden.row(tile[row].row));
             linear(step.compute.isa, &step.compute.threads, inputs, &self.weights.head, logits, Target::Set);
             for (row, wanted_row) in tile.iter().enumerate() {
-                check_finite(logits.row(row))?;
+                check_finite(step.compute.isa, logits.row(row))?;
                 observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
             }
         }

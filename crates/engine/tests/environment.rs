@@ -1,0 +1,49 @@
+//! `BATON_ISA`, which processes are started with.
+
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
+
+mod common;
+
+use std::process::{Command, Output};
+
+use baton_engine::{CpuEngine, CpuOptions, Isa};
+use baton_formats::ModelFile;
+use common::fixture;
+
+/// What the other tests start as a process of its own.
+#[test]
+fn an_engine_says_its_instruction_set() {
+    let file = ModelFile::open(&fixture("smollm")).unwrap();
+    match CpuEngine::load(&file, &CpuOptions { threads: 1, ..Default::default() }, &mut |_| ()) {
+        Ok(engine) => println!("runs with {}", engine.isa()),
+        Err(error) => println!("refused: {error}"),
+    }
+}
+
+fn with_isa(name: &str) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "an_engine_says_its_instruction_set", "--nocapture"]).env("BATON_ISA", name);
+    let Output { status, stdout, .. } = command.output().unwrap();
+    assert!(status.success(), "{name}: {status}");
+    String::from_utf8(stdout).unwrap()
+}
+
+#[test]
+fn the_environment_chooses_the_instruction_set() {
+    for isa in Isa::available() {
+        let said = with_isa(isa.as_str());
+        assert!(said.contains(&format!("runs with {isa}\n")), "{isa}: {said}");
+    }
+    for name in ["scalar", "avx2", "avx512", "vnni", "bf16"] {
+        if !Isa::available().iter().any(|isa| isa.as_str() == name) {
+            println!("SKIPPED {name}: this CPU does not have it");
+            assert!(with_isa(name).contains("refused: "), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_name_is_refused_with_what_there_is() {
+    let said = with_isa("sse9");
+    assert!(said.contains("BATON_ISA") && said.contains("sse9") && said.contains("scalar"), "{said}");
+}
