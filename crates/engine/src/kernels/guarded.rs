@@ -1,13 +1,30 @@
 //! Memory between pages that nobody may touch: a kernel under test that reads or writes beyond an operand ends its process.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Elements right before a page that nobody may touch, or right after one, in turn.
+thread_local! {
+    /// Whether this thread's elements lie at the end of their pages; in turn where it is not said.
+    static AT_END: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Runs a test twice: with all operands that this thread makes right after a page that nobody may touch, and right before one.
+pub(super) fn on_both_sides(test: impl Fn()) {
+    for at_end in [false, true] {
+        AT_END.set(Some(at_end));
+        test();
+        AT_END.set(None);
+    }
+}
+
+/// Elements right before a page that nobody may touch, or right after one.
 pub(super) struct Guarded<T> {
     mapping: *mut u8,
     mapped: usize,
     first: *mut u8,
+    count: usize,
     elements: PhantomData<T>,
 }
 
@@ -20,7 +37,16 @@ impl<T: Copy> Guarded<T> {
     /// Zeroed elements, of a type for which zeros are a value.
     pub fn zeroed(count: usize) -> Self {
         static TURN: AtomicUsize = AtomicUsize::new(0);
-        Self::at(count, TURN.fetch_add(1, Ordering::Relaxed).is_multiple_of(2))
+        let in_turn = || TURN.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        Self::at(count, AT_END.get().unwrap_or_else(in_turn))
+    }
+
+    /// A copy of some elements.
+    pub fn copy_of(elements: &[T]) -> Self {
+        let copy = Self::zeroed(elements.len());
+        // SAFETY: as many elements, of memory that is nobody else's.
+        unsafe { copy.first.cast::<T>().copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
+        copy
     }
 
     fn at(count: usize, at_end: bool) -> Self {
@@ -41,7 +67,7 @@ impl<T: Copy> Guarded<T> {
         }
         let first = if at_end { inner.wrapping_add(open - bytes) } else { inner };
         assert!(first.cast::<T>().is_aligned());
-        Self { mapping, mapped, first, elements: PhantomData }
+        Self { mapping, mapped, first, count, elements: PhantomData }
     }
 
     pub fn as_ptr(&self) -> *const T {
@@ -50,6 +76,22 @@ impl<T: Copy> Guarded<T> {
 
     pub fn as_mut_ptr(&mut self) -> *mut T {
         self.first.cast()
+    }
+}
+
+impl<T> Deref for Guarded<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many elements, which are values whatever their bits (see `zeroed`).
+        unsafe { std::slice::from_raw_parts(self.first.cast(), self.count) }
+    }
+}
+
+impl<T> DerefMut for Guarded<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.first.cast(), self.count) }
     }
 }
 

@@ -170,19 +170,24 @@ mod tests {
     use half::f16;
 
     use super::*;
+    use crate::kernels::guarded::{Guarded, on_both_sides};
     use crate::kernels::reference;
 
     #[test]
     fn bytes_are_near_the_row_and_the_same_on_all_sets() {
-        for dim in [1, 9, 16, 33, 64] {
-            let x = reference::random(dim as u64, dim);
+        on_both_sides(compare_bytes);
+    }
+
+    fn compare_bytes() {
+        for dim in [1, 9, 15, 16, 17, 33, 64] {
+            let x = Guarded::copy_of(&reference::random(dim as u64, dim));
             let largest = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
             let mut expected = vec![0; KvDtype::Int8.row_bytes(dim)];
             encode(Isa::SCALAR, KvDtype::Int8, &x, &mut expected);
             for isa in Isa::available() {
-                let mut bytes = vec![0xff; expected.len()];
+                let mut bytes = Guarded::copy_of(&vec![0xff; expected.len()]);
                 encode(isa, KvDtype::Int8, &x, &mut bytes);
-                assert_eq!(bytes, expected, "{isa}, {dim}");
+                assert_eq!(*bytes, expected, "{isa}, {dim}");
                 let found = decoded(isa, KvDtype::Int8, &bytes, dim);
                 for (&x, found) in x.iter().zip(found) {
                     assert!((x - found).abs() <= largest / 254.0 * 1.0001, "{isa}: {found}, not {x}");
@@ -223,6 +228,31 @@ mod tests {
         let mut to = vec![0.0; dim];
         decode_row(isa, dtype, row, dim, &mut to);
         to
+    }
+
+    #[test]
+    fn floats_are_rounded_to_their_type_and_nothing_beyond_them_is_touched() {
+        on_both_sides(|| {
+            for (dim, dtype) in [1, 15, 16, 17, 40]
+                .into_iter()
+                .flat_map(|dim| [KvDtype::F32, KvDtype::F16, KvDtype::Bf16].map(|of| (dim, of)))
+            {
+                let x = Guarded::copy_of(&reference::random(dim as u64, dim));
+                let expected: Vec<_> = x
+                    .iter()
+                    .map(|&x| match dtype {
+                        KvDtype::F16 => f16::from_f32(x).to_f32(),
+                        KvDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+                        _ => x,
+                    })
+                    .collect();
+                for isa in Isa::available() {
+                    let mut bytes = Guarded::zeroed(dtype.row_bytes(dim));
+                    encode(isa, dtype, &x, &mut bytes);
+                    assert_eq!(decoded(isa, dtype, &bytes, dim), expected, "{isa} {dtype:?} {dim}");
+                }
+            }
+        });
     }
 
     #[test]

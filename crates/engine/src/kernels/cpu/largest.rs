@@ -51,12 +51,17 @@ pub(super) fn largest_of<V: F32x16>(x: &[f32]) -> Largest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::guarded::{Guarded, on_both_sides};
     use crate::kernels::{Isa, reference};
 
     #[test]
     fn is_the_references() {
+        on_both_sides(compare);
+    }
+
+    fn compare() {
         for len in [1, 15, 16, 17, 1023, 1024, 1025, 5000] {
-            let mut x = reference::random(len as u64, len);
+            let mut x = Guarded::copy_of(&reference::random(len as u64, len));
             for (i, same) in [(len - 1, 0.9), (len / 2, 1.5), (len / 3, 1.5), (0, -2.0), (0, 3.0)] {
                 x[i] = same;
                 for isa in Isa::available() {

@@ -243,6 +243,7 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
 mod tests {
     use super::super::row_buffers::RowBuffers;
     use super::*;
+    use crate::kernels::guarded::on_both_sides;
     use crate::kernels::reference;
 
     const ELEMENTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -262,6 +263,10 @@ mod tests {
 
     #[test]
     fn equals_the_reference_bit_for_bit_over_odd_shapes() {
+        on_both_sides(compare_odd_shapes);
+    }
+
+    fn compare_odd_shapes() {
         let shapes = [
             (1, 1, 1),
             (1, 33, 5),
@@ -269,6 +274,9 @@ mod tests {
             (7, 47, 300),
             (12, 32, 64),
             (13, 100, 257),
+            (15, 31, 33),
+            (16, 48, 31),
+            (17, 17, 15),
             (29, 65, 520),
             (100, 40, 9),
         ];
@@ -291,21 +299,25 @@ mod tests {
                 let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
                 y.resize(rows);
-                let mut multiply = |target| {
-                    let y = y.share();
-                    matmul(isa, &threads, &x, &rounded, &w_packed, Destination { y: &y, column: 0, target });
-                };
-                multiply(Target::Set);
-                for row in 0..rows {
-                    let x: Vec<_> = match element {
-                        Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
-                        _ => x.row(row).to_vec(),
-                    };
-                    assert_eq!(
-                        y.row(row),
-                        reference::matmul(&x, w),
-                        "{isa} {element} {rows}x{outputs}x{inputs} row {row}"
-                    );
+                for target in [Target::Set, Target::Add] {
+                    let before: Vec<_> = (0..rows).map(|row| y.row(row).to_vec()).collect();
+                    let to = Destination { y: &y.share(), column: 0, target };
+                    matmul(isa, &threads, &x, &rounded, &w_packed, to);
+                    for (row, before) in before.iter().enumerate() {
+                        let x: Vec<_> = match element {
+                            Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+                            _ => x.row(row).to_vec(),
+                        };
+                        let expected = match target {
+                            Target::Set => reference::matmul(&x, w),
+                            Target::Add => reference::matmul_onto(before, &x, w),
+                        };
+                        assert_eq!(
+                            y.row(row),
+                            expected,
+                            "{isa} {element} {rows}x{outputs}x{inputs} {target:?} row {row}"
+                        );
+                    }
                 }
             }
         }

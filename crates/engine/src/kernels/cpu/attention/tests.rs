@@ -3,6 +3,7 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::arena::KvArena;
+use crate::kernels::guarded::on_both_sides;
 use crate::kernels::reference;
 
 struct Case {
@@ -133,6 +134,10 @@ fn cases() -> Vec<(Case, f32)> {
 
 #[test]
 fn is_close_to_the_reference_and_invariant() {
+    on_both_sides(compare);
+}
+
+fn compare() {
     for (index, (case, tolerance)) in cases().iter().enumerate() {
         let expected = expected(case);
         let whole = run(case, Isa::detect(), 1, case.length);
@@ -141,7 +146,7 @@ fn is_close_to_the_reference_and_invariant() {
             assert!(distance < *tolerance, "case {index}, position {position}: {distance}");
         }
         for isa in Isa::available() {
-            for (threads, chunk) in [(2, case.length), (1, 1), (2, 1), (2, 33)] {
+            for (threads, chunk) in [(2, case.length), (1, 1), (2, 1), (1, 15), (2, 16), (2, 17), (2, 33)] {
                 assert!(
                     run(case, isa, threads, chunk) == whole,
                     "case {index}, {isa}, {threads} threads, chunks of {chunk}"
