@@ -5,10 +5,14 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+#[path = "../../engine/tests/common/retyped.rs"]
+mod retyped;
+
 use baton_bench::score::{Likelihood, Windows, score};
 use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Isa, KvCapacity};
 use baton_formats::ModelFile;
 use baton_text::Tokenizer;
+use baton_types::KvDtype;
 
 const TEXT: &str = include_str!("fixtures/alice.txt");
 /// What the slowest instruction set scores in a few seconds, bytes of the text.
@@ -23,11 +27,15 @@ fn model(test: &str) -> Option<ModelFile> {
     Some(ModelFile::open(path.as_ref()).expect("BATON_MODEL is a model"))
 }
 
+/// What a model makes of a text.
 fn likelihood(file: &ModelFile, text: &str, arithmetic: Arithmetic, isa: Option<Isa>) -> Likelihood {
+    of_options(file, text, CpuOptions { arithmetic, isa, ..Default::default() })
+}
+
+fn of_options(file: &ModelFile, text: &str, options: CpuOptions) -> Likelihood {
     let windows = Windows::of_text(&Tokenizer::from_model(file).unwrap(), text, CONTEXT).unwrap();
-    let defaults = CpuOptions::default();
-    let kv_capacity = KvCapacity::Blocks(CONTEXT.div_ceil(defaults.block_tokens));
-    let options = CpuOptions { arithmetic, isa, kv_capacity, ..defaults };
+    let kv_capacity = KvCapacity::Blocks(CONTEXT.div_ceil(options.block_tokens));
+    let options = CpuOptions { kv_capacity, ..options };
     let mut engine = CpuEngine::load(file, &options, &mut |_| ()).unwrap();
     let mut last = 0.0;
     let found = score(&mut engine, &windows, &mut |share| last = share).unwrap();
@@ -42,6 +50,31 @@ fn eight_bit_activations_cost_less_than_a_hundredth() {
     println!("perplexity over {} tokens: {} stored, {} f32", f32.tokens, stored.perplexity(), f32.perplexity());
     assert!((10.0..40.0).contains(&f32.perplexity()), "English is neither certain nor noise: {}", f32.perplexity());
     assert!((stored.perplexity() / f32.perplexity() - 1.0).abs() < 0.01, "{stored:?}, {f32:?}");
+}
+
+#[test]
+fn bfloat16_and_keys_and_values_of_fewer_bits_cost_less_than_they_may() {
+    let Some(file) = model("bfloat16_and_keys_and_values_of_fewer_bits_cost_less_than_they_may") else { return };
+    let exact = |file: &ModelFile| {
+        let options = CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..Default::default() };
+        of_options(file, TEXT, options).perplexity()
+    };
+    let stored =
+        |file: &ModelFile, kv_dtype| of_options(file, TEXT, CpuOptions { kv_dtype, ..Default::default() }).perplexity();
+    let rounded = retyped::as_bf16(file.path());
+    let bf16 = ModelFile::open(rounded.path()).unwrap();
+    let (expected, found) = (exact(&bf16), stored(&bf16, KvDtype::F16));
+    println!("perplexity: {found} with bfloat16, {expected} in single precision");
+    assert!((found / expected - 1.0).abs() < 0.005, "{found}, {expected}");
+    let expected = exact(&file);
+    for (kv_dtype, most) in [(KvDtype::F16, 0.01), (KvDtype::Bf16, 0.01), (KvDtype::Int8, 0.01)] {
+        let found = stored(&file, kv_dtype);
+        println!(
+            "perplexity: {found} with 8-bit activations and KV of {}, {expected} in single precision",
+            kv_dtype.as_str()
+        );
+        assert!((found / expected - 1.0).abs() < most, "{kv_dtype:?}: {found}, {expected}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use baton_engine::{Arithmetic, CpuOptions, Engine};
+use baton_engine::{Arithmetic, CpuOptions, Engine, Isa};
 use baton_types::{KvDtype, TokenId};
 use common::{fixture, load, options, run, same_bits, table};
 use serde::Deserialize;
@@ -39,14 +39,17 @@ fn logits_are_those_of_transformers() {
     for family in FAMILIES {
         let expected = expected(family);
         for path in [fixture(family), fixture(family).join("model.gguf")] {
-            for arithmetic in [Arithmetic::F32, Arithmetic::Stored] {
-                let mut engine = load(&path, &CpuOptions { arithmetic, ..options(2, KvDtype::F32, 128) });
+            let sets = Isa::available().into_iter();
+            for (isa, arithmetic) in sets.flat_map(|isa| [(isa, Arithmetic::F32), (isa, Arithmetic::Stored)]) {
+                let options = CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F32, 128) };
+                let mut engine = load(&path, &options);
                 assert_eq!(expected.logits[0].len(), engine.model().vocab_size as usize);
                 let table = table(&engine, 1, expected.tokens.len());
                 let found = run(&mut engine, &expected.tokens, &table, 80);
                 let difference = difference(&found, &expected);
-                println!("{} {arithmetic:?}: {difference:e}", path.display());
-                assert!(difference < most(&engine, 1e-4), "{} {arithmetic:?}: {difference}", path.display());
+                let what = format!("{} {arithmetic:?} {isa}", path.display());
+                println!("{what}: {difference:e}");
+                assert!(difference < most(&engine, 1e-4), "{what}: {difference}");
             }
         }
     }

@@ -60,9 +60,16 @@ fn a_batch_of_sixteen_does_not_show() {
         })
         .collect();
 
-    let mut together = engine("smollm", 2, KvDtype::F16);
+    for isa in Isa::available() {
+        batch_is_as_alone(isa, &prompts, &expected);
+    }
+}
+
+/// One step that mixes all prompts but their last 2 tokens, then two decode steps: each row is what it is alone.
+fn batch_is_as_alone(isa: Isa, prompts: &[Vec<TokenId>], expected: &[Vec<Vec<f32>>]) {
+    let options = CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 16 * 17 * 16) };
+    let mut together = load(&fixture("smollm"), &options);
     let tables: Vec<_> = (0..16).map(|i| table(&together, i * 16, 240)).collect();
-    // One step that mixes all prompts but their last 2 tokens, then two decode steps.
     let cuts = |prompt: &[TokenId]| [0, prompt.len() - 2, prompt.len() - 1, prompt.len()];
     for step in 0..3 {
         let steps: Vec<_> = prompts
@@ -80,7 +87,7 @@ fn a_batch_of_sixteen_does_not_show() {
         assert!(recorder.rows.len() >= 16);
         for (sequence, position, logits) in recorder.rows {
             let expected = &expected[sequence][position as usize];
-            assert!(same_bits(&logits, expected), "step {step}, sequence {sequence}, position {position}");
+            assert!(same_bits(&logits, expected), "{isa}, step {step}, sequence {sequence}, position {position}");
         }
     }
 }
