@@ -13,7 +13,7 @@ use crate::BenchError;
 /// How a model computes, as nodes are told it.
 #[derive(Debug, Args)]
 pub struct ComputeArgs {
-    /// Threads that compute [default: all cores]
+    /// Threads that compute [default: every core that this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head [default: f16]
