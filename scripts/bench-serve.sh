@@ -3,8 +3,8 @@
 # highest rate that each bears (make bench-serve).
 #
 #   RATE       requests per second of the load that all are compared at  (0.4)
-#   DURATION   seconds of each load                                      (120)
-#   ROUNDS     rounds at that rate; the table has medians                (3)
+#   DURATION   seconds of each load                                      (60)
+#   ROUNDS     rounds at that rate; the table has medians                (5)
 #   RAMP       0 leaves out the search for the highest rate              (1)
 #   SIDES      who is measured                                           ("baton llama vllm")
 #   BATCHES    llama-server's batches, of which the best is taken        ("64 128 256 512 2048")
@@ -36,5 +36,5 @@ for model in $files; do
   path=$(scripts/bench-models.sh "$model")
   arguments+=(--file "$path")
 done
-exec python3 scripts/bench_serve.py "${arguments[@]}" --sides "$SIDES" --rate "${RATE:-0.4}" --duration "${DURATION:-120}" --rounds "${ROUNDS:-3}" \
+exec python3 scripts/bench_serve.py "${arguments[@]}" --sides "$SIDES" --rate "${RATE:-0.4}" --duration "${DURATION:-60}" --rounds "${ROUNDS:-5}" \
   --ramp "${RAMP:-1}" --batches "${BATCHES:-64 128 256 512 2048}" --baton-api "${BATON_API:-http}" --up="${UP:-}" ${JSON:+--json "$JSON"}

@@ -13,6 +13,8 @@ use tokio::process::{Child, Command};
 const BENCH_LIMIT: Duration = Duration::from_secs(60);
 /// A model may have to be loaded, on a machine that does other things too.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of processor time: a hundredth of a second on every Linux.
+const MILLIS_PER_TICK: u64 = 10;
 /// A drain that takes longer is stuck.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
@@ -107,6 +109,12 @@ impl Process {
         own_resident_bytes(&smaps).context("smaps")
     }
 
+    /// Processor time that it has taken so far, of all its threads.
+    pub fn cpu_time(&self) -> anyhow::Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        cpu_ticks(&stat).map(|ticks| Duration::from_millis(ticks * MILLIS_PER_TICK)).context("stat")
+    }
+
     /// What its metrics page says of a name with its labels; 0 where it is not there.
     pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
         metric(self.ready.http.as_deref().context("no HTTP port")?, name).await
@@ -131,6 +139,13 @@ impl Process {
         );
         Ok(())
     }
+}
+
+/// Of `/proc/PID/stat`: user and system time, fields 14 and 15. The name before them may have spaces.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(user + system)
 }
 
 /// Adds up the mappings, less those of shared memory that can only be read.
@@ -185,6 +200,12 @@ pub fn signal(pid: u32, name: &str) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn time_is_that_of_user_and_system() {
+        let stat = "12 (a b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
+        assert_eq!(super::cpu_ticks(stat), Some(300));
+    }
+
     #[test]
     fn memory_of_other_nodes_is_not_counted() {
         let smaps = "00400000-00500000 r-xp 00000000 08:01 7   /usr/bin/x y\nSize: 1024 kB\nRss:  8 kB\nPss: 8 kB\nVmFlags: rd ex\n\

@@ -292,3 +292,25 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
     }
     cluster.stop().await
 }
+
+#[tokio::test]
+async fn nodes_that_have_nothing_to_do_take_less_than_a_hundredth_of_a_core() -> anyhow::Result<()> {
+    let Some(model) = model("nodes_that_have_nothing_to_do_take_less_than_a_hundredth_of_a_core") else {
+        return Ok(());
+    };
+    // Helper threads are there, and have worked before they sleep.
+    let cluster = Cluster::model(&model).node_flags(&["--threads", "2"]).start().await?;
+    cluster.ask(Ask::tokens(prompt_of(&cluster, 200).await?).max_tokens(8)).await?;
+    cluster.wait_idle(SECOND).await?;
+    let processes: Vec<_> = cluster.prefill.iter().chain(&cluster.decode).chain([&cluster.conductor]).collect();
+    let times = || processes.iter().map(|process| process.cpu_time()).collect::<anyhow::Result<Vec<_>>>();
+    let (before, began) = (times()?, Instant::now());
+    tokio::time::sleep(10 * SECOND).await;
+    let (after, took) = (times()?, began.elapsed());
+    for (process, (before, after)) in processes.iter().zip(before.into_iter().zip(after)) {
+        let share = (after - before).as_secs_f64() / took.as_secs_f64();
+        println!("{}: {:.2} % of a core", process.log.display(), 100.0 * share);
+        assert!(share < 0.01, "{}: {share} of a core", process.log.display());
+    }
+    cluster.stop().await
+}

@@ -28,8 +28,12 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
     let Some(model) = model("a_prefix_that_only_another_node_holds_is_brought_faster_than_computed") else {
         return Ok(());
     };
-    for transport in ["shm", "tcp"] {
-        let builder = Cluster::model(&model).node_flags(&["--transport", transport]);
+    // A row of 64 elements: halves, or bytes and a scale.
+    for (transport, kv_dtype, row_bytes) in
+        [("shm", "f16", 128), ("tcp", "f16", 128), ("shm", "int8", 68), ("tcp", "int8", 68)]
+    {
+        let block_bytes = 30 * (3 * 2 * 16 * row_bytes);
+        let builder = Cluster::model(&model).node_flags(&["--transport", transport, "--kv-dtype", kv_dtype]);
         let mut cluster = builder.clone().start().await?;
         let ask = Ask::tokens(prompt(PROMPT_TOKENS)).max_tokens(8).ignore_eos();
         let computed = cluster.ask(ask.clone()).await?;
@@ -38,13 +42,13 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
         let brought = cluster.ask(ask.clone()).await?;
         let fetch = prefix_fetch(&brought).unwrap();
         println!(
-            "{transport}: TTFT {:?} computed, {:?} brought: {} bytes in {:.4} s",
+            "{transport}, {kv_dtype}: TTFT {:?} computed, {:?} brought: {} bytes in {:.4} s",
             computed.ttft, brought.ttft, fetch.bytes, fetch.seconds
         );
         assert_eq!(brought.token_ids, computed.token_ids);
-        assert_eq!((fetch.bytes, fetch.transport.as_str()), (REUSABLE_BLOCKS * BLOCK_BYTES, transport));
+        assert_eq!((fetch.bytes, fetch.transport.as_str()), (REUSABLE_BLOCKS * block_bytes, transport));
         assert_eq!(u64::from(brought.cached_tokens()), REUSABLE_BLOCKS * 16);
-        assert_eq!(brought.kv_transfer().bytes, BLOCK_BYTES, "the decode node had the rest");
+        assert_eq!(brought.kv_transfer().bytes, block_bytes, "the decode node had the rest");
         assert!(brought.ttft < computed.ttft, "{:?} for {:?}", brought.ttft, computed.ttft);
 
         let again = cluster.ask(ask).await?;

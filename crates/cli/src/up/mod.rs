@@ -64,7 +64,7 @@ pub struct UpArgs {
     /// KV blocks of each decode node [default: the node's]
     #[arg(long, value_name = "N")]
     pub decode_cache_blocks: Option<u32>,
-    /// Element type of stored K and V: f16, bf16 or f32 [default: the node's]
+    /// Element type of stored K and V: f16, bf16, f32 or int8 [default: the node's]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
     /// What KV may travel over: the best that both ends have, or one transport and nothing else [default: the node's, auto]
