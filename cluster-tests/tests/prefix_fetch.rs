@@ -8,11 +8,18 @@ use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model, signal};
 use baton_proto::v1;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Layers, K and V heads, head size and bytes per element of SmolLM2-135M in f16: bytes of one block of 16 tokens in all layers.
-const BLOCK_BYTES: u64 = 30 * (3 * 2 * 16 * 64 * 2);
+/// Bytes of a row of 64 elements in f16, and as bytes with a scale.
+const F16_ROW: u64 = 64 * 2;
+const INT8_ROW: u64 = 64 + 4;
+const BLOCK_BYTES: u64 = block_bytes(F16_ROW);
 /// Of the long prompt; the last one is always computed.
 const PROMPT_TOKENS: usize = 1500;
 const REUSABLE_BLOCKS: u64 = (PROMPT_TOKENS as u64 - 1) / 16;
+
+/// Of SmolLM2-135M, bytes of a block of 16 tokens in all 30 layers: 3 heads of K and of V.
+const fn block_bytes(row_bytes: u64) -> u64 {
+    30 * (3 * 2 * 16 * row_bytes)
+}
 
 /// A prompt: any tokens will do.
 fn prompt(tokens: usize) -> Vec<u32> {
@@ -28,11 +35,10 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
     let Some(model) = model("a_prefix_that_only_another_node_holds_is_brought_faster_than_computed") else {
         return Ok(());
     };
-    // A row of 64 elements: halves, or bytes and a scale.
     for (transport, kv_dtype, row_bytes) in
-        [("shm", "f16", 128), ("tcp", "f16", 128), ("shm", "int8", 68), ("tcp", "int8", 68)]
+        [("shm", "f16", F16_ROW), ("tcp", "f16", F16_ROW), ("shm", "int8", INT8_ROW), ("tcp", "int8", INT8_ROW)]
     {
-        let block_bytes = 30 * (3 * 2 * 16 * row_bytes);
+        let block_bytes = block_bytes(row_bytes);
         let builder = Cluster::model(&model).node_flags(&["--transport", transport, "--kv-dtype", kv_dtype]);
         let mut cluster = builder.clone().start().await?;
         let ask = Ask::tokens(prompt(PROMPT_TOKENS)).max_tokens(8).ignore_eos();

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-#[path = "../../engine/tests/common/retyped.rs"]
+#[path = "../../engine/tests/retyped/mod.rs"]
 mod retyped;
 
 use baton_bench::score::{Likelihood, Windows, score};

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod common;
-#[path = "common/retyped.rs"]
 mod retyped;
 
 use std::path::Path;
@@ -43,10 +42,10 @@ const SLOWER_PROMPT: usize = 100;
 /// `sure`, it is the engine's, too.
 fn differences(mut engine: CpuEngine, sure: f32) -> (f32, f32) {
     let mut differences = Vec::new();
-    let most = match engine.isa() {
-        isa if isa == Isa::detect() => usize::MAX,
-        Isa::SCALAR => SCALAR_PROMPT,
-        _ => SLOWER_PROMPT,
+    let (most, positions) = match engine.isa() {
+        isa if isa == Isa::detect() => (usize::MAX, 202),
+        Isa::SCALAR => (SCALAR_PROMPT, 96),
+        _ => (SLOWER_PROMPT, 154),
     };
     for (index, entry) in reference().iter().enumerate().filter(|(_, entry)| entry.prompt_ids.len() <= most) {
         let mut tokens = entry.prompt_ids.clone();
@@ -61,47 +60,41 @@ fn differences(mut engine: CpuEngine, sure: f32) -> (f32, f32) {
             differences.push((found[0].logprob - expected).abs());
         }
     }
-    assert!(differences.len() > 50, "{} positions", differences.len());
+    assert_eq!(differences.len(), positions, "positions compared");
     (differences.iter().sum::<f32>() / differences.len() as f32, differences.into_iter().fold(0.0, f32::max))
+}
+
+/// Mean and largest difference stay below `most`, on every instruction set.
+fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, sure: f32, most: (f32, f32)) {
+    for isa in Isa::available() {
+        let engine = load(path, &CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
+        assert!(engine.model().numerics.starts_with(numerics), "{}", engine.model().numerics);
+        let (mean, worst) = differences(engine, sure);
+        println!("{isa}: mean difference {mean:.5}, worst {worst:.5}");
+        assert!(mean < most.0 && worst < most.1, "{isa}: mean {mean}, worst {worst}");
+    }
 }
 
 #[test]
 fn teacher_forced_log_probabilities_are_those_of_the_reference() {
     let Some(path) = real_model("teacher_forced_log_probabilities_are_those_of_the_reference") else { return };
-    for isa in Isa::available() {
-        let options = CpuOptions { arithmetic: Arithmetic::F32, isa: Some(isa), ..options(2, KvDtype::F16, 4096) };
-        let (mean, worst) = differences(load(&path, &options), 0.15);
-        println!("{isa}: mean difference {mean:.5}, worst {worst:.5}");
-        assert!(mean < 0.03 && worst < 0.25, "{isa}: mean {mean}, worst {worst}");
-    }
+    assert_near(&path, Arithmetic::F32, "cpu-f32", 0.15, (0.03, 0.25));
 }
 
 #[test]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations";
     let Some(path) = real_model(name) else { return };
-    for isa in Isa::available() {
-        let options = CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 4096) };
-        // Twice what is allowed without them, as for the differences.
-        let (mean, worst) = differences(load(&path, &options), 0.3);
-        println!("{isa}: mean difference {mean:.5}, worst {worst:.5}");
-        assert!(mean < 0.05 && worst < 0.5, "{isa}: mean {mean}, worst {worst}");
-    }
+    // Twice what is allowed without them, as for the differences.
+    assert_near(&path, Arithmetic::Stored, "cpu-int8", 0.3, (0.05, 0.5));
 }
 
 #[test]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16() {
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16";
     let Some(path) = real_model(name) else { return };
-    let file = as_bf16(&path);
-    for isa in Isa::available() {
-        let engine = load(file.path(), &CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
-        assert!(engine.model().numerics.starts_with("cpu-bf16"), "{}", engine.model().numerics);
-        // The reference has the weights as they were before they were rounded.
-        let (mean, worst) = differences(engine, 0.3);
-        println!("{isa}: mean difference {mean:.5}, worst {worst:.5}");
-        assert!(mean < 0.05 && worst < 0.5, "{isa}: mean {mean}, worst {worst}");
-    }
+    // The reference has the weights as they were before they were rounded.
+    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", 0.3, (0.05, 0.5));
 }
 
 #[test]
