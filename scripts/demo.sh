@@ -27,7 +27,8 @@ done
 BATON_CONDUCTOR=http://$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["conductor"]["grpc"])' "$work/ready.json")
 export BATON_CONDUCTOR
 
-question="What is the capital of France?"
+# The first word of the answer leads clearly. Of "What is the capital of France?" two are a tie for this small model, and the lesser one leads astray.
+question="Tell me about the capital of France."
 follow_up="And which river flows through it?"
 printf '\n> %s\n' "$question"
 "$baton" generate --timeline --max-tokens 48 "$question" 2>"$work/timeline" | tee "$work/answer" || { cat "$work/timeline" >&2; exit 1; }

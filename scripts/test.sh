@@ -17,18 +17,22 @@ export BATON_MODEL
 if [[ -z ${BATON_FIXTURES-} ]]; then echo "test: BATON_FIXTURES is not set: tests that want large files will say that they skip"; fi
 
 cargo build --release --locked --workspace --bins
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 profile=default
 [[ -z ${BATON_TEST_LONG-} ]] || profile=long
 if cargo nextest --version >/dev/null 2>&1; then
   cargo nextest run --release --locked --workspace --profile "$profile"
 else
   echo "test: cargo-nextest is not installed: running with cargo test"
-  log=$(mktemp)
-  trap 'rm -f "$log"' EXIT
   cargo test --release --locked --workspace --exclude baton-cluster-tests --no-fail-fast 2>&1 | tee "$log"
   cargo test --release --locked --package baton-cluster-tests --no-fail-fast -- --test-threads=1 2>&1 | tee -a "$log"
   awk '/^test result:/ { passed += $4; failed += $6 } END { print passed " passed, " failed " failed" }' "$log"
 fi
+
+# What a newcomer runs first, and its answer.
+scripts/demo.sh >"$log" 2>&1 || { cat "$log"; echo "test: make demo failed"; exit 1; }
+echo "test: make demo answered, and stopped"
 
 # RDMA, in a virtual machine with Soft-RoCE, where this machine can have one.
 scripts/test-rdma.sh
