@@ -13,7 +13,7 @@ help: ## This list
 build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decode
 	$(BUILD)
 
-demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop (UP="--transport tcp" changes it)
+demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop; 5 minutes the first time (UP="--transport tcp" changes it)
 	@scripts/demo.sh $(UP)
 
 up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--prefill 1 ..." changes it)
@@ -44,10 +44,10 @@ bench-honest: build ## Is the simulator honest: 8 + 8 mock processes play 10 min
 bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
 	@scripts/bench-relay.sh
 
-bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the same weights in each: one table (ROUNDS=5 THREADS=2 MODELS="q4_1 bf16 q4_0 q8_0" ...)
+bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the same weights: 35 minutes, the first time 10 more and 6 GB (ROUNDS=5 MODELS="q4_1 bf16 q4_0 q8_0" ...)
 	@scripts/bench-engine.sh
 
-bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: first tokens, gaps, the highest rate that each bears (RATE=0.4 ...)
+bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: an hour, the first time 10 minutes more and 6 GB (RATE=0.4 ...)
 	@scripts/bench-serve.sh
 
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")

@@ -60,8 +60,11 @@ def last_line(text):
 
 
 def progress(text):
+    """What is measured now: on a terminal in one line that nothing ends with, elsewhere a line each, so that a log says where a long run is."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def free_port():

@@ -222,10 +222,12 @@ class Bench:
             worst = math.inf
             self.batch = min(self.tried, key=lambda batch: (-self.tried[batch]["goodput_share"], self.tried[batch]["tbt_tail_p90_s"] or worst))
 
-    def attempt(self, side, what):
+    def attempt(self, side, what, when=""):
         """What a side's measurement gives; none where it cannot be, now or before."""
         if side in self.problems:
             return None
+        if when:
+            progress(f"{when}: {NAMES[side]}")
         try:
             return what()
         except Unavailable as problem:
@@ -235,8 +237,7 @@ class Bench:
     def compare(self):
         for turn in range(self.args.rounds):
             for side in self.args.sides:
-                progress(f"round {turn + 1} of {self.args.rounds}: {NAMES[side]}")
-                report = self.attempt(side, lambda: self.measure(side, self.args.rate, turn + 1))
+                report = self.attempt(side, lambda: self.measure(side, self.args.rate, turn + 1), f"round {turn + 1} of {self.args.rounds}")
                 if report:
                     self.figures.setdefault(side, []).append(report)
 
@@ -251,8 +252,7 @@ class Bench:
                 rate = span.next()
                 if not rate:
                     continue
-                progress(f"{rate:.2f} requests/s: {NAMES[side]}")
-                report = self.attempt(side, lambda: self.measure(side, rate, 1))
+                report = self.attempt(side, lambda: self.measure(side, rate, 1), f"{rate:.2f} requests/s")
                 if not report:
                     span.give_up()
                     continue
@@ -307,10 +307,10 @@ def table(args, bench, highest):
             lines.append(row(NAMES[side], [*cells, f"{highest[side]:.2f}/s" if side in highest else "-"]))
         if side in bench.problems:
             lines.append(f"{NAMES[side]:<22}  not measured{' any more' if side in middle else ''}: {bench.problems[side]}")
-    return "\n".join([*lines, "", *goals(middle, highest)])
+    return "\n".join([*lines, "", *goals(middle, highest, bench.problems)])
 
 
-def goals(middle, highest):
+def goals(middle, highest, problems):
     """Baton against the better of the others."""
 
     def others(of, key=None):
@@ -325,6 +325,8 @@ def goals(middle, highest):
             yield line(label, min(rivals) / middle["baton"][key], GOALS[goal])
     if "baton" in highest and others(highest):
         yield line("highest rate: Baton / best other", highest["baton"] / max(others(highest)), GOALS["rate"])
+    elif "baton" in highest and any(side != "baton" and side not in problems for side in middle):
+        yield "highest rate: no other bears any"
 
 
 def histogram(bench):
@@ -357,7 +359,8 @@ def bar(share):
 
 NOTES = """{rounds} rounds of {duration:g} s, medians; {chars} characters of prompt, {tokens} tokens of answer, times drawn as Poisson's, the same for all.
 All on cores {cores}: Baton's two nodes have one each, the others compute with two threads. TBT is the mean of a request's gaps, the tail the mean of the
-longest tenth of them; both over requests. Good: TTFT within {ttft} and the tail within {tbt}. Highest: where {share:.0%} of the requests are good still, within {narrow:.0%}."""
+longest tenth of them; both over requests. Good: TTFT within {ttft} and the tail within {tbt}. Highest: where {share:.0%} of the requests are
+good still, within {narrow:.0%}; no median, for each rate but {rate:g}/s was measured once."""
 
 
 def main():
@@ -383,7 +386,7 @@ def main():
     print(f"\n{histogram(bench)}\n")
     share, narrow, cores = GOOD_SHARE, NARROW - 1, ",".join(map(str, CORES))
     figures = {"rounds": args.rounds, "duration": args.duration, "chars": PROMPT_CHARS.replace(",", " or "), "tokens": ANSWER_TOKENS, "cores": cores}
-    print(NOTES.format(**figures, ttft=TTFT_LIMIT, tbt=TBT_LIMIT, share=share, narrow=narrow))
+    print(NOTES.format(**figures, rate=args.rate, ttft=TTFT_LIMIT, tbt=TBT_LIMIT, share=share, narrow=narrow))
     if bench.tried:
         print(f"llama-server's batch: {bench.batch}, the best of {', '.join(map(str, bench.tried))}.")
     if args.json:

@@ -110,8 +110,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 #[tokio::test]
-async fn short_prompts_go_where_they_are_answered_as_soon_and_disturb_nobody() -> anyhow::Result<()> {
-    let Some(model) = model("short_prompts_go_where_they_are_answered_as_soon_and_disturb_nobody") else {
+async fn short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_same_tokens() -> anyhow::Result<()> {
+    let Some(model) = model("short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_same_tokens") else {
         return Ok(());
     };
     // `make test-long` takes five turns of each.

@@ -42,7 +42,7 @@ pub enum Command {
     Cache(Box<CacheArgs>),
     /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
-    /// Measure: what the transfer engine moves here, the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
+    /// Measure: what the transfer engine moves here, a model on this CPU (engine), the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Say how likely a model finds a text: negative log-likelihood and perplexity, on this machine's CPU. Needs no cluster

@@ -114,7 +114,20 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Of an even number it is the mean of the two in the middle, as Python's `statistics.median`, which the others' figures go through, has it.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+    (figures[(figures.len() - 1) / 2] + figures[figures.len() / 2]) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_the_middle_or_the_mean_of_two() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![8.0, 1.0, 2.0, 4.0]), 3.0);
+        assert_eq!((median(vec![5.0]), median(vec![5.0, 1.0])), (5.0, 3.0));
+    }
 }

@@ -11,6 +11,7 @@ mod report;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use baton_engine::{Engine, EngineError};
 use clap::Args;
 
 use crate::BenchError;
@@ -23,6 +24,8 @@ use report::Report;
 const LONGEST_PROMPT: u32 = 2048;
 /// Tokens that the arena holds: the longest prompt, and 32 sequences with their steps.
 const ARENA_TOKENS: u32 = 32 * 128;
+/// Figures that are measured.
+const FIGURES: u64 = 5;
 
 /// Of `baton bench engine`.
 #[derive(Debug, Args)]
@@ -46,18 +49,24 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     let mut engine = load(&open(&args.model)?, &options, &bar)?;
     check_context(&engine, "--model", LONGEST_PROMPT)?;
     let load_s = began.elapsed().as_secs_f64();
-    let isa = engine.isa();
-    let mut bench = Bench::new(&mut engine, args.rounds);
     let mut report = Report {
+        model: engine.model().name.clone(),
+        numerics: engine.model().numerics.clone(),
         threads: options.threads,
-        isa: isa.to_string(),
+        rounds: args.rounds,
+        isa: engine.isa().to_string(),
         kv_dtype: options.kv_dtype.as_str(),
+        version: env!("CARGO_PKG_VERSION"),
         load_s,
         ..Report::default()
     };
+    let mut bench = Bench::new(&mut engine, args.rounds);
+    bar.set_position(0);
     let mut figure = |name: &'static str, to: &mut f64, rate: &mut dyn FnMut(&mut Bench<'_>) -> Result<f64, _>| {
         bar.set_message(name);
-        rate(&mut bench).map(|found| *to = found)
+        *to = rate(&mut bench)?;
+        bar.inc(100 / FIGURES);
+        Ok::<_, EngineError>(())
     };
     figure("prefill of 512", &mut report.prefill_512_tok_s, &mut |bench| bench.prefill(512))?;
     figure("prefill of 2048", &mut report.prefill_2048_tok_s, &mut |bench| bench.prefill(2048))?;

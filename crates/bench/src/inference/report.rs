@@ -21,12 +21,20 @@ pub struct Report {
     pub load_s: f64,
     /// Memory of the process at the end: weights, buffers, and the KV that was used.
     pub rss_bytes: u64,
+    /// Name of the model, as its file gives it.
+    pub model: String,
+    /// Class of machines and settings that give the same numbers to the last bit.
+    pub numerics: String,
     /// Threads that computed.
     pub threads: usize,
+    /// Runs of each figure.
+    pub rounds: u32,
     /// Instruction set.
     pub isa: String,
     /// Element type of stored K and V.
     pub kv_dtype: &'static str,
+    /// Of Baton.
+    pub version: &'static str,
 }
 
 impl Report {
@@ -36,11 +44,9 @@ impl Report {
         if json {
             return writeln!(out, "{}", serde_json::to_string(self)?);
         }
-        writeln!(
-            out,
-            "{} threads, {}, KV in {}; loaded in {:.2} s\n",
-            self.threads, self.isa, self.kv_dtype, self.load_s
-        )?;
+        let Self { model, numerics, threads, rounds, isa, kv_dtype, load_s, .. } = self;
+        writeln!(out, "{model}: {numerics}, instructions {isa}, KV in {kv_dtype}; loaded in {load_s:.2} s")?;
+        writeln!(out, "threads: {threads}, runs of each figure: {rounds}\n")?;
         for (name, figure) in [
             ("prefill, 512 tokens", self.prefill_512_tok_s),
             ("prefill, 2048 tokens", self.prefill_2048_tok_s),
@@ -79,6 +85,9 @@ mod tests {
         let value = serde_json::to_value(Report::default()).unwrap();
         for key in ["prefill_512_tok_s", "prefill_2048_tok_s", "decode_1_tok_s", "decode_8_tok_s", "decode_32_tok_s"] {
             assert!(value[key].is_number(), "{key}");
+        }
+        for key in ["model", "numerics", "threads", "rounds", "isa", "kv_dtype", "version"] {
+            assert!(!value[key].is_null(), "{key} tells reports apart");
         }
         assert!(value["load_s"].is_number() && value["rss_bytes"].is_number() && value["isa"].is_string());
     }

@@ -48,7 +48,8 @@ pub struct ScoreArgs {
     /// a window begins with the last token of the one before, and the text's first token is not scored, for nothing stands before it
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     pub context: u32,
-    /// How quantized matrices are computed: stored (8-bit activations, as nodes do) or f32 (the reference)
+    /// How products and attention are computed: stored (as nodes do: quantized weights take activations as 8-bit integers, bfloat16 ones take them as bfloat16, and with either attention is of
+    /// bfloat16, unless the KV is kept in f32) or f32 (single precision: the reference, slow and large)
     #[arg(long, value_name = "NAME", default_value = "stored", value_parser = parse_arithmetic)]
     pub arithmetic: Arithmetic,
     /// Threads, and how KV is kept
@@ -116,7 +117,7 @@ impl Windows {
         let plain = EncodeOptions { add_special: false, parse_special: false };
         let tokens = tokenizer.encode(text, plain).map_err(|error| wrong(error.to_string()))?;
         if tokens.len() < 2 {
-            return Err(wrong(format!("{} tokens, but at least 2 are needed", tokens.len())));
+            return Err(wrong(format!("at least 2 tokens are needed, but it has {}", tokens.len())));
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
         Ok(Self::new(tokens, bos, context as usize))
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn a_text_has_two_tokens_at_least() {
         let error = Windows::of_text(&Tokenizer::bytes(), "a", 8).unwrap_err().to_string();
-        assert_eq!(error, "--text: 1 tokens, but at least 2 are needed");
+        assert_eq!(error, "--text: at least 2 tokens are needed, but it has 1");
         let windows = Windows::of_text(&Tokenizer::bytes(), "ab", 8).unwrap();
         assert_eq!(windows.scored(), 2, "the byte vocabulary begins a text with a token");
     }

@@ -78,7 +78,10 @@ impl Report {
             ("nll", format!("{:.6} nats per token", self.nll)),
             ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
             ("model", self.model.clone()),
-            ("arithmetic", format!("{}, {}, {}, KV in {}", self.arithmetic, self.numerics, self.isa, self.kv_dtype)),
+            (
+                "arithmetic",
+                format!("{}, {}, instructions {}, KV in {}", self.arithmetic, self.numerics, self.isa, self.kv_dtype),
+            ),
             ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
         ];
         rows.map(|(name, value)| format!("{name:<12}{value}")).join("\n")
@@ -119,8 +122,12 @@ mod tests {
     #[test]
     fn the_table_says_how_the_number_came_about() {
         let table = report().table();
-        for part in ["perplexity  12.1825", "1000, in 2 windows of 512", "cpu-int8-2, vnni, KV in f16", "2000 tokens/s"]
-        {
+        for part in [
+            "perplexity  12.1825",
+            "1000, in 2 windows of 512",
+            "cpu-int8-2, instructions vnni, KV in f16",
+            "2000 tokens/s",
+        ] {
             assert!(table.contains(part), "{part}: {table}");
         }
     }

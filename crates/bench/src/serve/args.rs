@@ -31,7 +31,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Characters of a prompt's own text; of several, each request draws one: 300,6000, or with weights 300:3,6000:1
-    #[arg(long, value_name = "LIST", default_value = "1000", value_parser = parse_mix)]
+    #[arg(long, value_name = "LIST", default_value = "1000", value_parser = parse_mix::<4_000_000>)]
     pub prompt_chars: Mix,
     /// Characters that stand before that and are shared with other requests
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=4_000_000))]
@@ -39,9 +39,9 @@ pub struct ServeArgs {
     /// Different texts that are shared so; each request draws one
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prefixes: u32,
-    /// Tokens of each answer
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub max_tokens: u32,
+    /// Tokens of an answer; of several, each request draws one: 16,256, or with weights 16:3,256:1. Times and prompts do not depend on it
+    #[arg(long, value_name = "LIST", default_value = "64", value_parser = parse_mix::<1_000_000>)]
+    pub max_tokens: Mix,
     /// Let answers end by themselves; for servers that do not know ignore_eos, too
     #[arg(long)]
     pub keep_eos: bool,
@@ -137,12 +137,12 @@ fn parse_time(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a time from 1ms to a day, as in 100ms, 5s or 2m".to_owned())
 }
 
-fn parse_mix(text: &str) -> Result<Mix, String> {
+fn parse_mix<const LONGEST: u32>(text: &str) -> Result<Mix, String> {
     let wrong =
-        || "expected lengths from 1 to 4000000, with weights from 1 to 1000 or without, as in 300:3,6000:1".to_owned();
+        || format!("expected lengths from 1 to {LONGEST}, with weights from 1 to 1000 or without, as in 300:3,6000:1");
     let one = |part: &str| {
         let (length, weight) = part.split_once(':').unwrap_or((part, "1"));
-        let length = length.trim().parse().ok().filter(|length| (1..=4_000_000).contains(length))?;
+        let length = length.trim().parse().ok().filter(|length| (1..=LONGEST).contains(length))?;
         let weight = weight.trim().parse().ok().filter(|weight| (1..=1000).contains(weight))?;
         Some((length, weight))
     };
@@ -189,17 +189,17 @@ pub(super) mod tests {
 
     #[test]
     fn lengths_are_drawn_by_their_weights() {
-        let mix = parse_mix("300:3,6000").unwrap();
+        let mix = parse_mix::<6000>("300:3,6000").unwrap();
         assert_eq!([0.0, 0.5, 0.7499, 0.75, 0.9999].map(|at| mix.pick(at)), [300, 300, 300, 6000, 6000]);
-        assert_eq!(parse_mix("7").unwrap().pick(0.5), 7);
+        assert_eq!(parse_mix::<7>("7").unwrap().pick(0.5), 7);
         for wrong in ["", "0", "300,", "300:0", "a", "1:2:3", "5000000"] {
-            assert!(parse_mix(wrong).is_err(), "{wrong}");
+            assert!(parse_mix::<4_000_000>(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn what_cannot_be_names_its_flag() {
-        assert!(parse("--rate 2 --duration 5s --prompt-chars 300,6000").is_ok());
+        assert!(parse("--rate 2 --duration 5s --prompt-chars 300,6000 --max-tokens 16,64:2,1000000").is_ok());
         assert!(parse("--trace t --speed 2 --requests 7").is_ok());
         for (line, flag) in [
             ("", "--rate"),
@@ -207,6 +207,8 @@ pub(super) mod tests {
             ("--rate 1 --trace t", "--trace"),
             ("--rate 1 --speed 2", "--speed"),
             ("--trace t --max-tokens 3", "--max-tokens"),
+            ("--rate 1 --max-tokens 0", "--max-tokens"),
+            ("--rate 1 --max-tokens 16,1000001", "--max-tokens"),
             ("--rate 1 --requests 0", "--requests"),
             ("--rate 1 --tbt-limit never", "--tbt-limit"),
             ("--rate 1 --most-in-flight 0", "--most-in-flight"),

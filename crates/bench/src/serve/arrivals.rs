@@ -91,10 +91,12 @@ fn drawn(rate: f64, args: &ServeArgs) -> Vec<Arrival> {
         let chars = args.prompt_chars.pick(random.unit());
         let prefix = random.below(u64::from(args.prefixes));
         let seed = random.next_u64();
+        // Of numbers of its own: times and prompts are the same, whatever the answers' lengths.
+        let max_tokens = args.max_tokens.pick(Random::new(!seed).unit());
         // Prefixes are of the run, not of a request.
         let prefix_seed = Random::new(!args.seed ^ prefix).next_u64();
         let source = Source::Text { prefix_seed, prefix_chars: args.shared_prefix_chars, seed, chars };
-        Arrival { due: Duration::from_secs_f64(due_s), max_tokens: args.max_tokens, source }
+        Arrival { due: Duration::from_secs_f64(due_s), max_tokens, source }
     };
     let in_time = |arrival: &Arrival| args.duration.is_none_or(|duration| arrival.due < duration);
     std::iter::repeat_with(&mut next).take(most).take_while(in_time).collect()
@@ -159,6 +161,37 @@ mod tests {
         own.sort_unstable();
         own.dedup();
         assert_eq!(own.len(), 200, "nothing else is shared");
+    }
+
+    #[test]
+    fn answers_are_mixed_and_nothing_else_changes_by_it() {
+        let line = "--rate 5 --requests 400 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
+        let (one, mixed) = (of(&format!("{line} --max-tokens 16")), of(&format!("{line} --max-tokens 16:3,256")));
+        let long = mixed.iter().filter(|arrival| arrival.max_tokens == 256).count();
+        assert!((60..140).contains(&long), "{long} of 400");
+        let short = |arrival: &Arrival| Arrival { max_tokens: 16, ..arrival.clone() };
+        assert_eq!(mixed.iter().map(short).collect::<Vec<_>>(), one);
+        assert_eq!(mixed, of(&format!("{line} --max-tokens 16:3,256")), "by the seed alone");
+        let both = mixed.iter().filter(|arrival| arrival.max_tokens == 256 && text(arrival).len() > 600).count();
+        assert!((25..75).contains(&both), "half of the long answers are of long prompts: {both} of 400");
+    }
+
+    #[test]
+    fn one_length_sends_what_it_always_sent() {
+        let all = of("--rate 5 --prompt-chars 30,600 --prefixes 3 --seed 7 --max-tokens 9 --requests 4");
+        let draws = |arrival: &Arrival| match arrival.source {
+            Source::Text { seed, chars, .. } => (arrival.due.as_micros(), chars, seed),
+            Source::Trace(_) => panic!("a trace"),
+        };
+        // Computed apart from this code: SplitMix64's numbers, four a request.
+        let expected = [
+            (98_803, 30, 10_753_165_928_301_472_203),
+            (219_260, 30, 6_051_947_643_683_389_182),
+            (248_094, 30, 17_706_551_433_532_105_516),
+            (748_349, 600, 10_114_117_652_854_834_680),
+        ];
+        assert_eq!(all.iter().map(draws).collect::<Vec<_>>(), expected);
+        assert!(all.iter().all(|arrival| arrival.max_tokens == 9));
     }
 
     #[test]

@@ -57,36 +57,29 @@ impl Grpc {
 
     /// Sends a request, and hears its answer to the end. `index` chooses the connection.
     pub async fn ask(&self, index: usize, request: GenerateRequest, heard: &mut Heard) -> Result<(), Problem> {
-        let mut accepted = false;
-        self.hear(index, request, heard, &mut accepted).await.map_err(|status| problem(&status, accepted))
-    }
-
-    async fn hear(
-        &self,
-        index: usize,
-        request: GenerateRequest,
-        heard: &mut Heard,
-        accepted: &mut bool,
-    ) -> Result<(), Status> {
-        let mut stream = self.clients.client(index).generate(request).await?.into_inner();
-        let mut finished = false;
-        while let Some(response) = stream.message().await? {
+        let answer = self.clients.client(index).generate(request).await;
+        let mut stream = answer.map_err(|status| problem(&status, false))?.into_inner();
+        let (mut accepted, mut finished) = (false, false);
+        while let Some(response) = stream.message().await.map_err(|status| problem(&status, accepted))? {
             match response.event {
-                Some(Event::Accepted(_)) => *accepted = true,
+                Some(Event::Accepted(_)) => accepted = true,
                 // One that only brings text that was held back has no tokens.
-                Some(Event::Delta(delta)) if !delta.token_ids.is_empty() => heard.tokens(delta.token_ids.len() as u64),
+                Some(Event::Delta(delta)) if !delta.token_ids.is_empty() => {
+                    heard.tokens(delta.token_ids.len() as u64)?
+                }
                 Some(Event::Finished(end)) => {
                     finished = true;
                     if let Some(usage) = end.usage {
                         let [prompt, cached, output] =
                             [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
-                        heard.usage(Usage { prompt, cached, output });
+                        heard.usage(Usage { prompt, cached, output })?;
                     }
                 }
                 Some(Event::Delta(_) | Event::PromptLogprobs(_)) | None => {}
             }
         }
-        if finished { Ok(()) } else { Err(Status::aborted("the stream ended in mid-answer")) }
+        let cut = || problem(&Status::aborted("the stream ended in mid-answer"), accepted);
+        if finished { Ok(()) } else { Err(cut()) }
     }
 }
 

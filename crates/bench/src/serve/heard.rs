@@ -28,6 +28,11 @@ impl Problem {
     }
 }
 
+/// Messages and tokens that are taken beyond those of an answer: beginnings, ends, and chunks without text.
+const SPARE: u64 = 64;
+/// Messages and tokens that are taken for each token that was asked for: a server may send a message per character.
+const PER_TOKEN: u64 = 4;
+
 /// A message with a part of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Message {
@@ -38,10 +43,13 @@ struct Message {
     shows: bool,
 }
 
-/// What a client has heard of one request.
-#[derive(Debug, Default)]
+/// What a client has heard of one request. A server that says more than any answer is long has failed the request, so that it takes no more memory than was asked for.
+#[derive(Debug)]
 pub struct Heard {
+    max_tokens: u32,
     messages: Vec<Message>,
+    /// In the messages.
+    tokens: u64,
     usage: Option<Usage>,
 }
 
@@ -55,19 +63,52 @@ pub struct Tokens {
 }
 
 impl Heard {
-    /// A message with so many tokens, now.
-    pub fn tokens(&mut self, tokens: u64) {
-        self.messages.push(Message { at: Instant::now(), tokens, shows: true });
+    /// Nothing yet, of an answer of at most so many tokens.
+    pub fn of_at_most(max_tokens: u32) -> Self {
+        Self { max_tokens, messages: Vec::new(), tokens: 0, usage: None }
+    }
+
+    /// A message with so many tokens, at least 1, now.
+    ///
+    /// # Errors
+    /// There have been too many.
+    pub fn tokens(&mut self, tokens: u64) -> Result<(), Problem> {
+        self.add(Message { at: Instant::now(), tokens, shows: true })
     }
 
     /// A message that does not say how many tokens it stands for, now.
-    pub fn chunk(&mut self, shows: bool) {
-        self.messages.push(Message { at: Instant::now(), tokens: 1, shows });
+    ///
+    /// # Errors
+    /// There have been too many.
+    pub fn chunk(&mut self, shows: bool) -> Result<(), Problem> {
+        self.add(Message { at: Instant::now(), tokens: 1, shows })
     }
 
     /// The server's own figures.
-    pub fn usage(&mut self, usage: Usage) {
+    ///
+    /// # Errors
+    /// No answer has so many tokens.
+    pub fn usage(&mut self, usage: Usage) -> Result<(), Problem> {
+        self.check(usage.output)?;
         self.usage = Some(usage);
+        Ok(())
+    }
+
+    /// Every message has a token at least, so that the bound of tokens is one of messages, too.
+    fn add(&mut self, message: Message) -> Result<(), Problem> {
+        self.tokens = self.tokens.saturating_add(message.tokens);
+        self.check(self.tokens)?;
+        self.messages.push(message);
+        Ok(())
+    }
+
+    fn check(&self, tokens: u64) -> Result<(), Problem> {
+        let most = PER_TOKEN * u64::from(self.max_tokens) + SPARE;
+        if tokens <= most {
+            return Ok(());
+        }
+        let asked = self.max_tokens;
+        Err(Problem::failed(format!("more than {most} messages or tokens, where {asked} tokens were asked for")))
     }
 
     /// What the server said; what was counted, where it said nothing.
@@ -101,10 +142,10 @@ mod tests {
     use super::*;
 
     fn heard(chunks: &[bool], output: Option<u64>) -> Heard {
-        let mut heard = Heard::default();
-        chunks.iter().for_each(|shows| heard.chunk(*shows));
+        let mut heard = Heard::of_at_most(8);
+        chunks.iter().for_each(|shows| heard.chunk(*shows).unwrap());
         if let Some(output) = output {
-            heard.usage(Usage { output, ..Usage::default() });
+            heard.usage(Usage { output, ..Usage::default() }).unwrap();
         }
         heard
     }
@@ -137,10 +178,24 @@ mod tests {
 
     #[test]
     fn messages_that_say_their_tokens_are_believed() {
-        let mut heard = Heard::default();
-        [1, 3, 2].into_iter().for_each(|tokens| heard.tokens(tokens));
+        let mut heard = Heard::of_at_most(6);
+        [1, 3, 2].into_iter().for_each(|tokens| heard.tokens(tokens).unwrap());
         assert_eq!((heard.count().at.len(), heard.count().merged, heard.sizes().output), (3, 3, 6));
-        heard.usage(Usage { output: 6, cached: 2, prompt: 9 });
+        heard.usage(Usage { output: 6, cached: 2, prompt: 9 }).unwrap();
         assert_eq!((heard.count().merged, heard.sizes().cached), (3, 2));
+    }
+
+    #[test]
+    fn a_server_that_says_too_much_has_failed() {
+        let too_much = Err(Problem::failed("more than 104 messages or tokens, where 10 tokens were asked for"));
+        let (mut chunks, mut tokens) = (Heard::of_at_most(10), Heard::of_at_most(10));
+        for _ in 0..104 {
+            assert_eq!(chunks.chunk(false), Ok(()));
+        }
+        assert_eq!((chunks.chunk(true), chunks.count().at.len()), (too_much.clone(), 104), "and is not kept");
+        assert_eq!((tokens.tokens(104), tokens.tokens(u64::MAX)), (Ok(()), too_much.clone()));
+        let counts = |output| Heard::of_at_most(10).usage(Usage { output, ..Usage::default() });
+        assert_eq!((counts(104), counts(u64::MAX)), (Ok(()), too_much));
+        assert_eq!(Heard::of_at_most(u32::MAX).tokens(1 << 33), Ok(()));
     }
 }

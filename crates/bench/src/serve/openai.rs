@@ -199,12 +199,12 @@ impl End {
                 (choice.text.as_ref().is_some_and(|text| !text.is_empty()), choice.finish_reason.is_some());
             // The last chunk has the reason; where it has no text it has no token either.
             if shows || !ends {
-                heard.chunk(shows);
+                heard.chunk(shows)?;
             }
             self.finished |= ends;
         }
         if let Some(usage) = chunk.usage {
-            heard.usage(usage.usage());
+            heard.usage(usage.usage())?;
         }
         Ok(())
     }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     fn take(events: &[&str]) -> (Result<bool, Problem>, Heard) {
-        let (mut end, mut heard) = (End::default(), Heard::default());
+        let (mut end, mut heard) = (End::default(), Heard::of_at_most(4));
         let taken: Result<(), _> = events.iter().try_for_each(|event| end.take(event, &mut heard));
         (taken.map(|()| end.finished), heard)
     }
@@ -248,6 +248,13 @@ mod tests {
         let (ended, _) = take(&[TEXT, r#"{"error": {"message": "no node is ready", "type": "unavailable"}}"#]);
         assert_eq!(ended, Err(Problem::failed("in mid-answer: no node is ready")));
         assert!(matches!(take(&["{"]).0, Err(Problem::Failed(reason)) if reason.starts_with("an event: ")));
+    }
+
+    #[test]
+    fn a_stream_without_an_end_is_a_failure() {
+        let (ended, heard) = take(&[TEXT; 1000]);
+        assert!(matches!(ended, Err(Problem::Failed(reason)) if reason.starts_with("more than 80 messages")));
+        assert_eq!(heard.count().at.len(), 80);
     }
 
     #[test]

@@ -81,7 +81,7 @@ async fn timed<Ask>(due: Instant, max_tokens: u32, limit: Duration, ask: Ask) ->
 where
     Ask: AsyncFnOnce(&mut Heard) -> Result<(), Problem>,
 {
-    let (slip, mut heard) = (due.elapsed(), Heard::default());
+    let (slip, mut heard) = (due.elapsed(), Heard::of_at_most(max_tokens));
     let result = timeout(limit, ask(&mut heard)).await;
     let none = || Err(Problem::failed(format!("no end within {} s", limit.as_secs_f64())));
     (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_runtime::{Signals, TaskSet};
+use baton_types::KvDtype;
 use clap::Args;
 
 use crate::error::CliError;
@@ -66,7 +67,7 @@ pub struct UpArgs {
     pub decode_cache_blocks: Option<u32>,
     /// Element type of stored K and V: f16, bf16, f32 or int8 [default: the node's]
     #[arg(long, value_name = "TYPE")]
-    pub kv_dtype: Option<String>,
+    pub kv_dtype: Option<KvDtype>,
     /// What KV may travel over: the best that both ends have, or one transport and nothing else [default: the node's, auto]
     #[arg(long, value_name = "TRANSPORT", env = "BATON_TRANSPORT", value_parser = ["auto", "rdma", "shm", "tcp"])]
     pub transport: Option<String>,

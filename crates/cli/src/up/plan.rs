@@ -184,7 +184,7 @@ fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsStr
     let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
     own.extend(["--threads".into(), threads.to_string().into()]);
     own.extend(optional("--block-tokens", args.block_tokens.map(|n| n.to_string()).as_ref()));
-    own.extend(optional("--kv-dtype", args.kv_dtype.as_ref()));
+    own.extend(optional("--kv-dtype", args.kv_dtype.map(|dtype| dtype.as_str().to_owned()).as_ref()));
     own.extend(optional("--transport", args.transport.as_ref()));
     let (cache_blocks, more) = match role {
         Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
@@ -275,6 +275,13 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn a_kv_dtype_that_is_none_is_refused_before_anything_starts() {
+        let error = Cli::try_parse_from(["baton", "up", "--engine", "mock", "--kv-dtype", "int4"]).unwrap_err();
+        let said = error.to_string();
+        assert!(error.exit_code() == 2 && said.contains("'int4', but must be f32, f16, bf16 or int8"), "{said}");
     }
 
     #[test]
