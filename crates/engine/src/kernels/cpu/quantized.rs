@@ -196,7 +196,7 @@ pub(super) fn quantized_matmul(
     let panels = w.outputs.div_ceil(PANEL);
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
-    let most_runs = threads.count() * if x.rows() > GROUP { 8 } else { 4 };
+    let most_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
     let run = if parallel { panels.div_ceil(most_runs).next_multiple_of(WIDEST_TILE) } else { panels };
     let runs = panels.div_ceil(run);
     let run_of = |task: usize| task % runs * run..panels.min((task % runs + 1) * run);
@@ -361,6 +361,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
     let mut sums = [[D::Floats::splat(0.0); PANELS]; ROWS];
     let Panels { mut codes, mut scales, .. } = panels;
     for block in blocks {
+        // First: behind the products, its branches would part them from the loads, all of which the compiler then keeps at once, in memory.
+        ahead.ask();
         // SAFETY: the caller's promise: a block's codes and scales in each panel, and rows of the group; 4 bytes of codes are read as a number, of any alignment.
         unsafe {
             let inputs = block.codes.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
@@ -407,7 +409,6 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
             codes = codes.add(code_bytes(form));
             scales = scales.add(scale_bytes(form));
         }
-        ahead.ask();
     }
     unrolled!(row in 0 1 2 3 => if row < ROWS && row < rows {
         unrolled!(panel in 0 1 => if panel < PANELS {
