@@ -1,13 +1,19 @@
 //! Cores that a node has for itself.
 //!
 //! Where somebody gave this process as many cores as it has threads, and fewer than the machine has (taskset, a cpuset, Kubernetes' static CPU manager), helpers stay on one each, and
-//! the caller finds the last one free. Nodes that share all cores of a machine are left to the system: threads that cannot move would wait for one another.
+//! the caller finds the last one free. Nodes that share cores are left to the system, be they all of a machine's or those of a process that started several (`taskset ... baton up`):
+//! threads that cannot move would wait for one another.
 
 /// A core for each of `threads` threads, if they are this process's own.
 pub(super) fn own_cores(threads: usize) -> Option<Vec<usize>> {
-    let cores = allowed()?;
-    (cores.len() == threads && cores.len() < online()).then_some(cores)
+    let cores = allowed(SELF)?;
+    // What the parent has too, it may have given to others. A container's first process sees no parent.
+    let inherited = parent().is_some_and(|parent| allowed(parent).as_ref() == Some(&cores));
+    (cores.len() == threads && cores.len() < online() && !inherited).then_some(cores)
 }
+
+/// The calling thread, where a process is asked for.
+const SELF: i32 = 0;
 
 /// Keeps the calling thread on a core; where the system does not let it, it runs as before.
 pub(super) fn stay_on(core: usize) {
@@ -21,15 +27,21 @@ mod linux {
     use std::io;
     use std::mem::{size_of, zeroed};
 
-    /// The cores that the calling thread may run on, in order.
-    pub fn allowed() -> Option<Vec<usize>> {
+    /// The cores that a process's first thread, or the calling thread, may run on, in order.
+    pub fn allowed(process: i32) -> Option<Vec<usize>> {
         // SAFETY: a set of cores is plain bits.
         let mut set: libc::cpu_set_t = unsafe { zeroed() };
         // SAFETY: the system writes at most as many bytes as the set has.
-        let found = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+        let found = unsafe { libc::sched_getaffinity(process, size_of::<libc::cpu_set_t>(), &raw mut set) };
         // SAFETY: below the number of cores that a set has room for.
         let is_set = |&core: &usize| unsafe { libc::CPU_ISSET(core, &set) };
         (found == 0).then(|| (0..libc::CPU_SETSIZE as usize).filter(is_set).collect())
+    }
+
+    /// The process that started this one.
+    pub fn parent() -> Option<i32> {
+        // SAFETY: asks for a number.
+        Some(unsafe { libc::getppid() }).filter(|&process| process > 0)
     }
 
     /// Cores of the machine.
@@ -55,13 +67,17 @@ mod linux {
 }
 
 #[cfg(target_os = "linux")]
-use linux::{allowed, online, set};
+use linux::{allowed, online, parent, set};
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
     use std::io;
 
-    pub fn allowed() -> Option<Vec<usize>> {
+    pub fn allowed(_: i32) -> Option<Vec<usize>> {
+        None
+    }
+
+    pub fn parent() -> Option<i32> {
         None
     }
 
@@ -75,7 +91,7 @@ mod elsewhere {
 }
 
 #[cfg(not(target_os = "linux"))]
-use elsewhere::{allowed, online, set};
+use elsewhere::{allowed, online, parent, set};
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
@@ -85,24 +101,59 @@ mod tests {
     fn cores_are_ones_own_where_somebody_gave_just_as_many() {
         // Of this thread alone; its affinity ends with it.
         let of_thread = std::thread::spawn(|| {
-            let all = allowed().unwrap();
+            let all = allowed(SELF).unwrap();
             let last = *all.last().unwrap();
             stay_on(last);
-            assert_eq!(allowed().unwrap(), [last]);
+            assert_eq!(allowed(SELF).unwrap(), [last]);
             assert_eq!(own_cores(1).is_some(), online() > 1);
             assert_eq!(own_cores(2), None, "more threads than cores");
             (all, last)
         });
         let (all, last) = of_thread.join().unwrap();
-        assert!(all.contains(&last) && allowed().unwrap() == all, "other threads stay as they are");
+        assert!(all.contains(&last) && allowed(SELF).unwrap() == all, "other threads stay as they are");
         assert_eq!(own_cores(online()), None, "all cores of a machine are nobody's own");
+    }
+
+    /// What the next test starts, each time one process deeper: says whether the cores are the process's own.
+    #[test]
+    fn tells_whose_cores_they_are() {
+        let Ok(deeper) = std::env::var(DEEPER) else { return };
+        println!("own: {}", own_cores(1).is_some());
+        if deeper == "1" {
+            print!("{}", told_by_a_child("0"));
+        }
+    }
+
+    const DEEPER: &str = "BATON_TEST_AFFINITY_DEEPER";
+
+    #[allow(clippy::unwrap_used)] // tests: a panic is the failure
+    fn told_by_a_child(deeper: &str) -> String {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "kernels::affinity::tests::tells_whose_cores_they_are";
+        let output = command.args(["--exact", name, "--nocapture"]).env(DEEPER, deeper).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        said.lines().filter_map(|line| Some(format!("own: {}\n", line.split_once("own: ")?.1))).collect()
+    }
+
+    #[test]
+    fn cores_that_a_parent_has_too_are_not_ones_own() {
+        if allowed(SELF).unwrap().len() < 2 {
+            println!("SKIPPED cores_that_a_parent_has_too_are_not_ones_own: there is one core");
+            return;
+        }
+        // A child inherits the cores of the thread that starts it; the parent's are those of its first thread, which has all.
+        let of_thread = std::thread::spawn(|| {
+            stay_on(*allowed(SELF).unwrap().last().unwrap());
+            told_by_a_child("1")
+        });
+        assert_eq!(of_thread.join().unwrap(), "own: true\nown: false\n", "the child's, then what the child started");
     }
 
     #[test]
     fn a_core_that_is_not_there_changes_nothing() {
-        let before = allowed();
+        let before = allowed(SELF);
         stay_on(usize::MAX);
         stay_on(libc::CPU_SETSIZE as usize - 1);
-        assert_eq!(allowed(), before);
+        assert_eq!(allowed(SELF), before);
     }
 }
