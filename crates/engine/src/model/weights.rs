@@ -56,16 +56,17 @@ impl Weights {
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, threads, progress);
         loader.arithmetic = arithmetic;
-        let layers: Vec<_> = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
         let head_name = loader.names.weight(Part::Head, 0);
         let tied = config.tied_head.unwrap_or_else(|| !file.contains(&head_name));
         let vocabulary = config.vocab_size;
+        // The largest matrices first: what of the file is in memory beside its packed form is least when little else is packed.
         let first = loader.matrix(&[plain(Part::Embedding, vocabulary)], 0, config.hidden)?;
         let (embedding, head) = match tied {
             true => (None, first),
             false => (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?),
         };
+        let layers: Vec<_> = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
         let fingerprint = loader.finish()?;
         let products = matrices(&layers).chain([&head]).map(Matrix::products).max().unwrap_or(Products::Single);
         Ok(Self { embedding, layers, output_norm, head, products, fingerprint })
@@ -169,8 +170,11 @@ impl<'a, 'p> Loader<'a, 'p> {
             true => runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?,
             false => vec![self.expanded(&tensors, columns)?],
         };
-        // What was packed is not kept twice.
-        tensors.iter().for_each(|(_, tensor)| self.file.release(tensor));
+        for (_, tensor) in &tensors {
+            // What was packed is not kept twice.
+            self.file.release(tensor);
+            self.count(tensor);
+        }
         Ok(Matrix::new(parts))
     }
 
@@ -208,6 +212,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         let tensor = self.tensor(name, &[len])?;
         let mut values = vec![0.0; len];
         tensor.dequantize(&mut values)?;
+        self.count(&tensor);
         Ok(values)
     }
 
@@ -228,7 +233,13 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(any.then_some(bias))
     }
 
-    /// A tensor of this shape; counted, hashed and marked as used.
+    /// Tells that a tensor is in its place.
+    fn count(&mut self, tensor: &TensorView<'_>) {
+        self.loaded_bytes += tensor.data.len() as u64;
+        (self.progress)((self.loaded_bytes as f32 / self.file.total_bytes() as f32).min(1.0));
+    }
+
+    /// A tensor of this shape; hashed and marked as used.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<TensorView<'a>, EngineError> {
         let tensor = self.file.tensor(name)?;
         if tensor.shape != shape {
@@ -237,8 +248,6 @@ impl<'a, 'p> Loader<'a, 'p> {
         }
         self.hasher.update(format!("{name} {:?} {shape:?}", tensor.dtype).as_bytes()).update(tensor.data);
         self.used.insert(name.to_owned());
-        self.loaded_bytes += tensor.data.len() as u64;
-        (self.progress)((self.loaded_bytes as f32 / self.file.total_bytes() as f32).min(1.0));
         Ok(tensor)
     }
 
