@@ -56,7 +56,7 @@ fn logits_are_those_of_transformers() {
 }
 
 #[test]
-fn a_folder_and_its_gguf_twin_compute_the_same_with_half_precision_kv() {
+fn a_folder_and_its_gguf_twin_compute_the_same_with_rounded_kv() {
     for family in FAMILIES {
         let expected = expected(family);
         for (dtype, most) in [(KvDtype::F16, 0.03), (KvDtype::Bf16, 0.3), (KvDtype::Int8, 0.3)] {

@@ -3,12 +3,18 @@
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod common;
+mod retyped;
+
+use std::path::{Path, PathBuf};
 
 use baton_engine::{
-    CpuEngine, CpuOptions, Engine, EngineError, Isa, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
+    Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, Isa, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
 };
+use baton_formats::Dtype;
 use baton_types::{BlockId, KvDtype, TokenId};
-use common::{Recorder, fixture, load, options, run, same_bits, table, tokens};
+use common::{Recorder, fixture, load, options, run, run_together, same_bits, table, tokens};
+use retyped::retyped;
+use tempfile::NamedTempFile;
 
 const VOCABULARY: u32 = 61;
 
@@ -23,28 +29,50 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
     }
 }
 
+/// The weights of `llama2` in 8 bits, where rows are whole blocks of 32; the others stay in single precision.
+fn quantized() -> NamedTempFile {
+    retyped(&fixture("llama2").join("model.gguf"), |tensor| {
+        let whole = tensor.shape.len() == 2 && tensor.shape[1].is_multiple_of(32);
+        if whole { Dtype::Q8_0 } else { tensor.dtype }
+    })
+}
+
+/// A model of each class, in single precision in two ways, with the class's name.
+fn models(quantized: &NamedTempFile) -> [(PathBuf, Arithmetic, &'static str); 4] {
+    [
+        (fixture("smollm"), Arithmetic::Stored, "cpu-bf16"),
+        (fixture("smollm"), Arithmetic::F32, "cpu-f32"),
+        (fixture("smollm").join("model.gguf"), Arithmetic::Stored, "cpu-f32"),
+        (quantized.path().to_owned(), Arithmetic::Stored, "cpu-int8"),
+    ]
+}
+
 #[test]
 fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
     let prompt = tokens(3, VOCABULARY, 200);
-    let families =
-        [("smollm", KvDtype::F16), ("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
-    for (family, dtype) in families {
-        let mut first = engine(family, 1, dtype);
+    let quantized = quantized();
+    let families = [("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
+    let families = families.map(|(family, dtype)| (fixture(family), Arithmetic::Stored, "cpu-bf16", dtype));
+    let models = models(&quantized).map(|(path, arithmetic, class)| (path, arithmetic, class, KvDtype::F16));
+    for (path, arithmetic, class, dtype) in families.into_iter().chain(models) {
+        let options = |threads| CpuOptions { arithmetic, ..options(threads, dtype, 4096) };
+        let mut first = load(&path, &options(1));
+        assert!(first.model().numerics.starts_with(class), "{}", first.model().numerics);
         let blocks = table(&first, 0, prompt.len());
         let expected = run(&mut first, &prompt, &blocks, 512);
         for isa in Isa::available() {
-            for threads in [1, 2] {
-                let options = CpuOptions { isa: Some(isa), ..options(threads, dtype, 4096) };
-                let mut engine = load(&fixture(family), &options);
+            for threads in [1, 2, 3] {
+                let mut engine = load(&path, &CpuOptions { isa: Some(isa), ..options(threads) });
                 let blocks = table(&engine, 40, prompt.len());
                 for chunk in [1, 16, 64, 512] {
                     let found = run(&mut engine, &prompt, &blocks, chunk);
-                    assert_same(&found, &expected, &format!("{family}, {isa}, {threads} threads, chunks of {chunk}"));
+                    let what = format!("{}, {class}, {isa}, {threads} threads, chunks of {chunk}", path.display());
+                    assert_same(&found, &expected, &what);
                 }
             }
         }
         // Blocks of another size hold the same numbers.
-        let mut coarse = load(&fixture(family), &CpuOptions { block_tokens: 7, ..options(2, dtype, 4096) });
+        let mut coarse = load(&path, &CpuOptions { block_tokens: 7, ..options(2) });
         let blocks = table(&coarse, 0, prompt.len());
         assert_same(&run(&mut coarse, &prompt, &blocks, 70), &expected, "blocks of 7");
     }
@@ -53,43 +81,36 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
 #[test]
 fn a_batch_of_sixteen_does_not_show() {
     let prompts: Vec<Vec<TokenId>> = (0..16).map(|i| tokens(i, VOCABULARY, 3 + 15 * i as usize)).collect();
-    let mut alone = engine("smollm", 1, KvDtype::F16);
-    let expected: Vec<_> = prompts
-        .iter()
-        .map(|prompt| {
-            let blocks = table(&alone, 0, prompt.len());
-            run(&mut alone, prompt, &blocks, 512)
-        })
-        .collect();
-
-    for isa in Isa::available() {
-        batch_is_as_alone(isa, &prompts, &expected);
+    let quantized = quantized();
+    for (path, arithmetic, class) in models(&quantized) {
+        let options = CpuOptions { arithmetic, ..options(1, KvDtype::F16, 16 * 17 * 16) };
+        let mut alone = load(&path, &options);
+        assert!(alone.model().numerics.starts_with(class), "{}", alone.model().numerics);
+        let expected: Vec<_> = prompts
+            .iter()
+            .map(|prompt| {
+                let blocks = table(&alone, 0, prompt.len());
+                run(&mut alone, prompt, &blocks, 512)
+            })
+            .collect();
+        for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 3].map(|threads| (isa, threads))) {
+            batch_is_as_alone(&path, &CpuOptions { isa: Some(isa), threads, ..options.clone() }, &prompts, &expected);
+        }
     }
 }
 
-/// One step that mixes all prompts but their last 2 tokens, then two decode steps: each row is what it is alone.
-fn batch_is_as_alone(isa: Isa, prompts: &[Vec<TokenId>], expected: &[Vec<Vec<f32>>]) {
-    let options = CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 16 * 17 * 16) };
-    let mut together = load(&fixture("smollm"), &options);
+/// Four steps that mix prompts, later chunks of them and single tokens: each row is what it is alone.
+fn batch_is_as_alone(path: &Path, options: &CpuOptions, prompts: &[Vec<TokenId>], expected: &[Vec<Vec<f32>>]) {
+    let mut together = load(path, options);
     let tables: Vec<_> = (0..16).map(|i| table(&together, i * 16, 240)).collect();
-    let cuts = |prompt: &[TokenId]| [0, prompt.len() - 2, prompt.len() - 1, prompt.len()];
-    for step in 0..3 {
-        let steps: Vec<_> = prompts
-            .iter()
-            .zip(&tables)
-            .map(|(prompt, block_table)| {
-                let (from, to) = (cuts(prompt)[step], cuts(prompt)[step + 1]);
-                let logits = if from % 2 == 0 { LogitsWanted::All } else { LogitsWanted::Last };
-                SequenceStep { tokens: &prompt[from..to], start: from as u32, block_table, logits }
-            })
-            .collect();
-        let mut recorder = Recorder::default();
-        together.step(&steps, &mut recorder).unwrap();
+    let wanted = |from: usize| if from.is_multiple_of(2) { LogitsWanted::All } else { LogitsWanted::Last };
+    for (step, recorder) in run_together(&mut together, prompts, &tables, wanted).into_iter().enumerate() {
         assert_eq!(recorder.layers, [0, 1]);
         assert!(recorder.rows.len() >= 16);
         for (sequence, position, logits) in recorder.rows {
             let expected = &expected[sequence][position as usize];
-            assert!(same_bits(&logits, expected), "{isa}, step {step}, sequence {sequence}, position {position}");
+            let what = format!("{}, {options:?}, step {step}", path.display());
+            assert!(same_bits(&logits, expected), "{what}, sequence {sequence}, position {position}");
         }
     }
 }

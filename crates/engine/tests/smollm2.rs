@@ -11,7 +11,7 @@ use std::time::Instant;
 use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, Isa, LogitsWanted, SequenceStep, logprobs};
 use baton_formats::Dtype;
 use baton_types::{KvDtype, TokenId};
-use common::{Recorder, load, options, real_model, run, same_bits, table, tokens};
+use common::{Recorder, load, options, real_model, run, run_together, same_bits, table, tokens};
 use retyped::{as_bf16, retyped};
 use serde::Deserialize;
 
@@ -85,8 +85,8 @@ fn teacher_forced_log_probabilities_are_those_of_the_reference() {
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations";
     let Some(path) = real_model(name) else { return };
-    // Twice what is allowed without them, as for the differences.
-    assert_near(&path, Arithmetic::Stored, "cpu-int8", 0.3, (0.05, 0.5));
+    // They choose another token up to a margin of 0.13, at position 4 of entry 1; llama.cpp does up to 0.21.
+    assert_near(&path, Arithmetic::Stored, "cpu-int8", 0.15, (0.05, 0.25));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat1
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16";
     let Some(path) = real_model(name) else { return };
     // The reference has the weights as they were before they were rounded.
-    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", 0.3, (0.05, 0.5));
+    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", 0.15, (0.03, 0.25));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn matrices_of_parts_of_several_types_are_near_the_reference() {
     let mut engine = load(file.path(), &options(1, KvDtype::F16, 16 * 160));
     let blocks = table(&engine, 0, prompt.len());
     let expected = run(&mut engine, &prompt, &blocks, 512);
-    batch_is_as_alone(file.path(), Isa::detect(), &prompt, &expected[149]);
+    batch_is_as_alone(file.path(), Isa::detect(), &prompt, &expected);
 }
 
 #[test]
@@ -138,31 +138,40 @@ fn a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads() {
     assert!(run(&mut engine, &prompt, &table_a, 64).iter().zip(&expected).all(|(a, b)| same_bits(a, b)));
 
     for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::SCALAR) {
-        batch_is_as_alone(&path, isa, &prompt, &expected[149]);
+        batch_is_as_alone(&path, isa, &prompt, &expected);
     }
 }
 
-/// 16 sequences in one decode step, of which ours is the tenth, gives what it gives alone.
-fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[f32]) {
+/// 16 sequences in steps that mix prompts, later chunks of them and single tokens: our tenth has in each the logits that it has alone.
+fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[Vec<f32>]) {
     let mut engine = load(path, &CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 16 * 160) });
     let other = |i: usize| tokens(i as u32 + 2, 49_152, 10 + 9 * i);
     let prompts: Vec<_> = (0..16).map(|i| if i == 9 { prompt.to_vec() } else { other(i) }).collect();
     let tables: Vec<_> = (0..16).map(|i| table(&engine, i * 10, 160)).collect();
-    for logits in [LogitsWanted::None, LogitsWanted::Last] {
-        let steps: Vec<_> = prompts
-            .iter()
-            .zip(&tables)
-            .map(|(tokens, block_table)| {
-                let last = tokens.len() - 1;
-                let (range, start) =
-                    if logits == LogitsWanted::None { (0..last, 0) } else { (last..last + 1, last as u32) };
-                SequenceStep { tokens: &tokens[range], start, block_table, logits }
-            })
-            .collect();
-        let mut recorder = Recorder::default();
-        engine.step(&steps, &mut recorder).unwrap();
-        if logits == LogitsWanted::Last {
-            assert!(same_bits(&recorder.rows[9].2, expected), "{isa}");
+    for recorder in run_together(&mut engine, &prompts, &tables, |_| LogitsWanted::Last) {
+        let (_, position, logits) = &recorder.rows[recorder.rows.iter().position(|row| row.0 == 9).unwrap()];
+        assert!(same_bits(logits, &expected[*position as usize]), "{isa}, position {position}");
+    }
+}
+
+/// Several sequences of several splits of 256 positions each, of which each is a task of its own where there are few.
+#[test]
+fn long_sequences_of_a_batch_are_as_alone() {
+    let Some(path) = real_model("long_sequences_of_a_batch_are_as_alone") else { return };
+    let prompts = [tokens(3, 49_152, 300), tokens(4, 49_152, 700)];
+    let options = options(1, KvDtype::F16, 1024 + 64);
+    let mut alone = load(&path, &options);
+    let tables = [table(&alone, 0, 300), table(&alone, 20, 700)];
+    let expected = [0, 1].map(|i| run(&mut alone, &prompts[i], &tables[i], 512));
+    for threads in [1, 2, 3] {
+        let mut together = load(&path, &CpuOptions { threads, ..options.clone() });
+        let recorders = run_together(&mut together, &prompts, &tables, |_| LogitsWanted::Last);
+        for (step, recorder) in recorders.iter().enumerate() {
+            assert_eq!(recorder.rows.len(), 2);
+            for (sequence, position, logits) in &recorder.rows {
+                let same = same_bits(logits, &expected[*sequence][*position as usize]);
+                assert!(same, "{threads} threads, step {step}, sequence {sequence}, position {position}");
+            }
         }
     }
 }

@@ -164,11 +164,37 @@ pub(super) use {compiled, per_isa, with_features};
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Output};
+
     use super::*;
 
     #[test]
     fn the_fastest_is_the_last() {
         assert_eq!(Isa::available()[0], Isa::SCALAR);
         assert_eq!(Isa::available().last(), Some(&Isa::detect()));
+    }
+
+    /// What the next test starts as a process of its own.
+    #[test]
+    fn a_process_says_its_set() {
+        println!("of the process: {}", Isa::of_process());
+    }
+
+    /// The sampler has no engine to ask (`tests/environment.rs` asks those).
+    #[test]
+    fn the_environment_chooses_the_set_of_the_process() {
+        let of_child = |name: &str| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "kernels::isa::tests::a_process_says_its_set", "--nocapture"]);
+            let Output { status, stdout, .. } = command.env("BATON_ISA", name).output().unwrap();
+            assert!(status.success(), "{name}: {status}");
+            String::from_utf8(stdout).unwrap()
+        };
+        for isa in Isa::available() {
+            let said = of_child(isa.as_str());
+            assert!(said.contains(&format!("of the process: {isa}\n")), "{isa}: {said}");
+        }
+        let said = of_child("sse9");
+        assert!(said.contains(&format!("of the process: {}\n", Isa::detect())), "{said}");
     }
 }

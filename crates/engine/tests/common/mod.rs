@@ -67,6 +67,40 @@ pub fn run(engine: &mut CpuEngine, tokens: &[TokenId], block_table: &[BlockId], 
     recorder.rows.into_iter().map(|row| row.2).collect()
 }
 
+/// Where the steps of a batch cut a sequence: some decode from the second step on, beside later chunks of some prompts and the first of others. In the last step all have
+/// one token.
+fn cuts(sequence: usize, tokens: usize) -> [usize; 5] {
+    let last = tokens - 1;
+    match sequence % 4 {
+        0 => [0, last - 2, last - 1, last, tokens],
+        1 => [0, (last - 1) / 2, last - 1, last, tokens],
+        2 => [0, last / 3, last / 2, last, tokens],
+        _ => [0, 0, last / 2, last, tokens],
+    }
+}
+
+/// What each step of a batch reports; `wanted` says of what logits, by a chunk's first position.
+pub fn run_together(
+    engine: &mut CpuEngine,
+    prompts: &[Vec<TokenId>],
+    tables: &[Vec<BlockId>],
+    wanted: impl Fn(usize) -> LogitsWanted,
+) -> Vec<Recorder> {
+    let step = |step: usize| {
+        let sequences = prompts.iter().zip(tables).enumerate().map(|(index, (tokens, block_table))| {
+            let cuts = cuts(index, tokens.len());
+            let (from, to) = (cuts[step], cuts[step + 1]);
+            (index, SequenceStep { tokens: &tokens[from..to], start: from as u32, block_table, logits: wanted(from) })
+        });
+        let (indices, batch): (Vec<_>, Vec<_>) = sequences.filter(|(_, step)| !step.tokens.is_empty()).unzip();
+        let mut recorder = Recorder::default();
+        engine.step(&batch, &mut recorder).unwrap();
+        recorder.rows.iter_mut().for_each(|row| row.0 = indices[row.0]);
+        recorder
+    };
+    (0..4).map(step).collect()
+}
+
 /// Tokens below `below`, the same on every run.
 pub fn tokens(seed: u32, below: u32, count: usize) -> Vec<TokenId> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;

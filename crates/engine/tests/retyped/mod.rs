@@ -1,5 +1,7 @@
 //! A GGUF file with tensors of other types, made of one at hand: real models of types of which there is no file.
 
+#![allow(dead_code)] // each test binary uses its part
+
 use std::io::Write;
 use std::path::Path;
 

@@ -138,6 +138,7 @@ pub(super) fn scale_of(largest: f32, finite: bool) -> (f32, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::guarded::on_both_sides;
     use crate::kernels::{Rows, reference};
 
     fn rows(count: usize, columns: usize) -> Rows {
@@ -151,6 +152,10 @@ mod tests {
 
     #[test]
     fn is_the_reference_on_all_sets_whatever_the_number_of_rows() {
+        on_both_sides(compare);
+    }
+
+    fn compare() {
         for count in [1, 15, 16, 17, 40] {
             let x = rows(count, 96);
             for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
@@ -174,6 +179,10 @@ mod tests {
 
     #[test]
     fn what_is_no_number_shows_and_nothing_else_does() {
+        on_both_sides(look_for_what_is_no_number);
+    }
+
+    fn look_for_what_is_no_number() {
         let threads = Threads::new(1).unwrap();
         for isa in Isa::available() {
             for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -40,12 +40,16 @@ fn inputs(case: &Case) -> (Rows, Vec<f32>, Vec<f32>) {
     (q, reference::random(71, length * width), reference::random(72, length * width))
 }
 
-/// Computes the queries in chunks, over blocks that lie in disorder in an arena full of garbage.
+/// What the arena's bytes are a multiple of, so that its last row ends right before the page that nobody may touch: pages of any machine.
+const PAGES: usize = 64 << 10;
+
+/// Computes the queries in chunks, over blocks that lie in disorder in an arena full of garbage. With one thread the arena begins with the sequence's first block, with
+/// several it ends with it: on either side of both lies a page that nobody may touch.
 fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     let shape = &case.shape;
     let (q, k, v) = inputs(case);
     let blocks = case.length.div_ceil(case.block_tokens as usize) as u32;
-    let layout = KvLayout {
+    let mut layout = KvLayout {
         model: 0,
         num_layers: 2,
         num_kv_heads: shape.kv_heads as u32,
@@ -54,12 +58,17 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
         dtype: shape.dtype,
         num_blocks: blocks + 3,
     };
+    while !layout.arena_bytes().is_multiple_of(PAGES) {
+        layout.num_blocks += 1;
+    }
     let arena = KvArena::allocate(layout).unwrap();
     // SAFETY: one thread.
     unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
-    let table: Vec<_> = (0..blocks).map(|b| BlockId((b * 5 + 2) % (blocks + 3))).collect();
-    let table = if (blocks + 3).is_multiple_of(5) { (0..blocks).rev().map(BlockId).collect() } else { table };
-    let store = KvStore::new(&arena, 1);
+    let (layer, last) = (u32::from(count > 1), arena.layout().num_blocks - 1);
+    // The first block's place is 0; no two have the same, since 17 divides the number of places of no case.
+    let place = |block: u32| block * 17 % (blocks + 3);
+    let table: Vec<_> = (0..blocks).map(|b| BlockId(if count > 1 { last - place(b) } else { place(b) })).collect();
+    let store = KvStore::new(&arena, layer);
     let threads = Threads::new(count).unwrap();
     let mut scratch = AttentionScratch::new(shape, count);
     let width = shape.kv_heads * shape.head_dim;
