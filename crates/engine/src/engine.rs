@@ -22,7 +22,7 @@ pub struct ModelInfo {
     pub num_layers: u32,
     /// Hash of architecture, hyperparameters and weights.
     pub fingerprint: ModelFingerprint,
-    /// Results are bitwise the same on nodes of one class.
+    /// Results are bitwise the same on nodes of one class (sums of bfloat16 below the smallest normal f32 apart).
     pub numerics: String,
 }
 

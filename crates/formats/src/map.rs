@@ -49,7 +49,7 @@ pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
         return Err(FormatError::invalid(path, "model file", found, "a regular file"));
     }
     let file = File::open(path).map_err(FormatError::io(path))?;
-    // SAFETY: the map is private and read-only and is used as bytes only, for which any content is valid. That nobody changes the file while it is open is
+    // SAFETY: the map is read-only and is used as bytes only, for which any content is valid. That nobody changes the file while it is open is
     // asked of the operator (crate documentation): weights are files that are replaced, not written in place. It gains that a model's bytes are shared by the
     // processes of a machine and never copied.
     unsafe { Mmap::map(&file) }.map(Bytes::Mapped).map_err(FormatError::io(path))

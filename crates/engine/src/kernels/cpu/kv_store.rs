@@ -17,7 +17,8 @@ use super::quantize::scale_of;
 /// One layer of the arena, as the running step sees it.
 ///
 /// **Exclusion**: the step writes rows of positions that it computes, and reads rows of positions that are complete. Both lie in blocks of its sequences' tables, which
-/// the block pool gives to nobody else for writing while the step runs; writing ends before reading begins.
+/// the block pool gives to nobody else for writing while the step runs; writing ends before reading begins. The one exception: of a sequence whose prefix came late (`await_prefix`), bytes may
+/// still arrive while they are read. They are plain bytes, of which any are numbers, and all that is computed for that sequence is dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct KvStore<'a> {
     arena: &'a KvArena,

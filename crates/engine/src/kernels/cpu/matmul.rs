@@ -17,7 +17,7 @@ use half::{bf16, f16};
 use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
-use crate::kernels::pairs::{Number, PAIR, Pairs, Single};
+use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
 use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
@@ -63,9 +63,9 @@ impl PackedMatrix {
             let mut slot = slots[panel].lock().unwrap_or_else(PoisonError::into_inner);
             match read(range, &mut rows) {
                 Ok(()) => match element {
-                    Dtype::F16 => pack_panel::<f16>(&rows, inputs, elements_mut(&mut slot)),
-                    Dtype::BF16 => pack_panel::<bf16>(&rows, inputs, elements_mut(&mut slot)),
-                    _ => pack_panel::<f32>(&rows, inputs, elements_mut(&mut slot)),
+                    Dtype::F16 => pack_panel::<f16>(&rows, inputs, numbers_mut(&mut slot)),
+                    Dtype::BF16 => pack_panel::<bf16>(&rows, inputs, numbers_mut(&mut slot)),
+                    _ => pack_panel::<f32>(&rows, inputs, numbers_mut(&mut slot)),
                 },
                 Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
             }
@@ -101,7 +101,7 @@ impl PackedMatrix {
     }
 
     fn copy_typed<N: Number>(&self, row: usize, to: &mut [f32]) {
-        let panel = &elements::<N>(&self.panels)[row / PANEL * panel_elements(self.inputs)..];
+        let panel = &numbers::<N>(&self.panels)[row / PANEL * panel_elements(self.inputs)..];
         for (input, x) in to.iter_mut().enumerate() {
             *x = panel[place::<N>(row % PANEL, input)].to_f32();
         }
@@ -116,23 +116,6 @@ fn panel_elements(inputs: usize) -> usize {
 /// Where a weight lies in its panel.
 fn place<N: Number>(output: usize, input: usize) -> usize {
     input / 2 * PANEL_PAIR + output / LANES * PAIR + N::place(output % LANES, input % 2)
-}
-
-/// Bytes of a packed matrix as what they hold.
-#[inline(always)]
-fn elements<N: Number>(bytes: &[u8]) -> &[N] {
-    // SAFETY: a number is plain bits, any of which are a value.
-    let (before, elements, after) = unsafe { bytes.align_to() };
-    assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
-    elements
-}
-
-/// As [`elements`], for writing.
-fn elements_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
-    // SAFETY: as in `elements`.
-    let (before, elements, after) = unsafe { bytes.align_to_mut() };
-    assert!(before.is_empty() && after.is_empty(), "a packed matrix begins on a cache line");
-    elements
 }
 
 fn pack_panel<N: Number>(rows: &[f32], inputs: usize, panel: &mut [N]) {
@@ -211,7 +194,7 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
     let Destination { y, column, target } = to;
     for panel in panels.clone() {
         let panel_elements = panel_elements(w.inputs);
-        let weights = &elements::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
+        let weights = &numbers::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
         let columns = (w.outputs - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
         let mut depth = 0;
@@ -226,7 +209,7 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
                 // The inputs that follow, or the next panel's first.
                 let is_last = panel + 1 == panels.end && depth + DEPTH_BLOCK >= w.inputs;
                 let next = if is_last {
-                    elements::<P::Weight>(&w.panels).as_ptr().wrapping_add(then * panel_elements)
+                    numbers::<P::Weight>(&w.panels).as_ptr().wrapping_add(then * panel_elements)
                 } else {
                     b.at.wrapping_add(extent.depth / 2 * PANEL_PAIR)
                 };

@@ -4,7 +4,7 @@ use half::bf16;
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
-use crate::kernels::pairs::Pairs;
+use crate::kernels::pairs::{Pairs, numbers_mut};
 use crate::kernels::{AlignedBytes, Isa, Threads};
 
 use super::row_buffers::{GROUP, RowBuffers};
@@ -38,7 +38,7 @@ impl RoundedRows {
         }
         let bytes = &mut self.bytes[..rows * row_bytes];
         buffers.pass(threads, (rows, columns), make, (bytes, GROUP * row_bytes), |x, slot, group| {
-            round_row(isa, x, halves_mut(&mut group[slot * row_bytes..][..row_bytes]));
+            round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }
 
@@ -54,13 +54,6 @@ impl RoundedRows {
     pub fn as_ptr(&self) -> *const bf16 {
         self.bytes.as_ptr().cast()
     }
-}
-
-fn halves_mut(bytes: &mut [u8]) -> &mut [bf16] {
-    // SAFETY: any 16 bits are a bfloat16.
-    let (before, halves, after) = unsafe { bytes.align_to_mut() };
-    assert!(before.is_empty() && after.is_empty(), "a row begins on a cache line");
-    halves
 }
 
 per_isa! {

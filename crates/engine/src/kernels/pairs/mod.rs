@@ -81,7 +81,10 @@ pub(crate) trait Pairs: Copy {
 }
 
 /// A number in memory. Every one is an f32 exactly.
-pub(crate) trait Number: Copy {
+///
+/// # Safety
+/// Any bits are a value of the type, and it has no padding.
+pub(crate) unsafe trait Number: Copy {
     /// Nearest to x; x itself where it is a number of this type.
     fn of(x: f32) -> Self;
 
@@ -91,7 +94,26 @@ pub(crate) trait Number: Copy {
     fn place(output: usize, odd: usize) -> usize;
 }
 
-impl Number for f32 {
+/// Memory that begins on a cache line, as the numbers that it holds.
+#[inline(always)]
+pub(crate) fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
+    // SAFETY: the trait's promise.
+    let (before, numbers, after) = unsafe { bytes.align_to() };
+    assert!(before.is_empty() && after.is_empty(), "whole numbers from a cache line on");
+    numbers
+}
+
+/// As [`numbers`], for writing.
+#[inline(always)]
+pub(crate) fn numbers_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
+    // SAFETY: the trait's promise.
+    let (before, numbers, after) = unsafe { bytes.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "whole numbers from a cache line on");
+    numbers
+}
+
+// SAFETY: plain bits, any of which are a value.
+unsafe impl Number for f32 {
     fn of(x: f32) -> Self {
         x
     }
@@ -105,7 +127,8 @@ impl Number for f32 {
     }
 }
 
-impl Number for f16 {
+// SAFETY: plain bits, any of which are a value.
+unsafe impl Number for f16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -119,7 +142,8 @@ impl Number for f16 {
     }
 }
 
-impl Number for bf16 {
+// SAFETY: plain bits, any of which are a value.
+unsafe impl Number for bf16 {
     fn of(x: f32) -> Self {
         // As the instruction takes it.
         Self::from_f32(if x.is_subnormal() { 0.0 } else { x })

@@ -5,7 +5,7 @@ use baton_types::KvDtype;
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
-use crate::kernels::pairs::{Number, PAIR, Pairs};
+use crate::kernels::pairs::{PAIR, Pairs, numbers, numbers_mut};
 
 use super::super::kv_store::decode;
 use super::super::tile::{Ahead, Extent, Operand, product};
@@ -88,24 +88,6 @@ fn attend_of<P: Pairs>(
         }
         start += KEYS;
     }
-}
-
-/// A buffer as the numbers that it holds.
-#[inline(always)]
-fn numbers<N: Number>(bytes: &[u8]) -> &[N] {
-    // SAFETY: numbers (see `Number`), for which any bits are a value.
-    let (before, numbers, _) = unsafe { bytes.align_to() };
-    debug_assert!(before.is_empty(), "a buffer begins on a cache line");
-    numbers
-}
-
-/// As [`numbers`], for writing.
-#[inline(always)]
-fn numbers_mut<N: Number>(bytes: &mut [u8]) -> &mut [N] {
-    // SAFETY: as above.
-    let (before, numbers, _) = unsafe { bytes.align_to_mut() };
-    debug_assert!(before.is_empty(), "a buffer begins on a cache line");
-    numbers
 }
 
 fn matrix<N>(buffer: &[N], row: usize, stride: usize) -> Operand<*const N> {

@@ -11,9 +11,9 @@
 //! out = O / l
 //! ```
 //!
-//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros (K and V are finite: what a half cannot hold is
-//! stored as its largest), and neither tiles nor splits move with the chunk. With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al.,
-//! 2023), with the same sums.
+//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros, and neither tiles nor splits move with the chunk.
+//! (K and V are finite: what a half or a byte cannot hold is stored as its largest, and what is infinite in bfloat16 or single precision makes logits that are no numbers, an error.)
+//! With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
 
 mod kernel;
 #[cfg(test)]
