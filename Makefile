@@ -47,7 +47,7 @@ bench-relay: build ## What a conductor on one core adds to the gaps between toke
 bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the same weights: 35 minutes, the first time 10 more and 6 GB (ROUNDS=5 MODELS="q4_1 bf16 q4_0 q8_0" ...)
 	@scripts/bench-engine.sh
 
-bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: an hour, the first time 10 minutes more and 6 GB (RATE=0.4 ...)
+bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: an hour or more, the first time 10 minutes more and 6 GB (RATE=0.4 ...)
 	@scripts/bench-serve.sh
 
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")

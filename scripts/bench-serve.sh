@@ -12,7 +12,7 @@
 #   UP         more arguments for `baton up`                             (none)
 #   JSON       a file for all figures                                    (none)
 #   BATON      the binary; the others are beside it                      (target/release/baton)
-# Everything takes about an hour. A side that cannot be had is a line that says so.
+# Everything takes an hour to an hour and a half, most of it the search for the highest rates of servers that bear none. A side that cannot be had is a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BATON=${BATON:-${CARGO_TARGET_DIR:-target}/release/baton}
