@@ -77,17 +77,24 @@ fn bfloat16_costs_less_than_half_a_hundredth() {
 }
 
 #[test]
-fn every_instruction_set_gives_the_same_number() {
-    let Some(file) = model("every_instruction_set_gives_the_same_number") else { return };
+fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
+    let Some(file) = model("every_instruction_set_gives_the_same_number_or_with_tiles_nearly") else { return };
     let start = TEXT.find("Alice").unwrap();
     for arithmetic in [Arithmetic::Stored, Arithmetic::F32] {
         let of = |isa| {
             let options = CpuOptions { arithmetic, isa: Some(isa), ..Default::default() };
             likelihood(&file, &TEXT[start..][..FEW_BYTES], options)
         };
-        let expected = of(Isa::detect());
+        let expected = of(Isa::SCALAR);
         for isa in Isa::available() {
-            assert_eq!(of(isa), expected, "{isa}, {arithmetic:?}");
+            match (isa.as_str(), arithmetic) {
+                // Attention by matrix tiles sums in another order.
+                ("amx", Arithmetic::Stored) => {
+                    let ratio = of(isa).nll() / expected.nll();
+                    assert!((ratio - 1.0).abs() < 0.005, "{isa}: {ratio}");
+                }
+                _ => assert_eq!(of(isa), expected, "{isa}, {arithmetic:?}"),
+            }
         }
     }
 }

@@ -10,12 +10,16 @@ use crate::kernels::cpu::Products;
 use crate::kernels::{Isa, Threads};
 use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
-/// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show; the number changes with the order of any sum.
+/// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show, but where matrix tiles sum products of bfloat16; the number changes with the order of any sum.
 const NUMERICS_F32: &str = "cpu-f32-2";
 /// The same where matrices of bfloat16 take activations rounded to that, and attention is of such numbers.
 const NUMERICS_BF16: &str = "cpu-bf16-1";
 /// The same where quantized matrices take quantized activations.
 const NUMERICS_INT8: &str = "cpu-int8-2";
+/// As [`NUMERICS_BF16`], with matrix tiles.
+const NUMERICS_BF16_TILES: &str = "cpu-bf16-amx-1";
+/// As [`NUMERICS_INT8`], where attention goes by matrix tiles.
+const NUMERICS_INT8_TILES: &str = "cpu-int8-amx-1";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
 /// Most tokens of a block.
@@ -52,7 +56,7 @@ pub struct CpuOptions {
     pub block_tokens: u32,
     /// Size of the arena.
     pub kv_capacity: KvCapacity,
-    /// Instruction set; all give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
+    /// Instruction set; all of a numerics class give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
     pub isa: Option<Isa>,
     /// Of products and attention.
     pub arithmetic: Arithmetic,
@@ -107,7 +111,7 @@ impl CpuEngine {
         let arena = KvArena::allocate(layout)?;
         let compute = Compute { isa, threads };
         let workspace = llama.workspace(&compute, &arena);
-        Ok(Self { model: info(&llama), arena, llama, compute, workspace })
+        Ok(Self { model: info(&llama, isa), arena, llama, compute, workspace })
     }
 
     /// The instruction set that it runs with.
@@ -116,11 +120,13 @@ impl CpuEngine {
     }
 }
 
-fn info(llama: &Llama) -> ModelInfo {
+fn info(llama: &Llama, isa: Isa) -> ModelInfo {
     let config = llama.config();
     let numerics = match llama.weights().products {
         Products::Single => NUMERICS_F32,
+        Products::Rounded if isa.has_tiles() => NUMERICS_BF16_TILES,
         Products::Rounded => NUMERICS_BF16,
+        Products::Quantized if isa.has_tiles() => NUMERICS_INT8_TILES,
         Products::Quantized => NUMERICS_INT8,
     };
     ModelInfo {

@@ -8,11 +8,11 @@ mod retyped;
 use std::path::{Path, PathBuf};
 
 use baton_engine::{
-    Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, Isa, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
+    Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
 };
 use baton_formats::Dtype;
 use baton_types::{BlockId, KvDtype, TokenId};
-use common::{Recorder, fixture, load, options, run, run_together, same_bits, table, tokens};
+use common::{Recorder, classes, fixture, load, options, run, run_together, same_bits, table, tokens};
 use retyped::retyped;
 use tempfile::NamedTempFile;
 
@@ -56,25 +56,28 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
     let models = models(&quantized).map(|(path, arithmetic, class)| (path, arithmetic, class, KvDtype::F16));
     for (path, arithmetic, class, dtype) in families.into_iter().chain(models) {
         let options = |threads| CpuOptions { arithmetic, ..options(threads, dtype, 4096) };
-        let mut first = load(&path, &options(1));
-        assert!(first.model().numerics.starts_with(class), "{}", first.model().numerics);
-        let blocks = table(&first, 0, prompt.len());
-        let expected = run(&mut first, &prompt, &blocks, 512);
-        for isa in Isa::available() {
-            for threads in [1, 2, 3] {
-                let mut engine = load(&path, &CpuOptions { isa: Some(isa), ..options(threads) });
-                let blocks = table(&engine, 40, prompt.len());
-                for chunk in [1, 16, 64, 512] {
-                    let found = run(&mut engine, &prompt, &blocks, chunk);
-                    let what = format!("{}, {class}, {isa}, {threads} threads, chunks of {chunk}", path.display());
-                    assert_same(&found, &expected, &what);
+        for isas in classes(&path, &options(1)) {
+            let isa = isas.last().copied();
+            let mut first = load(&path, &CpuOptions { isa, ..options(1) });
+            assert!(first.model().numerics.starts_with(class), "{}", first.model().numerics);
+            let blocks = table(&first, 0, prompt.len());
+            let expected = run(&mut first, &prompt, &blocks, 512);
+            for isa in isas {
+                for threads in [1, 2, 3] {
+                    let mut engine = load(&path, &CpuOptions { isa: Some(isa), ..options(threads) });
+                    let blocks = table(&engine, 40, prompt.len());
+                    for chunk in [1, 16, 64, 512] {
+                        let found = run(&mut engine, &prompt, &blocks, chunk);
+                        let what = format!("{}, {class}, {isa}, {threads} threads, chunks of {chunk}", path.display());
+                        assert_same(&found, &expected, &what);
+                    }
                 }
             }
+            // Blocks of another size hold the same numbers.
+            let mut coarse = load(&path, &CpuOptions { isa, block_tokens: 7, ..options(2) });
+            let blocks = table(&coarse, 0, prompt.len());
+            assert_same(&run(&mut coarse, &prompt, &blocks, 70), &expected, "blocks of 7");
         }
-        // Blocks of another size hold the same numbers.
-        let mut coarse = load(&path, &CpuOptions { block_tokens: 7, ..options(2) });
-        let blocks = table(&coarse, 0, prompt.len());
-        assert_same(&run(&mut coarse, &prompt, &blocks, 70), &expected, "blocks of 7");
     }
 }
 
@@ -84,17 +87,24 @@ fn a_batch_of_sixteen_does_not_show() {
     let quantized = quantized();
     for (path, arithmetic, class) in models(&quantized) {
         let options = CpuOptions { arithmetic, ..options(1, KvDtype::F16, 16 * 17 * 16) };
-        let mut alone = load(&path, &options);
-        assert!(alone.model().numerics.starts_with(class), "{}", alone.model().numerics);
-        let expected: Vec<_> = prompts
-            .iter()
-            .map(|prompt| {
-                let blocks = table(&alone, 0, prompt.len());
-                run(&mut alone, prompt, &blocks, 512)
-            })
-            .collect();
-        for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 3].map(|threads| (isa, threads))) {
-            batch_is_as_alone(&path, &CpuOptions { isa: Some(isa), threads, ..options.clone() }, &prompts, &expected);
+        for isas in classes(&path, &options) {
+            let mut alone = load(&path, &CpuOptions { isa: isas.last().copied(), ..options.clone() });
+            assert!(alone.model().numerics.starts_with(class), "{}", alone.model().numerics);
+            let expected: Vec<_> = prompts
+                .iter()
+                .map(|prompt| {
+                    let blocks = table(&alone, 0, prompt.len());
+                    run(&mut alone, prompt, &blocks, 512)
+                })
+                .collect();
+            for (isa, threads) in isas.into_iter().flat_map(|isa| [1, 2, 3].map(|threads| (isa, threads))) {
+                batch_is_as_alone(
+                    &path,
+                    &CpuOptions { isa: Some(isa), threads, ..options.clone() },
+                    &prompts,
+                    &expected,
+                );
+            }
         }
     }
 }

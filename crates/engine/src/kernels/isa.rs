@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Set {
     Scalar,
@@ -14,9 +17,12 @@ pub(super) enum Set {
     Vnni,
     #[cfg(target_arch = "x86_64")]
     Bf16,
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
-/// An instruction set that this CPU has: a value of this type is the proof. All sets give the same bits (sums of bfloat16 below the smallest normal f32 apart, see `pairs`).
+/// An instruction set that this CPU has: a value of this type is the proof. All sets give the same bits (sums of bfloat16 below the smallest normal f32 apart, see `pairs`) but the one with matrix tiles,
+/// whose products of bfloat16 are another class of numerics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(pub(super) Set);
 
@@ -63,6 +69,9 @@ impl Isa {
                     all.push(Self(Set::Vnni));
                     if is_x86_feature_detected!("avx512bf16") {
                         all.push(Self(Set::Bf16));
+                        if amx::allowed() {
+                            all.push(Self(Set::Amx));
+                        }
                     }
                 }
             }
@@ -70,7 +79,15 @@ impl Isa {
         all
     }
 
-    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI) or `bf16` (that with BF16).
+    /// Whether products of bfloat16 go by matrix tiles, and so in another order of summation.
+    pub(crate) const fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self.0, Set::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI) or `bf16` (that with BF16) or `amx` (that with tiles).
     pub const fn as_str(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
@@ -82,6 +99,8 @@ impl Isa {
             Set::Vnni => "vnni",
             #[cfg(target_arch = "x86_64")]
             Set::Bf16 => "bf16",
+            #[cfg(target_arch = "x86_64")]
+            Set::Amx => "amx",
         }
     }
 }
@@ -104,27 +123,28 @@ macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Floats>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::lanes::Scalar;
             Avx2 => "avx2,fma,f16c", $crate::kernels::lanes::Avx2;
-            Avx512 | Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::lanes::Avx512;
+            Avx512 | Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::lanes::Avx512;
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Dots>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::dots::ScalarDots;
             Avx2 => "avx2,fma,f16c", $crate::kernels::dots::Avx2Dots;
             Avx512 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::dots::Avx512Dots;
-            Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $crate::kernels::dots::VnniDots;
+            Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $crate::kernels::dots::VnniDots;
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Pairs>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Widened<$crate::kernels::lanes::Scalar>;
             Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx2>;
             Avx512 | Vnni => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx512>;
-            Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native;
+            Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native<false>;
+            Amx => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native<true>;
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Singles>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Single<$crate::kernels::lanes::Scalar, f32>;
             Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx2, f32>;
-            Avx512 | Vnni | Bf16 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx512, f32>;
+            Avx512 | Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx512, f32>;
         }
     };
 }

@@ -10,6 +10,8 @@
 
 mod affinity;
 mod aligned;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod cpu;
 mod dots;
 #[cfg(test)]

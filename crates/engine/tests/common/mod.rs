@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_engine::{CpuEngine, CpuOptions, Engine, KvCapacity, LogitsWanted, SequenceStep, StepObserver};
+use baton_engine::{CpuEngine, CpuOptions, Engine, Isa, KvCapacity, LogitsWanted, SequenceStep, StepObserver};
 use baton_formats::ModelFile;
 use baton_types::{BlockId, KvDtype, TokenId};
 
@@ -46,6 +46,14 @@ pub fn options(threads: usize, kv_dtype: KvDtype, tokens: u32) -> CpuOptions {
 
 pub fn load(path: &Path, options: &CpuOptions) -> CpuEngine {
     CpuEngine::load(&ModelFile::open(path).unwrap(), options, &mut |_| ()).unwrap()
+}
+
+/// The instruction sets that compute the same bits of a model, class by class.
+pub fn classes(path: &Path, options: &CpuOptions) -> Vec<Vec<Isa>> {
+    let class = |isa: Isa| load(path, &CpuOptions { isa: Some(isa), ..options.clone() }).model().numerics.clone();
+    let all: Vec<_> = Isa::available().into_iter().map(|isa| (class(isa), isa)).collect();
+    // All but matrix tiles are of one class, and they come last.
+    all.chunk_by(|(a, _), (b, _)| a == b).map(|class| class.iter().map(|(_, isa)| *isa).collect()).collect()
 }
 
 /// Enough blocks from `first` on for `tokens` tokens, last one first.

@@ -22,7 +22,7 @@ use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
 use super::rounded::RoundedRows;
-use super::tile::{Ahead, Extent, Operand, product};
+use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
 
 /// Outputs of one panel.
 const PANEL: usize = 2 * LANES;
@@ -30,8 +30,10 @@ const PANEL: usize = 2 * LANES;
 const PANEL_PAIR: usize = 2 * PAIR;
 /// Rows computed against a panel before the next panel: their activations (some 400 KB in single precision) stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
-/// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB) stays in the first-level cache.
+/// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB of single precision) stays in the first-level cache.
 const DEPTH_BLOCK: usize = 256;
+/// The same with matrix tiles, which are slow to fill and to empty (32 KB of bfloat16).
+const TILE_DEPTH_BLOCK: usize = 512;
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
 const PARALLEL_WORK: usize = 200_000;
 
@@ -190,7 +192,22 @@ fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>
 /// `x` has the rows of the part.
 #[inline(always)]
 fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
+    let whole = if P::TILES { part.rows.len() / TILE_BLOCK * TILE_BLOCK } else { part.rows.len() };
+    let middle = part.rows.start + whole;
+    for rows in [part.rows.start..middle, middle..part.rows.end] {
+        if !rows.is_empty() {
+            // SAFETY: this thread has no other shape, and keeps this one while it computes these rows.
+            let _shape = unsafe { shape::<P>(rows.len()) };
+            row_products::<P>(x, w, to, Part { rows, panels: part.panels.clone(), then: part.then });
+        }
+    }
+}
+
+/// As [`typed_products`], of the rows that the shape of matrix tiles is for.
+#[inline(always)]
+fn row_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
     let Part { rows, panels, then } = part;
+    let depth_block = if P::TILES { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
     let Destination { y, column, target } = to;
     for panel in panels.clone() {
         let panel_elements = panel_elements(w.inputs);
@@ -200,14 +217,14 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
         let mut depth = 0;
         while depth < w.inputs {
             let accumulate = depth > 0 || target == Target::Add;
-            let extent = Extent { rows: rows.len(), depth: DEPTH_BLOCK.min(w.inputs - depth), columns, accumulate };
+            let extent = Extent { rows: rows.len(), depth: depth_block.min(w.inputs - depth), columns, accumulate };
             let c = Operand { at: y.at(rows.start, column + panel * PANEL, columns), stride: y.stride() };
             // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
             unsafe {
                 let a = Operand { at: x.at.add(rows.start * x.stride + depth), ..x };
                 let b = Operand { at: weights.as_ptr().add(depth / 2 * PANEL_PAIR), stride: PANEL_PAIR };
                 // The inputs that follow, or the next panel's first.
-                let is_last = panel + 1 == panels.end && depth + DEPTH_BLOCK >= w.inputs;
+                let is_last = panel + 1 == panels.end && depth + depth_block >= w.inputs;
                 let next = if is_last {
                     numbers::<P::Weight>(&w.panels).as_ptr().wrapping_add(then * panel_elements)
                 } else {
@@ -217,7 +234,7 @@ fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: D
                 let mut ahead = Ahead::new::<P>(next.cast(), bytes, extent);
                 product::<P>(extent, a, b, c, &mut ahead);
             }
-            depth += DEPTH_BLOCK;
+            depth += depth_block;
         }
     }
 }
@@ -261,6 +278,8 @@ mod tests {
             (16, 48, 31),
             (17, 17, 15),
             (29, 65, 520),
+            (33, 47, 96),
+            (65, 33, 1100),
             (100, 40, 9),
         ];
         for (rows, outputs, inputs) in shapes {
@@ -291,9 +310,11 @@ mod tests {
                             Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
                             _ => x.row(row).to_vec(),
                         };
-                        let expected = match target {
-                            Target::Set => reference::matmul(&x, w),
-                            Target::Add => reference::matmul_onto(before, &x, w),
+                        let start = if target == Target::Set { vec![0.0; outputs] } else { before.clone() };
+                        let in_tiles = isa.has_tiles() && element == Dtype::BF16;
+                        let expected = match in_tiles {
+                            true => reference::matmul_in_tiles(&start, &x, w),
+                            false => reference::matmul_onto(&start, &x, w),
                         };
                         assert_eq!(
                             y.row(row),

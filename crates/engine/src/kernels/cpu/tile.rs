@@ -5,9 +5,18 @@
 //! ```
 //!
 //! Each C\[r]\[j] is one chain of fused multiply-adds in the order of the pairs, so the size of a register tile does not show in the result.
+//! Where there are matrix tiles, the sum of each 32 inputs is theirs ([`crate::kernels::amx`]); inputs beyond the last 32 are added as elsewhere.
 
-use crate::kernels::lanes::{F32x16, LANES, prefetch_line};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::amx::{self, PairsProduct, Shape, pairs_product};
+use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::pairs::{PAIR, Pairs};
+
+#[cfg(not(target_arch = "x86_64"))]
+use std::convert::Infallible as Shape;
+
+/// Rows of a block of matrix tiles.
+pub(super) const TILE_BLOCK: usize = 32;
 
 /// A matrix in memory: where it begins, and the elements from one row, or one pair of rows, to the next.
 #[derive(Clone, Copy)]
@@ -44,17 +53,112 @@ impl Ahead {
 
     /// `len` bytes, during a product of this extent.
     pub fn new<P: Pairs>(at: *const u8, len: usize, extent: Extent) -> Self {
-        let tiles = extent.rows.div_ceil(P::TILE_ROWS) * extent.columns.div_ceil(P::TILE_VECTORS * LANES);
+        let rows = if P::TILES { TILE_BLOCK } else { P::TILE_ROWS };
+        let tiles = extent.rows.div_ceil(rows) * extent.columns.div_ceil(P::TILE_VECTORS * LANES);
         Self { at, step: len.div_ceil((extent.depth / 2 * tiles).max(1)) }
     }
+}
+
+/// What products of at most so many rows need while they are computed: the shape of this thread's matrix tiles. Of more than 32 rows, all are multiples of 32.
+///
+/// # Safety
+/// No other shape lives on this thread.
+#[inline(always)]
+pub(super) unsafe fn shape<P: Pairs>(rows: usize) -> Option<Shape> {
+    #[cfg(target_arch = "x86_64")]
+    if P::TILES {
+        // SAFETY: the type is used only where there are tiles (see the trait); the caller's promise.
+        return Some(unsafe { Shape::of_pairs(rows.min(TILE_BLOCK)) });
+    }
+    None
 }
 
 /// The product, in register tiles.
 ///
 /// # Safety
 /// `a` can be read at `rows x depth`, `b` at `depth.div_ceil(2) x columns` pairs, and `c` written at `rows x columns`, with their strides; nobody else touches that part of `c`.
+/// With matrix tiles a [`shape`] lives on this thread, and there are as many rows as its tiles have, from each 32nd row on.
 #[inline(always)]
 pub(super) unsafe fn product<P: Pairs>(
+    extent: Extent,
+    a: Operand<*const P::Input>,
+    b: Operand<*const P::Weight>,
+    c: Operand<*mut f32>,
+    ahead: &mut Ahead,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if P::TILES {
+        // SAFETY: the caller's promise.
+        return unsafe { tile_product::<P>(extent, a, b, c, ahead) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { register_product::<P>(extent, a, b, c, ahead) }
+}
+
+/// The product in matrix tiles, and of the last inputs, fewer than 32, in registers.
+///
+/// # Safety
+/// As for [`product`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn tile_product<P: Pairs>(
+    extent: Extent,
+    a: Operand<*const P::Input>,
+    b: Operand<*const P::Weight>,
+    c: Operand<*mut f32>,
+    ahead: &mut Ahead,
+) {
+    let steps = extent.depth / amx::DEPTH;
+    if steps > 0 {
+        let mut column = 0;
+        while column < extent.columns {
+            let wide = extent.columns - column >= 2 * LANES;
+            for row in (0..extent.rows).step_by(TILE_BLOCK) {
+                let lines = (ahead.step * amx::DEPTH / 2).div_ceil(CACHE_LINE);
+                // SAFETY: rows `row..` and columns `column..` of the caller's operands.
+                unsafe {
+                    let product = PairsProduct {
+                        a: a.at.add(row * a.stride).cast(),
+                        a_stride: a.stride * size_of::<P::Input>(),
+                        b: b.at.add(2 * column).cast(),
+                        b_stride: b.stride * size_of::<P::Weight>(),
+                        c: c.at.add(row * c.stride + column).cast(),
+                        c_stride: c.stride * size_of::<f32>(),
+                        steps,
+                        accumulate: extent.accumulate,
+                        ahead: ahead.at,
+                        ahead_lines: lines,
+                    };
+                    match (extent.rows - row > amx::TILE, wide) {
+                        (true, true) => pairs_product::<true, true>(product),
+                        (false, true) => pairs_product::<false, true>(product),
+                        (true, false) => pairs_product::<true, false>(product),
+                        (false, false) => pairs_product::<false, false>(product),
+                    }
+                }
+                ahead.at = ahead.at.wrapping_add(steps * lines * CACHE_LINE);
+            }
+            column += if wide { 2 * LANES } else { LANES };
+        }
+    }
+    let done = steps * amx::DEPTH;
+    if done < extent.depth {
+        let rest = Extent { depth: extent.depth - done, accumulate: steps > 0 || extent.accumulate, ..extent };
+        // SAFETY: the inputs from `done` on of the caller's operands.
+        unsafe {
+            let a = Operand { at: a.at.add(done), ..a };
+            let b = Operand { at: b.at.add(done / 2 * b.stride), ..b };
+            register_product::<P>(rest, a, b, c, ahead);
+        }
+    }
+}
+
+/// The product, in register tiles.
+///
+/// # Safety
+/// As for [`product`].
+#[inline(always)]
+unsafe fn register_product<P: Pairs>(
     extent: Extent,
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,

@@ -41,6 +41,8 @@ pub(crate) trait Pairs: Copy {
     const TILE_ROWS: usize;
     /// Vectors of a tile's row, 1 or 2.
     const TILE_VECTORS: usize;
+    /// Whether products go by matrix tiles ([`super::amx`]): inputs and weights are bfloat16, and sums are in another order.
+    const TILES: bool = false;
 
     /// # Safety
     /// 32 weights can be read at `from`.

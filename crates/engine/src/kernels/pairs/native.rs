@@ -1,4 +1,4 @@
-//! Pairs of bfloat16 on AVX-512 BF16: one instruction for 32 products.
+//! Pairs of bfloat16 on AVX-512 BF16: one instruction for 32 products. With `TILES`, products go by matrix tiles, 32 inputs at a time.
 
 use std::arch::x86_64::*;
 
@@ -8,9 +8,9 @@ use super::Pairs;
 use crate::kernels::lanes::{Avx512, F32x16, LANES};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Native;
+pub(crate) struct Native<const TILES: bool>;
 
-impl Pairs for Native {
+impl<const TILES: bool> Pairs for Native<TILES> {
     type Floats = Avx512;
     type Input = bf16;
     type Weight = bf16;
@@ -19,6 +19,7 @@ impl Pairs for Native {
     type Row = Avx512;
     const TILE_ROWS: usize = Avx512::TILE_ROWS;
     const TILE_VECTORS: usize = Avx512::TILE_VECTORS;
+    const TILES: bool = TILES;
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> __m512i {

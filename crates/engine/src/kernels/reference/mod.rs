@@ -11,7 +11,7 @@ mod swiglu;
 
 pub(crate) use attention::attention;
 pub(crate) use largest::largest;
-pub(crate) use matmul::{matmul, matmul_onto};
+pub(crate) use matmul::{matmul_in_tiles, matmul_onto};
 pub(crate) use quantized::{quantize, quantized_matmul};
 pub(crate) use rms_norm::rms_norm;
 pub(crate) use rope::rope;

@@ -8,7 +8,7 @@ use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
 use crate::kernels::pairs::{PAIR, Pairs, numbers, numbers_mut};
 
 use super::super::kv_store::decode;
-use super::super::tile::{Ahead, Extent, Operand, product};
+use super::super::tile::{Ahead, Extent, Operand, product, shape as tile_shape};
 use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, Scratch, Task};
 
 per_isa! {
@@ -55,6 +55,8 @@ fn attend_of<P: Pairs>(
     let group = shape.group();
     let positions = tile.positions(shape, split);
     partial.clear(shape, rows);
+    // SAFETY: this thread has no other shape; more rows than 32 are whole tiles, for the scratch buffers have room for them.
+    let _shape = unsafe { tile_shape::<P>(rows) };
     let mut start = positions.start;
     while start < positions.end {
         let keys = KeyTile { task, positions: start..positions.end.min(start + KEYS) };
@@ -66,8 +68,10 @@ fn attend_of<P: Pairs>(
         let first = start.saturating_sub(tile.position) * group;
         // Of keys beyond the last, scores are not looked at.
         let columns = keys.len().next_multiple_of(LANES);
-        let scores = Extent { rows: rows - first, depth: shape.head_dim, columns, accumulate: false };
-        let values = Extent { rows: rows - first, depth: keys.len(), columns: shape.padded_dim(), accumulate: true };
+        // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
+        let scores = Extent { rows: rows - first, depth: depth_of::<P>(shape.head_dim), columns, accumulate: false };
+        let depth = depth_of::<P>(keys.len());
+        let values = Extent { rows: rows - first, depth, columns: shape.padded_dim(), accumulate: true };
         // SAFETY: the scratch buffers have these shapes, and they are borrowed exclusively.
         unsafe {
             let queries = matrix(numbers::<P::Input>(&scratch.queries), first, shape.padded_depth());
@@ -88,6 +92,12 @@ fn attend_of<P: Pairs>(
         }
         start += KEYS;
     }
+}
+
+/// Inputs of a product, as many as matrix tiles have.
+#[inline(always)]
+fn depth_of<P: Pairs>(inputs: usize) -> usize {
+    if P::TILES { inputs.next_multiple_of(2 * LANES) } else { inputs }
 }
 
 fn matrix<N>(buffer: &[N], row: usize, stride: usize) -> Operand<*const N> {
@@ -135,7 +145,8 @@ fn load_tile_of<P: Pairs>(dtype: KvDtype, keys: &KeyTile<'_>, next: Option<&KeyT
     let [k_rows, v_rows] = rows_of(keys);
     let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(next));
     let values = numbers_mut::<P::Weight>(&mut scratch.values);
-    for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(positions.len().div_ceil(2)) {
+    let pairs = depth_of::<P>(positions.len()).div_ceil(2);
+    for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(pairs) {
         prefetch(next_v[2 * pair]);
         prefetch(next_v[2 * pair + 1]);
         for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
@@ -145,7 +156,7 @@ fn load_tile_of<P: Pairs>(dtype: KvDtype, keys: &KeyTile<'_>, next: Option<&KeyT
             unsafe { P::store_weights(even, odd, to.as_mut_ptr()) }
         }
     }
-    for row in &next_v[positions.len()..] {
+    for row in &next_v[positions.len().min(2 * pairs)..] {
         prefetch(row);
     }
     let keys = numbers_mut::<P::Weight>(&mut scratch.keys);

@@ -28,6 +28,7 @@ use crate::kernels::lanes::LANES;
 use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, SharedRows, Threads};
 
 use super::kv_store::KvStore;
+use super::tile::TILE_BLOCK;
 use kernel::{attend_rounded, attend_single, finish, load_queries_rounded, load_queries_single, merge};
 
 /// Positions of a key tile.
@@ -148,7 +149,9 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
+    /// With room for as many rows as matrix tiles may have after the last.
     fn new(shape: &AttentionShape, rows: usize) -> Self {
+        let rows = rows + TILE_BLOCK;
         Self {
             out: AlignedBuf::zeroed(rows * shape.padded_dim()),
             sums: AlignedBuf::zeroed(rows * LANES),
@@ -164,7 +167,7 @@ impl Partial {
     }
 }
 
-/// Working memory of one thread. What holds numbers in pairs has room for single precision.
+/// Working memory of one thread. What holds numbers in pairs has room for single precision, and what has rows of queries, for as many as matrix tiles may have after the last.
 struct Scratch {
     /// `[rows][padded_depth]`, times log2(e) / sqrt(head_dim).
     queries: AlignedBytes,
@@ -180,7 +183,7 @@ struct Scratch {
 
 impl Scratch {
     fn new(shape: &AttentionShape) -> Self {
-        let rows = shape.tile_tokens() * shape.group();
+        let rows = shape.tile_tokens() * shape.group() + TILE_BLOCK;
         let numbers = |count: usize| AlignedBytes::zeroed(count * size_of::<f32>());
         Self {
             queries: numbers(rows * shape.padded_depth()),

@@ -149,15 +149,20 @@ fn is_close_to_the_reference_and_invariant() {
 fn compare() {
     for (index, (case, tolerance)) in cases().iter().enumerate() {
         let expected = expected(case);
-        let whole = run(case, Isa::detect(), 1, case.length);
-        for (position, (found, expected)) in whole.iter().zip(&expected).enumerate() {
-            let distance = reference::distance(found, expected);
-            assert!(distance < *tolerance, "case {index}, position {position}: {distance}");
-        }
+        let of_others = run(case, Isa::SCALAR, 1, case.length);
         for isa in Isa::available() {
+            // Matrix tiles sum in another order.
+            let whole = match isa.has_tiles() && case.shape.rounded {
+                true => &run(case, isa, 1, case.length),
+                false => &of_others,
+            };
+            for (position, (found, expected)) in whole.iter().zip(&expected).enumerate() {
+                let distance = reference::distance(found, expected);
+                assert!(distance < *tolerance, "case {index}, {isa}, position {position}: {distance}");
+            }
             for (threads, chunk) in [(2, case.length), (1, 1), (2, 1), (1, 15), (2, 16), (2, 17), (2, 33)] {
                 assert!(
-                    run(case, isa, threads, chunk) == whole,
+                    run(case, isa, threads, chunk) == *whole,
                     "case {index}, {isa}, {threads} threads, chunks of {chunk}"
                 );
             }
