@@ -87,7 +87,7 @@ impl Isa {
         false
     }
 
-    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI) or `bf16` (that with BF16) or `amx` (that with tiles).
+    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI), `bf16` (that with BF16) or `amx` (that with tiles).
     pub const fn as_str(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The odd one first, for so the BF16 instruction does it; the product of two bfloat16 is exact in single precision, so that it is two fused multiply-adds. All sets
-//! give the same bits, but where a sum falls below the smallest normal f32, which the instruction takes for 0.
+//! give the same bits, but where a sum falls below the smallest normal f32, which the instruction takes for 0. Matrix tiles sum in another order ([`super::amx`]).
 
 #[cfg(target_arch = "x86_64")]
 mod native;

@@ -39,7 +39,7 @@ const SPLIT: usize = 4 * KEYS;
 const QUERY_ROWS: usize = 192;
 /// Tasks per thread from which on splits are not computed apart: there is enough to share out.
 const TASKS_PER_THREAD: usize = 4;
-/// Most rows of results of splits, over all tasks: some 350 bytes each with heads of 64.
+/// Most rows of results of splits, over all tasks: some 700 bytes each with heads of 64, and with the room for matrix tiles.
 const MAX_SPLIT_ROWS: usize = 1 << 16;
 
 /// What attention needs to know of a model's layer.
@@ -138,6 +138,11 @@ impl<'a> KeyTile<'a> {
     }
 }
 
+/// Room for rows of which matrix tiles may begin at any: a tile has no more than there are, and 32 at most.
+fn with_tiles(rows: usize) -> usize {
+    rows + rows.min(TILE_BLOCK)
+}
+
 /// Sums of some rows over a range of positions.
 pub(crate) struct Partial {
     /// `[rows][padded_dim]`: weighted values.
@@ -151,7 +156,7 @@ pub(crate) struct Partial {
 impl Partial {
     /// With room for as many rows as matrix tiles may have after the last.
     fn new(shape: &AttentionShape, rows: usize) -> Self {
-        let rows = rows + TILE_BLOCK;
+        let rows = with_tiles(rows);
         Self {
             out: AlignedBuf::zeroed(rows * shape.padded_dim()),
             sums: AlignedBuf::zeroed(rows * LANES),
@@ -183,7 +188,7 @@ struct Scratch {
 
 impl Scratch {
     fn new(shape: &AttentionShape) -> Self {
-        let rows = shape.tile_tokens() * shape.group() + TILE_BLOCK;
+        let rows = with_tiles(shape.tile_tokens() * shape.group());
         let numbers = |count: usize| AlignedBytes::zeroed(count * size_of::<f32>());
         Self {
             queries: numbers(rows * shape.padded_depth()),
