@@ -33,7 +33,12 @@ install_llama() {
   local bin=$cache/${llama/==/-}
   if [[ ! -e $bin/built ]]; then
     need g++ build-essential && need cmake cmake || exit 1
-    local new
+    local new compiler=()
+    # GCC 12 takes the shape of matrix tiles that ggml writes for dead and drops it: the build ends with signal 11 where the CPU has them.
+    if grep -qw amx_tile /proc/cpuinfo; then
+      need clang++ clang && need "$(clang -print-file-name=include/omp.h)" libomp-dev || exit 1
+      compiler=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++)
+    fi
     new=$(mktemp -d "$cache/new.XXXXXX")
     # shellcheck disable=SC2064 # this folder, whatever becomes of the variable
     trap "rm -rf '$new'" EXIT
@@ -42,7 +47,7 @@ install_llama() {
     mkdir "$new/source"
     tar --extract --gzip --file "$new"/*.tar.gz --directory "$new/source" --strip-components=1
     # A native build, with OpenMP, as its README says; no web page, no test and no example, which would be fetched or take long.
-    cmake -S "$new/source/vendor/llama.cpp" -B "$new/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON -DBUILD_SHARED_LIBS=OFF \
+    cmake -S "$new/source/vendor/llama.cpp" -B "$new/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON -DBUILD_SHARED_LIBS=OFF "${compiler[@]}" \
       -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
       >"$new/log" 2>&1 &&
       cmake --build "$new/build" --parallel "${JOBS:-$(nproc)}" --target llama-bench llama-batched-bench llama-server llama-quantize llama-completion \
