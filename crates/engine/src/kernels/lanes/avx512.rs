@@ -63,6 +63,15 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
+    fn integers(self, shift: u32, mask: i32) -> Self {
+        // SAFETY: AVX-512 F as above.
+        unsafe {
+            let bits = _mm512_srl_epi32(_mm512_castps_si512(self.0), _mm_cvtsi32_si128(shift as i32));
+            Self(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask))))
+        }
+    }
+
+    #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
         // SAFETY: 32 bytes of the array; AVX-512 F as above.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast()))) }
@@ -177,12 +186,6 @@ impl F32x16 for Avx512 {
     fn largest(self) -> f32 {
         // SAFETY: AVX-512 F as above.
         unsafe { _mm512_reduce_max_ps(self.0) }
-    }
-
-    #[inline(always)]
-    fn any_above(self, limit: Self) -> bool {
-        // SAFETY: AVX-512 F as above.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0) != 0 }
     }
 
     /// 16 x 16 in four rounds of 16 shuffles: pairs, then quads within 128 bits, then the 128-bit parts.

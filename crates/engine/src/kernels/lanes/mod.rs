@@ -35,6 +35,9 @@ pub(crate) trait F32x16: Copy {
     /// 16 elements can be written at `to`, of any alignment.
     unsafe fn store(self, to: *mut f32);
 
+    /// For lanes that are integers, as bits: `mask` of them from bit `shift` on, as floats.
+    fn integers(self, shift: u32, mask: i32) -> Self;
+
     /// IEEE half to single.
     fn from_f16(bits: &[u16; LANES]) -> Self;
 
@@ -91,9 +94,6 @@ pub(crate) trait F32x16: Copy {
 
     /// The sum of signed bytes.
     fn sum_of_bytes(bytes: [i8; LANES]) -> i32;
-
-    /// Whether any lane is above that of `limit`.
-    fn any_above(self, limit: Self) -> bool;
 
     /// Transposes 16 vectors of 16.
     #[inline(always)]
@@ -278,17 +278,38 @@ mod tests {
     }
 
     per_isa! {
-        fn bf16s(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>, [bool; 2]) = bf16s_of<Floats>
+        fn bf16s(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>) = bf16s_of<Floats>
     }
 
-    fn bf16s_of<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>, [bool; 2]) {
+    fn bf16s_of<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>) {
         let (a, b) = (V::read(a), V::read(b));
         let mut halves = [0; LANES];
         // SAFETY: 16 elements.
         unsafe { a.store_bf16(halves.as_mut_ptr()) };
         let pairs = V::bf16_pairs(a, b);
         let bits = [pairs, pairs.low_bf16(), pairs.high_bf16()].map(|x| x.to_array().map(f32::to_bits));
-        (halves, bits.to_vec(), [b.any_above(a), b.any_above(b)])
+        (halves, bits.to_vec())
+    }
+
+    per_isa! {
+        fn integers(x: &[f32; LANES], shift: u32, mask: i32) -> [f32; LANES] = integers_of<Floats>
+    }
+
+    fn integers_of<V: F32x16>(x: &[f32; LANES], shift: u32, mask: i32) -> [f32; LANES] {
+        V::read(x).integers(shift, mask).to_array()
+    }
+
+    #[test]
+    fn bits_of_lanes_become_floats() {
+        // Signalling NaNs among them, which no operation on floats may touch.
+        let bits: [u32; LANES] = std::array::from_fn(|i| 0x7fa5_0c3b_u32.rotate_left(3 * i as u32));
+        let x = bits.map(f32::from_bits);
+        for (isa, (shift, mask)) in
+            Isa::available().into_iter().flat_map(|isa| [(0, 15), (28, 15), (9, 255), (31, 1)].map(|case| (isa, case)))
+        {
+            let expected = bits.map(|bits| (bits >> shift & mask) as f32);
+            assert_eq!(integers(isa, &x, shift, mask as i32), expected, "{isa} {shift} {mask}");
+        }
     }
 
     #[test]
@@ -305,7 +326,7 @@ mod tests {
         let pairs: [u32; LANES] = std::array::from_fn(|i| u32::from(halves[i]) | u32::from(expected(b[i])) << 16);
         let bits = vec![pairs, pairs.map(|x| x << 16), pairs.map(|x| x & 0xffff_0000)];
         for isa in Isa::available() {
-            assert_eq!(bf16s(isa, &a, &b), (halves, bits.clone(), [true, false]), "{isa}");
+            assert_eq!(bf16s(isa, &a, &b), (halves, bits.clone()), "{isa}");
             a[8] = f32::from_bits(0x7fff_ffff);
             assert!(bf16::from_bits(bf16s(isa, &a, &b).0[8]).is_nan(), "{isa}");
             a[8] = (8.0 - 7.3) * 1.7;

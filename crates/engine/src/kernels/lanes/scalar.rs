@@ -101,6 +101,11 @@ impl F32x16 for Scalar {
     }
 
     #[inline(always)]
+    fn integers(self, shift: u32, mask: i32) -> Self {
+        Self(self.0.map(|x| (x.to_bits() >> shift & mask as u32) as f32))
+    }
+
+    #[inline(always)]
     fn low_bf16(self) -> Self {
         Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
     }
@@ -160,11 +165,6 @@ impl F32x16 for Scalar {
     #[inline(always)]
     fn largest(self) -> f32 {
         self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
-    fn any_above(self, limit: Self) -> bool {
-        self.0.iter().zip(limit.0).any(|(&x, limit)| x > limit)
     }
 }
 

@@ -1,15 +1,17 @@
 //! What one task of attention computes.
 
+use std::ops::Range;
+
 use baton_types::KvDtype;
 
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
-use crate::kernels::pairs::{PAIR, Pairs, numbers, numbers_mut};
+use crate::kernels::pairs::{Number, PAIR, Pairs, numbers, numbers_mut};
 
 use super::super::kv_store::decode;
 use super::super::tile::{Ahead, Extent, Operand, product, shape as tile_shape};
-use super::{Attention, AttentionShape, KEYS, KeyTile, Partial, Scratch, Task};
+use super::{Attention, AttentionShape, KEY_STRIDE, KEYS, KeyTile, Partial, SCORE_ROWS, SCORE_STRIDE, Scratch, Task};
 
 per_isa! {
     /// The queries, rounded to bfloat16.
@@ -53,44 +55,42 @@ fn attend_of<P: Pairs>(
 ) {
     let (shape, tile, rows) = (task.operands.shape, task.tile, task.rows());
     let group = shape.group();
-    let positions = tile.positions(shape, split);
-    partial.clear(shape, rows);
+    let Range { start, end } = tile.positions(shape, split);
+    let mut from = start;
+    while from < end {
+        let keys = KeyTile { task, positions: from..end.min(from + KEYS) };
+        let after = KeyTile { task, positions: keys.positions.end..end.min(from + 2 * KEYS) };
+        let next = if after.positions.is_empty() { next.as_ref() } else { Some(&after) };
+        load_tile::<P>(&keys, next, from - start, scratch);
+        from += KEYS;
+    }
+
+    // Rows before this one see nothing of the split.
+    let first = start.saturating_sub(tile.position) * group;
+    partial.clear(shape, first);
+    // Of keys beyond the last, scores are not looked at.
+    let columns = (end - start).next_multiple_of(LANES);
+    // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
+    let depth = depth_of::<P>(end - start);
     // SAFETY: this thread has no other shape; more rows than 32 are whole tiles, for the scratch buffers have room for them.
     let _shape = unsafe { tile_shape::<P>(rows) };
-    let mut start = positions.start;
-    while start < positions.end {
-        let keys = KeyTile { task, positions: start..positions.end.min(start + KEYS) };
-        let after = KeyTile { task, positions: keys.positions.end..positions.end.min(start + 2 * KEYS) };
-        let next = if after.positions.is_empty() { next.as_ref() } else { Some(&after) };
-        load_tile::<P>(&keys, next, scratch);
-        let keys = keys.positions;
-        // Rows before this one see nothing of the tile.
-        let first = start.saturating_sub(tile.position) * group;
-        // Of keys beyond the last, scores are not looked at.
-        let columns = keys.len().next_multiple_of(LANES);
-        // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
-        let scores = Extent { rows: rows - first, depth: depth_of::<P>(shape.head_dim), columns, accumulate: false };
-        let depth = depth_of::<P>(keys.len());
-        let values = Extent { rows: rows - first, depth, columns: shape.padded_dim(), accumulate: true };
-        // SAFETY: the scratch buffers have these shapes, and they are borrowed exclusively.
+    for row in (first..rows).step_by(SCORE_ROWS) {
+        let rows = SCORE_ROWS.min(rows - row);
+        let scores = Extent { rows, depth: depth_of::<P>(shape.head_dim), columns, accumulate: false };
+        let values = Extent { rows, depth, columns: shape.padded_dim(), accumulate: false };
+        // SAFETY: the scratch buffers have these extents, and they are borrowed exclusively.
         unsafe {
-            let queries = matrix(numbers::<P::Input>(&scratch.queries), first, shape.padded_depth());
-            let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEYS);
-            product::<P>(scores, queries, keys, matrix_mut(&mut scratch.scores, first, KEYS), &mut Ahead::nothing());
-            for row in first..rows {
-                weigh::<P>(shape, tile.position + row / group, start, row, scratch, partial);
-            }
-            let weights = matrix(numbers::<P::Input>(&scratch.weights), first, KEYS);
+            let queries = matrix(numbers::<P::Input>(&scratch.queries), row, shape.padded_depth());
+            let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEY_STRIDE);
+            let to = matrix_mut(&mut scratch.scores, 0, SCORE_STRIDE);
+            product::<P>(scores, queries, keys, to, &mut Ahead::nothing());
+            let seen = |row: usize| shape.seen(tile.position + row / group);
+            weigh::<P>(row..row + rows, seen, start..end, depth, scratch, partial);
+            let weights = matrix(numbers::<P::Input>(&scratch.weights), 0, SCORE_STRIDE);
             let v = matrix(numbers::<P::Weight>(&scratch.values), 0, 2 * shape.padded_dim());
-            product::<P>(
-                values,
-                weights,
-                v,
-                matrix_mut(&mut partial.out, first, shape.padded_dim()),
-                &mut Ahead::nothing(),
-            );
+            let to = matrix_mut(&mut partial.out, row, shape.padded_dim());
+            product::<P>(values, weights, v, to, &mut Ahead::nothing());
         }
-        start += KEYS;
     }
 }
 
@@ -125,28 +125,34 @@ fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// Decodes K (transposed) and V of some positions; the tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it asks for the rows of the
+/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it asks for the rows of the
 /// next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
 #[inline(always)]
-fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
+fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, at: usize, scratch: &mut Scratch) {
     // Compiled for each type: what a row is decoded from is asked once, not for every 16 elements.
     match keys.task.operands.shape.dtype {
-        KvDtype::F16 => load_tile_of::<P>(KvDtype::F16, keys, next, scratch),
-        KvDtype::Bf16 => load_tile_of::<P>(KvDtype::Bf16, keys, next, scratch),
-        KvDtype::F32 => load_tile_of::<P>(KvDtype::F32, keys, next, scratch),
-        KvDtype::Int8 => load_tile_of::<P>(KvDtype::Int8, keys, next, scratch),
+        KvDtype::F16 => load_tile_of::<P>(KvDtype::F16, keys, next, at, scratch),
+        KvDtype::Bf16 => load_tile_of::<P>(KvDtype::Bf16, keys, next, at, scratch),
+        KvDtype::F32 => load_tile_of::<P>(KvDtype::F32, keys, next, at, scratch),
+        KvDtype::Int8 => load_tile_of::<P>(KvDtype::Int8, keys, next, at, scratch),
     }
 }
 
 #[inline(always)]
-fn load_tile_of<P: Pairs>(dtype: KvDtype, keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, scratch: &mut Scratch) {
+fn load_tile_of<P: Pairs>(
+    dtype: KvDtype,
+    keys: &KeyTile<'_>,
+    next: Option<&KeyTile<'_>>,
+    at: usize,
+    scratch: &mut Scratch,
+) {
     let (shape, positions) = (keys.task.operands.shape, &keys.positions);
     let (dim, padded) = (shape.head_dim, shape.padded_dim());
     let [k_rows, v_rows] = rows_of(keys);
     let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(next));
     let values = numbers_mut::<P::Weight>(&mut scratch.values);
     let pairs = depth_of::<P>(positions.len()).div_ceil(2);
-    for (pair, to) in values.chunks_exact_mut(2 * padded).enumerate().take(pairs) {
+    for (pair, to) in values[at * padded..].chunks_exact_mut(2 * padded).enumerate().take(pairs) {
         prefetch(next_v[2 * pair]);
         prefetch(next_v[2 * pair + 1]);
         for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
@@ -173,9 +179,10 @@ fn load_tile_of<P: Pairs>(dtype: KvDtype, keys: &KeyTile<'_>, next: Option<&KeyT
                 let last = element::<P::Floats>(dtype, row, from + LANES, dim);
                 *pairs = P::row(first, last);
             }
-            let to = &mut keys[from / 2 * 2 * KEYS + group * PAIR..][..(LANES - 1) * 2 * KEYS + PAIR];
+            let to = from / 2 * 2 * KEY_STRIDE + 2 * at + group * PAIR;
+            let to = &mut keys[to..][..(LANES - 1) * 2 * KEY_STRIDE + PAIR];
             // SAFETY: the last of 16 rows of keys ends where the slice does.
-            unsafe { P::store_transposed(&mut square, LANES, to.as_mut_ptr(), 2 * KEYS) }
+            unsafe { P::store_transposed(&mut square, LANES, to.as_mut_ptr(), 2 * KEY_STRIDE) }
         }
     }
     for row in &next_k[positions.len().next_multiple_of(LANES)..] {
@@ -210,54 +217,65 @@ fn element<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: usize) -> V 
     decode(dtype, row, from, dim)
 }
 
-/// Turns a row's scores of one tile into weights, and brings its sums and output to the new maximum.
+/// Turns the scores of some rows and one split's positions into weights, as many as `depth`, and has their sums and the largest scores. What a row does not see
+/// weighs nothing.
 #[inline(always)]
 fn weigh<P: Pairs>(
-    shape: &AttentionShape,
-    position: usize,
-    start: usize,
-    row: usize,
+    rows: Range<usize>,
+    seen: impl Fn(usize) -> Range<usize>,
+    positions: Range<usize>,
+    depth: usize,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    let seen = shape.seen(position);
-    let scores = &mut scratch.scores[row * KEYS..][..KEYS];
-    let (from, to) = (seen.start.saturating_sub(start).min(KEYS), (seen.end - start).min(KEYS));
-    if from > 0 {
-        scores[..from].fill(f32::NEG_INFINITY);
-    }
-    if to < KEYS {
-        scores[to..].fill(f32::NEG_INFINITY);
-    }
-
+    // What each row sees, in whole tiles of keys.
+    let mut tiles = [(0, 0); SCORE_ROWS];
     // Loops, not closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
-    let mut s = [P::Floats::splat(0.0); KEYS / LANES];
-    for (s, from) in s.iter_mut().zip(scores.chunks_exact(LANES)) {
-        *s = P::Floats::read(from);
-    }
-    let Partial { out, sums, maxima } = partial;
-    let sums = &mut sums[row * LANES..][..LANES];
-    let mut total = P::Floats::read(sums);
-    let mut max = maxima[row];
-    let largest = s[0].max(s[1]).max(s[2].max(s[3]));
-    if largest.any_above(P::Floats::splat(max)) {
-        let old = max;
-        max = largest.largest();
-        maxima[row] = max;
-        let correction = exp2_of_negative(P::Floats::splat(old - max));
-        total = total.mul(correction);
-        let padded = shape.padded_dim();
-        for out in out[row * padded..][..padded].chunks_exact_mut(LANES) {
-            P::Floats::read(out).mul(correction).write(out);
+    for ((row, scores), tiles) in rows.clone().zip(scratch.scores.chunks_exact_mut(SCORE_STRIDE)).zip(&mut tiles) {
+        let seen = seen(row);
+        let from = seen.start.saturating_sub(positions.start).min(positions.len());
+        let to = (seen.end - positions.start).min(positions.len());
+        let mut largest = P::Floats::splat(f32::MIN);
+        if from < to {
+            let (first, last) = (from / KEYS * KEYS, to.next_multiple_of(KEYS));
+            scores[first..from].fill(f32::NEG_INFINITY);
+            scores[to..last].fill(f32::NEG_INFINITY);
+            for tile in scores[first..last].chunks_exact(KEYS) {
+                let [a, b, c, d] = vectors::<P::Floats>(tile);
+                largest = largest.max(a.max(b).max(c.max(d)));
+            }
+            *tiles = (first, last);
         }
+        partial.maxima[row] = largest.largest();
     }
-    let weights = &mut numbers_mut::<P::Input>(&mut scratch.weights)[row * KEYS..][..KEYS];
-    for (s, to) in s.iter_mut().zip(weights.chunks_exact_mut(LANES)) {
-        *s = exp2_of_negative(s.sub(P::Floats::splat(max)));
-        // SAFETY: 16 elements.
-        unsafe { P::store_inputs(*s, to.as_mut_ptr()) }
+    let weights = numbers_mut::<P::Input>(&mut scratch.weights).chunks_exact_mut(SCORE_STRIDE);
+    let scores = scratch.scores.chunks_exact(SCORE_STRIDE);
+    for (((row, scores), weights), (first, last)) in rows.zip(scores).zip(weights).zip(tiles) {
+        let max = P::Floats::splat(partial.maxima[row]);
+        let mut total = P::Floats::splat(0.0);
+        for (tile, to) in scores[first..last].chunks_exact(KEYS).zip(weights[first..last].chunks_exact_mut(KEYS)) {
+            let mut s = vectors::<P::Floats>(tile);
+            for (s, to) in s.iter_mut().zip(to.chunks_exact_mut(LANES)) {
+                *s = exp2_of_negative(s.sub(max));
+                // SAFETY: 16 elements.
+                unsafe { P::store_inputs(*s, to.as_mut_ptr()) }
+            }
+            total = total.add(s[0].add(s[1]).add(s[2].add(s[3])));
+        }
+        weights[..first].fill(P::Input::of(0.0));
+        weights[last..depth.max(last)].fill(P::Input::of(0.0));
+        total.write(&mut partial.sums[row * LANES..][..LANES]);
     }
-    total.add(s[0].add(s[1]).add(s[2].add(s[3]))).write(sums);
+}
+
+/// A row's scores of one tile of keys.
+#[inline(always)]
+fn vectors<V: F32x16>(tile: &[f32]) -> [V; KEYS / LANES] {
+    let mut s = [V::splat(0.0); KEYS / LANES];
+    for (s, from) in s.iter_mut().zip(tile.chunks_exact(LANES)) {
+        *s = V::read(from);
+    }
+    s
 }
 
 per_isa! {

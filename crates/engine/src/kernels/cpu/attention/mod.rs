@@ -2,16 +2,15 @@
 //!
 //! ```text
 //! task = (some consecutive queries of a sequence, one kv head): rows = queries x heads of the group
-//! for each split of 256 positions, for each key tile of 64, at fixed absolute positions:
-//!     K, V: decoded from the arena, in pairs (see `Pairs`)   keys [d / 2][64], values [64 / 2][d]
-//!     S = Q K                                                scores [rows][64], as powers of 2; what a row does not see is -inf
-//!     m' = max(m, max S);  P = 2^(S - m');  c = 2^(m - m')
-//!     l = l c + sum P;  O = O c + P V                        (online softmax: Milakov and Gimelshein, 2018)
-//! of the splits, in order:  m' = max(m1, m2), and l and O likewise
+//! for each split of 256 positions, at fixed absolute positions:
+//!     K, V: decoded from the arena, in pairs (see `Pairs`)   keys [d / 2][256], values [256 / 2][d]
+//!     S = Q K                                                scores [rows][256], as powers of 2; what a row does not see is -inf
+//!     m = max S;  P = 2^(S - m);  l = sum P;  O = P V
+//! of the splits, in order:  m' = max(m1, m2);  l' = l1 2^(m1 - m') + l2 2^(m2 - m'), and O likewise      (online softmax: Milakov and Gimelshein, 2018)
 //! out = O / l
 //! ```
 //!
-//! A row's result depends on its own position alone: a tile that it does not see, or a key that is masked, adds exact zeros, and neither tiles nor splits move with the chunk.
+//! A row's result depends on its own position alone: a split that it does not see, or a key that is masked, adds exact zeros, and splits do not move with the chunk.
 //! (K and V are finite: what a half or a byte cannot hold is stored as its largest, and what is infinite in bfloat16 or single precision makes logits that are no numbers, an error.)
 //! With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
 
@@ -31,10 +30,16 @@ use super::kv_store::KvStore;
 use super::tile::TILE_BLOCK;
 use kernel::{attend_rounded, attend_single, finish, load_queries_rounded, load_queries_single, merge};
 
-/// Positions of a key tile.
+/// Positions of a split: enough that merging splits costs little, few enough that their scores stay in the second-level cache.
+const SPLIT: usize = 256;
+/// Positions that are decoded, weighed or skipped together.
 const KEYS: usize = 64;
-/// Positions of a split.
-const SPLIT: usize = 4 * KEYS;
+/// Rows whose scores are in memory at once: they stay in the first-level cache.
+const SCORE_ROWS: usize = TILE_BLOCK;
+/// Elements from one row of scores, or of weights, to the next: an odd number of lines of bfloat16.
+const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
+/// Pairs from one row of keys to the next: an odd number of lines of bfloat16.
+const KEY_STRIDE: usize = SPLIT + LANES;
 /// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays in the second-level cache.
 const QUERY_ROWS: usize = 192;
 /// Tasks per thread from which on splits are not computed apart: there is enough to share out.
@@ -176,13 +181,13 @@ impl Partial {
 struct Scratch {
     /// `[rows][padded_depth]`, times log2(e) / sqrt(head_dim).
     queries: AlignedBytes,
-    /// `[padded_depth / 2][64]` pairs.
+    /// `[padded_depth / 2][256]` pairs.
     keys: AlignedBytes,
-    /// `[64 / 2][padded_dim]` pairs.
+    /// `[256 / 2][padded_dim]` pairs.
     values: AlignedBytes,
-    /// `[rows][64]`.
+    /// `[32][256]`: of some rows.
     scores: AlignedBuf,
-    /// `[rows][64]`: powers of the scores.
+    /// `[32][256]`: powers of the scores.
     weights: AlignedBytes,
 }
 
@@ -192,10 +197,10 @@ impl Scratch {
         let numbers = |count: usize| AlignedBytes::zeroed(count * size_of::<f32>());
         Self {
             queries: numbers(rows * shape.padded_depth()),
-            keys: numbers(shape.padded_depth() * KEYS),
-            values: numbers(KEYS * shape.padded_dim()),
-            scores: AlignedBuf::zeroed(rows * KEYS),
-            weights: numbers(rows * KEYS),
+            keys: numbers(shape.padded_depth() * KEY_STRIDE),
+            values: numbers(SPLIT * shape.padded_dim()),
+            scores: AlignedBuf::zeroed(SCORE_ROWS * SCORE_STRIDE),
+            weights: numbers(SCORE_ROWS * SCORE_STRIDE),
         }
     }
 }
