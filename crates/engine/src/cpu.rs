@@ -1,5 +1,7 @@
 //! The engine that computes on the CPU.
 
+use std::str::FromStr;
+
 use baton_formats::ModelFile;
 use baton_types::{KvDtype, KvLayout};
 
@@ -11,15 +13,15 @@ use crate::kernels::{Isa, Threads};
 use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
 /// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show, but where matrix tiles sum products of bfloat16; the number changes with the order of any sum.
-const NUMERICS_F32: &str = "cpu-f32-2";
+const NUMERICS_F32: &str = "cpu-f32-3";
 /// The same where matrices of bfloat16 take activations rounded to that, and attention is of such numbers.
-const NUMERICS_BF16: &str = "cpu-bf16-1";
+const NUMERICS_BF16: &str = "cpu-bf16-2";
 /// The same where quantized matrices take quantized activations.
-const NUMERICS_INT8: &str = "cpu-int8-2";
+const NUMERICS_INT8: &str = "cpu-int8-3";
 /// As [`NUMERICS_BF16`], with matrix tiles.
-const NUMERICS_BF16_TILES: &str = "cpu-bf16-amx-1";
+const NUMERICS_BF16_TILES: &str = "cpu-bf16-amx-2";
 /// As [`NUMERICS_INT8`], where attention goes by matrix tiles.
-const NUMERICS_INT8_TILES: &str = "cpu-int8-amx-1";
+const NUMERICS_INT8_TILES: &str = "cpu-int8-amx-2";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
 /// Most tokens of a block.
@@ -41,8 +43,39 @@ pub enum Arithmetic {
     /// of bfloat16 (unless the KV is kept in single precision); others take them as they are.
     #[default]
     Stored,
+    /// Of bfloat16, whatever the file has: quantized weights become bfloat16 on their way to each product. With matrix tiles that is the fastest for prompts, and by far the slowest for
+    /// a few sequences' next tokens: for nodes that only prefill.
+    Bf16,
     /// In single precision, for which weights become f32 when they are loaded: the reference, slow and large.
     F32,
+}
+
+impl Arithmetic {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Stored, Self::Bf16, Self::F32];
+
+    /// `stored`, `bf16` or `f32`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+/// A name that no arithmetic has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}', expected stored, bf16 or f32")]
+pub struct UnknownArithmetic(String);
+
+impl FromStr for Arithmetic {
+    type Err = UnknownArithmetic;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|arithmetic| arithmetic.as_str() == name);
+        found.ok_or_else(|| UnknownArithmetic(name.chars().take(80).collect()))
+    }
 }
 
 /// How the CPU engine runs.

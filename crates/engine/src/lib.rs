@@ -13,7 +13,7 @@ mod philox;
 mod sampler;
 
 pub use arena::KvArena;
-pub use cpu::{Arithmetic, CpuEngine, CpuOptions, KvCapacity};
+pub use cpu::{Arithmetic, CpuEngine, CpuOptions, KvCapacity, UnknownArithmetic};
 pub use engine::{Engine, LayerSlice, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 pub use error::EngineError;
 pub use kernels::Isa;

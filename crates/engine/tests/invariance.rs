@@ -37,13 +37,14 @@ fn quantized() -> NamedTempFile {
     })
 }
 
-/// A model of each class, in single precision in two ways, with the class's name.
-fn models(quantized: &NamedTempFile) -> [(PathBuf, Arithmetic, &'static str); 4] {
+/// A model of each class, in single precision and in bfloat16 in two ways, with the class's name.
+fn models(quantized: &NamedTempFile) -> [(PathBuf, Arithmetic, &'static str); 5] {
     [
         (fixture("smollm"), Arithmetic::Stored, "cpu-bf16"),
         (fixture("smollm"), Arithmetic::F32, "cpu-f32"),
         (fixture("smollm").join("model.gguf"), Arithmetic::Stored, "cpu-f32"),
         (quantized.path().to_owned(), Arithmetic::Stored, "cpu-int8"),
+        (quantized.path().to_owned(), Arithmetic::Bf16, "cpu-bf16"),
     ]
 }
 

@@ -64,12 +64,12 @@ fn differences(mut engine: CpuEngine, sure: f32) -> (f32, f32) {
     (differences.iter().sum::<f32>() / differences.len() as f32, differences.into_iter().fold(0.0, f32::max))
 }
 
-/// Mean and largest difference stay below `most`, on every instruction set.
-fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, sure: f32, most: (f32, f32)) {
+/// Mean and largest difference stay below `most`, on every instruction set; where the reference leads by `sure`, its best token is ours.
+fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, sure: fn(Isa) -> f32, most: (f32, f32)) {
     for isa in Isa::available() {
         let engine = load(path, &CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
         assert!(engine.model().numerics.starts_with(numerics), "{}", engine.model().numerics);
-        let (mean, worst) = differences(engine, sure);
+        let (mean, worst) = differences(engine, sure(isa));
         println!("{isa}: mean difference {mean:.5}, worst {worst:.5}");
         assert!(mean < most.0 && worst < most.1, "{isa}: mean {mean}, worst {worst}");
     }
@@ -78,15 +78,16 @@ fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, sure: f32, m
 #[test]
 fn teacher_forced_log_probabilities_are_those_of_the_reference() {
     let Some(path) = real_model("teacher_forced_log_probabilities_are_those_of_the_reference") else { return };
-    assert_near(&path, Arithmetic::F32, "cpu-f32", 0.15, (0.03, 0.25));
+    assert_near(&path, Arithmetic::F32, "cpu-f32", |_| 0.15, (0.03, 0.25));
 }
 
 #[test]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations";
     let Some(path) = real_model(name) else { return };
-    // They choose another token up to a margin of 0.13, at position 4 of entry 1; llama.cpp does up to 0.21.
-    assert_near(&path, Arithmetic::Stored, "cpu-int8", 0.15, (0.05, 0.25));
+    // They choose another token up to a margin of 0.13, at position 4 of entry 1, with matrix tiles of 0.19, at position 9 of entry 4; llama.cpp does up to 0.21.
+    let sure = |isa: Isa| if isa.as_str() == "amx" { 0.2 } else { 0.15 };
+    assert_near(&path, Arithmetic::Stored, "cpu-int8", sure, (0.05, 0.25));
 }
 
 #[test]
@@ -94,7 +95,14 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat1
     let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16";
     let Some(path) = real_model(name) else { return };
     // The reference has the weights as they were before they were rounded.
-    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", 0.15, (0.03, 0.25));
+    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", |_| 0.15, (0.03, 0.25));
+}
+
+#[test]
+fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16() {
+    let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16";
+    let Some(path) = real_model(name) else { return };
+    assert_near(&path, Arithmetic::Bf16, "cpu-bf16", |_| 0.15, (0.03, 0.25));
 }
 
 #[test]

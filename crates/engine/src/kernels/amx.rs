@@ -140,7 +140,7 @@ pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: 
                     "test {count}, {count}",
                     "jz 5f",
                     "4:",
-                    "prefetcht0 [{ahead}]",
+                    "prefetcht1 [{ahead}]",
                     "add {ahead}, 64",
                     "dec {count}",
                     "jnz 4b",
@@ -177,9 +177,9 @@ pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: 
             zero: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
             load: "tileloadd tmm0, [{c} + {c_stride}]" "tileloadd tmm1, [{c} + {c_stride} + 64]";
             rest: "tileloadd tmm2, [{count} + {c_stride}]" "tileloadd tmm3, [{count} + {c_stride} + 64]";
-            step: "tileloadd tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
+            step: "tileloaddt1 tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
                 "tileloadd tmm7, [{b} + {b_stride} + 64]" "tdpbf16ps tmm1, tmm4, tmm7"
-                "tileloadd tmm5, [{a_rest} + {a_stride}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7";
+                "tileloaddt1 tmm5, [{a_rest} + {a_stride}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7";
             store: "tilestored [{c} + {c_stride}], tmm0" "tilestored [{c} + {c_stride} + 64], tmm1";
             rest: "tilestored [{count} + {c_stride}], tmm2" "tilestored [{count} + {c_stride} + 64], tmm3";
         },
@@ -187,7 +187,7 @@ pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: 
             zero: "tilezero tmm0" "tilezero tmm1";
             load: "tileloadd tmm0, [{c} + {c_stride}]" "tileloadd tmm1, [{c} + {c_stride} + 64]";
             rest: ;
-            step: "tileloadd tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
+            step: "tileloaddt1 tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
                 "tileloadd tmm7, [{b} + {b_stride} + 64]" "tdpbf16ps tmm1, tmm4, tmm7";
             store: "tilestored [{c} + {c_stride}], tmm0" "tilestored [{c} + {c_stride} + 64], tmm1";
             rest: ;
@@ -196,8 +196,8 @@ pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: 
             zero: "tilezero tmm0" "tilezero tmm2";
             load: "tileloadd tmm0, [{c} + {c_stride}]";
             rest: "tileloadd tmm2, [{count} + {c_stride}]";
-            step: "tileloadd tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
-                "tileloadd tmm5, [{a_rest} + {a_stride}]" "tdpbf16ps tmm2, tmm5, tmm6";
+            step: "tileloaddt1 tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                "tileloaddt1 tmm5, [{a_rest} + {a_stride}]" "tdpbf16ps tmm2, tmm5, tmm6";
             store: "tilestored [{c} + {c_stride}], tmm0";
             rest: "tilestored [{count} + {c_stride}], tmm2";
         },
@@ -205,7 +205,7 @@ pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: 
             zero: "tilezero tmm0";
             load: "tileloadd tmm0, [{c} + {c_stride}]";
             rest: ;
-            step: "tileloadd tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6";
+            step: "tileloaddt1 tmm4, [{a} + {a_stride}]" "tileloadd tmm6, [{b} + {b_stride}]" "tdpbf16ps tmm0, tmm4, tmm6";
             store: "tilestored [{c} + {c_stride}], tmm0";
             rest: ;
         },

@@ -21,7 +21,7 @@ use crate::engine::{LayerSlice, LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
     Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
-    attention, linear, rms_norm, rope, swiglu,
+    attention, gated, linear, rms_norm, rope, swiglu,
 };
 use crate::kernels::{Isa, Rows, Threads};
 use crate::sampler::check_finite;
@@ -45,6 +45,8 @@ pub(crate) struct Llama {
 pub(crate) struct Workspace {
     hidden: Rows,
     inputs: Inputs,
+    /// Of the matrix that follows gate and up.
+    gated: Inputs,
     qkv: Rows,
     attended: Rows,
     gate_up: Rows,
@@ -111,6 +113,7 @@ impl Llama {
         Workspace {
             hidden: Rows::new(config.hidden),
             inputs: Inputs::new(&compute.threads, widest),
+            gated: Inputs::new(&compute.threads, config.feed_forward),
             qkv: Rows::new(config.q_width() + 2 * config.kv_width()),
             attended: Rows::new(config.q_width()),
             gate_up: Rows::new(2 * config.feed_forward),
@@ -308,15 +311,17 @@ impl Step<'_> {
     }
 
     fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
-        let Workspace { hidden, inputs, gate_up, .. } = workspace;
+        let Workspace { hidden, inputs, gated: down_inputs, gate_up, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         self.fill_with_norm(inputs, &layer.gate_up, &layer.feed_forward_norm, hidden.rows(), |row| hidden.row(row));
-        linear(*isa, threads, inputs, &layer.gate_up, gate_up, Target::Set);
-        inputs.fill(*isa, threads, &layer.down, gate_up.rows(), |row, to| {
-            let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
-            swiglu(*isa, gate, up, to);
-        });
-        linear(*isa, threads, inputs, &layer.down, hidden, Target::Add);
+        if !gated(*isa, threads, inputs, &layer.gate_up, &layer.down, down_inputs) {
+            linear(*isa, threads, inputs, &layer.gate_up, gate_up, Target::Set);
+            down_inputs.fill(*isa, threads, &layer.down, gate_up.rows(), |row, to| {
+                let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
+                swiglu(*isa, gate, up, to);
+            });
+        }
+        linear(*isa, threads, down_inputs, &layer.down, hidden, Target::Add);
     }
 
     /// Some rows, normalised, as the inputs of a matrix.

@@ -166,7 +166,7 @@ impl<'a, 'p> Loader<'a, 'p> {
             tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
         }
         let runs: Vec<_> = tensors.chunk_by(|(_, a), (_, b)| a.dtype == b.dtype).collect();
-        let parts = match self.arithmetic == Arithmetic::Stored && can_stay_quantized(&runs, columns) {
+        let parts = match self.arithmetic != Arithmetic::F32 && can_stay_quantized(&runs, columns) {
             true => runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?,
             false => vec![self.expanded(&tensors, columns)?],
         };
@@ -178,7 +178,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(Matrix::new(parts))
     }
 
-    /// Tensors, one below the other, as f32 or, the same numbers, as the file's halves.
+    /// Tensors, one below the other, as f32, as bfloat16 where all products are, or, the same numbers, as the file's halves.
     fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
@@ -189,6 +189,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         let first = tensors[0].1.dtype;
         // Halves, where all of them are of one kind: the same numbers in half the memory.
         let element = match first.code_form() {
+            _ if self.arithmetic == Arithmetic::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
             None if first == Dtype::BF16 && self.arithmetic == Arithmetic::F32 => Dtype::F32,
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
@@ -205,7 +206,12 @@ impl<'a, 'p> Loader<'a, 'p> {
         };
         let dtype = tensors[0].1.dtype;
         let shape = (rows(tensors), columns);
-        Ok(MatrixPart::Quantized(QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?))
+        let matrix = QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?;
+        Ok(if self.arithmetic == Arithmetic::Bf16 {
+            MatrixPart::Unpacked(matrix)
+        } else {
+            MatrixPart::Quantized(matrix)
+        })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

@@ -4,7 +4,7 @@ use baton_formats::Dtype;
 
 use crate::kernels::{Isa, Rows, SharedRows, Threads};
 
-use super::matmul::{PackedMatrix, matmul};
+use super::matmul::{PackedMatrix, ProductBuffers, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::quantize::QuantizedRows;
 use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
 use super::rounded::RoundedRows;
@@ -14,22 +14,42 @@ use super::row_buffers::RowBuffers;
 pub(crate) enum MatrixPart {
     /// Elements as f32, or as halves where the file has them.
     Float(PackedMatrix),
-    /// Codes and scales.
+    /// Codes and scales, whose products take quantized activations.
     Quantized(QuantizedMatrix),
+    /// Codes and scales, whose products are of bfloat16.
+    Unpacked(QuantizedMatrix),
 }
 
 impl MatrixPart {
     fn outputs(&self) -> usize {
         match self {
             Self::Float(matrix) => matrix.outputs(),
-            Self::Quantized(matrix) => matrix.outputs(),
+            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.outputs(),
         }
     }
 
     fn copy_row(&self, row: usize, to: &mut [f32]) {
         match self {
             Self::Float(matrix) => matrix.copy_row(row, to),
-            Self::Quantized(matrix) => matrix.copy_row(row, to),
+            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.copy_row(row, to),
+        }
+    }
+
+    fn products(&self) -> Products {
+        match self {
+            Self::Quantized(_) => Products::Quantized,
+            Self::Unpacked(_) => Products::Rounded,
+            Self::Float(matrix) if matrix.is_rounded() => Products::Rounded,
+            Self::Float(_) => Products::Single,
+        }
+    }
+
+    /// As a matrix whose products are of bfloat16, if it is one.
+    fn rounded(&self) -> Option<RoundedMatrix<'_>> {
+        match self {
+            Self::Float(matrix) => matrix.is_rounded().then_some(RoundedMatrix::Packed(matrix)),
+            Self::Unpacked(matrix) => Some(RoundedMatrix::Unpacked(matrix)),
+            Self::Quantized(_) => None,
         }
     }
 }
@@ -56,8 +76,7 @@ impl Matrix {
         let (_, first) = parts.split_last().unwrap_or_else(|| unreachable!("a matrix without parts"));
         assert!(first.iter().all(|part| Self::can_follow(part.outputs())), "a part in the middle of a vector");
         let matrix = Self { parts };
-        let same =
-            |part: &MatrixPart| matches!(part, MatrixPart::Quantized(_)) == (matrix.products() == Products::Quantized);
+        let same = |part: &MatrixPart| part.products() == matrix.products();
         assert!(matrix.parts.iter().all(same), "parts that take activations in different forms");
         matrix
     }
@@ -74,11 +93,7 @@ impl Matrix {
 
     /// What its products round activations to. All parts agree.
     pub fn products(&self) -> Products {
-        match &self.parts[0] {
-            MatrixPart::Quantized(_) => Products::Quantized,
-            MatrixPart::Float(matrix) if matrix.is_rounded() => Products::Rounded,
-            MatrixPart::Float(_) => Products::Single,
-        }
+        self.parts[0].products()
     }
 
     fn outputs(&self) -> usize {
@@ -88,7 +103,7 @@ impl Matrix {
     fn inputs(&self) -> usize {
         match &self.parts[0] {
             MatrixPart::Float(matrix) => matrix.inputs(),
-            MatrixPart::Quantized(matrix) => matrix.inputs(),
+            MatrixPart::Quantized(matrix) | MatrixPart::Unpacked(matrix) => matrix.inputs(),
         }
     }
 
@@ -112,6 +127,7 @@ pub(crate) struct Inputs {
     rounded: RoundedRows,
     quantized: QuantizedRows,
     buffers: RowBuffers,
+    products: ProductBuffers,
 }
 
 impl Inputs {
@@ -123,6 +139,7 @@ impl Inputs {
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
             buffers: RowBuffers::new(threads, most_inputs),
+            products: ProductBuffers::new(threads),
         }
     }
 
@@ -148,6 +165,19 @@ impl Inputs {
     }
 }
 
+/// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of X W^T: X is what `inputs` were filled with for this matrix. Returns whether it
+/// did: only what is rounded to bfloat16 on both sides, and halves of whole panels, are one pass over memory.
+pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
+    let ([part], Products::Rounded) = (&w.parts[..], down.products()) else { return false };
+    let Some(matrix) = part.rounded().filter(RoundedMatrix::halves_are_panels) else { return false };
+    let (rows, columns, form) = inputs.filled;
+    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
+    assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
+    to.filled = (rows, down.inputs(), down.products());
+    gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
+    true
+}
+
 /// What becomes of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
@@ -170,8 +200,14 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
     for part in &w.parts {
         let to = Destination { y: &y, column, target };
         match part {
-            MatrixPart::Float(matrix) => matmul(isa, threads, &inputs.single, &inputs.rounded, matrix, to),
             MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
+            MatrixPart::Float(matrix) if !matrix.is_rounded() => {
+                single_matmul(isa, threads, &inputs.single, matrix, to)
+            }
+            part => {
+                let matrix = part.rounded().unwrap_or_else(|| unreachable!("the other forms are above"));
+                rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to);
+            }
         }
         column += part.outputs();
     }

@@ -18,11 +18,14 @@ use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
-use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
+use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
-use super::rounded::RoundedRows;
+use super::quantized::QuantizedMatrix;
+use super::rounded::{RoundedRows, SharedRounded};
+use super::swiglu::gate_of;
 use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
+use super::unpacked::unpack;
 
 /// Outputs of one panel.
 const PANEL: usize = 2 * LANES;
@@ -32,8 +35,10 @@ const PANEL_PAIR: usize = 2 * PAIR;
 const ROW_BLOCK: usize = 96;
 /// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB of single precision) stays in the first-level cache.
 const DEPTH_BLOCK: usize = 256;
-/// The same with matrix tiles, which are slow to fill and to empty (32 KB of bfloat16).
-const TILE_DEPTH_BLOCK: usize = 512;
+/// The same with matrix tiles, which are slow to fill and to empty (36 KB of bfloat16).
+const TILE_DEPTH_BLOCK: usize = 576;
+/// Bytes of activations that matrix tiles take against a panel before the next: as many as leave room in a second-level cache of 2 MB, for weights are read again for each such block.
+const TILE_ROW_BYTES: usize = 768 << 10;
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
 const PARALLEL_WORK: usize = 200_000;
 
@@ -128,35 +133,159 @@ fn pack_panel<N: Number>(rows: &[f32], inputs: usize, panel: &mut [N]) {
     }
 }
 
-/// Y = X W^T, or Y += X W^T: X, `[rows][inputs]`, is `rounded` where the matrix asks for it, else `x`.
-pub(super) fn matmul(
+/// Y = X W^T, or Y += X W^T, in single precision: `x` is `[rows][inputs]`.
+pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, to: Destination<'_>) {
+    assert!(!w.is_rounded() && x.columns() == w.inputs, "inputs of a matmul");
+    let shape = TaskShape {
+        rows: x.rows(),
+        row_block: ROW_BLOCK,
+        panels: w.outputs.div_ceil(PANEL),
+        work: w.outputs * w.inputs,
+    };
+    shape.for_each(threads, |_, part| single_products(isa, x, w, to, part));
+}
+
+/// A matrix whose products are of bfloat16.
+#[derive(Clone, Copy)]
+pub(super) enum RoundedMatrix<'a> {
+    Packed(&'a PackedMatrix),
+    Unpacked(&'a QuantizedMatrix),
+}
+
+impl RoundedMatrix<'_> {
+    fn outputs(&self) -> usize {
+        match self {
+            Self::Packed(matrix) => matrix.outputs,
+            Self::Unpacked(matrix) => matrix.outputs(),
+        }
+    }
+
+    fn inputs(&self) -> usize {
+        match self {
+            Self::Packed(matrix) => matrix.inputs,
+            Self::Unpacked(matrix) => matrix.inputs(),
+        }
+    }
+
+    /// Whether each half of the outputs is whole panels.
+    pub fn halves_are_panels(&self) -> bool {
+        self.outputs().is_multiple_of(2 * PANEL)
+    }
+}
+
+/// Where products of bfloat16 go.
+#[derive(Clone, Copy)]
+enum Output<'a> {
+    Rows(Destination<'a>),
+    /// silu(gate) x up, rounded.
+    Gated(SharedRounded<'a>),
+}
+
+/// Y = X W^T, or Y += X W^T, of bfloat16.
+pub(super) fn rounded_matmul(
     isa: Isa,
     threads: &Threads,
-    x: &Rows,
-    rounded: &RoundedRows,
-    w: &PackedMatrix,
+    x: &RoundedRows,
+    w: RoundedMatrix<'_>,
+    buffers: &ProductBuffers,
     to: Destination<'_>,
 ) {
-    let rows = if w.is_rounded() { rounded.rows() } else { x.rows() };
-    assert!(w.is_rounded() || x.columns() == w.inputs, "inputs of a matmul");
-    let panels = w.outputs.div_ceil(PANEL);
-    let parallel = rows * w.inputs * w.outputs >= PARALLEL_WORK;
-    // Some tasks per thread, so that one that was late does not hold up the rest.
-    let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
-    let groups = panels.div_ceil(group);
-    let tasks = rows.div_ceil(ROW_BLOCK) * groups;
-    threads.for_each(tasks, parallel, |_, task| {
-        let (first_row, first, next) = (task / groups * ROW_BLOCK, task % groups * group, task + threads.count());
-        let part = Part {
-            rows: first_row..rows.min(first_row + ROW_BLOCK),
-            panels: first..panels.min(first + group),
-            then: if next < tasks { next % groups * group } else { panels },
-        };
-        match w.is_rounded() {
-            true => rounded_products(isa, rounded, w, to, part),
-            false => single_products(isa, x, w, to, part),
+    rounded_tasks(isa, threads, x, w, buffers, Output::Rows(to));
+}
+
+/// silu(gate) x up, rounded, where gate and up are the halves of X W^T, each of whole panels: neither of them is ever in memory as a whole.
+pub(super) fn gated_matmul(
+    isa: Isa,
+    threads: &Threads,
+    x: &RoundedRows,
+    w: RoundedMatrix<'_>,
+    buffers: &ProductBuffers,
+    to: &mut RoundedRows,
+) {
+    assert!(w.halves_are_panels(), "halves of whole panels");
+    to.resize(x.rows(), w.outputs() / 2);
+    rounded_tasks(isa, threads, x, w, buffers, Output::Gated(to.share()));
+}
+
+fn rounded_tasks(
+    isa: Isa,
+    threads: &Threads,
+    x: &RoundedRows,
+    w: RoundedMatrix<'_>,
+    buffers: &ProductBuffers,
+    to: Output<'_>,
+) {
+    let outputs = if matches!(to, Output::Gated(_)) { w.outputs() / 2 } else { w.outputs() };
+    let row_block = match isa.has_tiles() {
+        true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs()) / TILE_BLOCK).max(1) * TILE_BLOCK,
+        false => ROW_BLOCK,
+    };
+    let shape =
+        TaskShape { rows: x.rows(), row_block, panels: outputs.div_ceil(PANEL), work: w.outputs() * w.inputs() };
+    shape.for_each(threads, |worker, part| {
+        let mut buffer = buffers.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        let gates =
+            if matches!(to, Output::Gated(_)) { part.rows.len().next_multiple_of(TILE_BLOCK) * GATE_STRIDE } else { 0 };
+        if buffer.gates.len() < gates {
+            buffer.gates = AlignedBuf::zeroed(gates);
+        }
+        match w {
+            RoundedMatrix::Packed(w) => packed_products(isa, x, w, &mut buffer, to, part),
+            RoundedMatrix::Unpacked(w) => unpacked_products(isa, x, w, &mut buffer, to, part),
         }
     });
+}
+
+/// Elements from one row of a panel's gates, and as much of up, to the next: an odd number of lines.
+const GATE_STRIDE: usize = 2 * PANEL + LANES;
+
+/// Working memory of products of bfloat16, for each thread.
+pub(crate) struct ProductBuffers(Vec<Mutex<ProductBuffer>>);
+
+struct ProductBuffer {
+    /// Gates and ups of one panel, `[rows][2 x 32]`.
+    gates: AlignedBuf,
+    /// Weights of one panel and some inputs, as pairs of bfloat16.
+    weights: AlignedBytes,
+}
+
+impl ProductBuffers {
+    /// One for each thread.
+    pub fn new(threads: &Threads) -> Self {
+        let weights = size_of::<bf16>() * PANEL * TILE_DEPTH_BLOCK.max(DEPTH_BLOCK);
+        let buffer = || ProductBuffer { gates: AlignedBuf::zeroed(0), weights: AlignedBytes::zeroed(weights) };
+        Self((0..threads.count()).map(|_| Mutex::new(buffer())).collect())
+    }
+}
+
+/// How a product is cut into tasks: blocks of rows, and groups of panels.
+struct TaskShape {
+    rows: usize,
+    row_block: usize,
+    panels: usize,
+    /// Multiply-adds per row.
+    work: usize,
+}
+
+impl TaskShape {
+    /// Runs `work(worker, part)` for each task.
+    fn for_each(self, threads: &Threads, work: impl Fn(usize, Part) + Sync) {
+        let Self { rows, row_block, panels, .. } = self;
+        let parallel = rows * self.work >= PARALLEL_WORK;
+        // Some tasks per thread, so that one that was late does not hold up the rest.
+        let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
+        let groups = panels.div_ceil(group);
+        let tasks = rows.div_ceil(row_block) * groups;
+        threads.for_each(tasks, parallel, |worker, task| {
+            let (first_row, first, next) = (task / groups * row_block, task % groups * group, task + threads.count());
+            let part = Part {
+                rows: first_row..rows.min(first_row + row_block),
+                panels: first..panels.min(first + group),
+                then: if next < tasks { next % groups * group } else { panels },
+            };
+            work(worker, part);
+        });
+    }
 }
 
 /// What one task computes: some rows against some panels.
@@ -167,13 +296,57 @@ struct Part {
     then: usize,
 }
 
+impl Part {
+    /// The panel that follows, most likely.
+    fn after(&self, panel: usize) -> usize {
+        if panel + 1 < self.panels.end { panel + 1 } else { self.then }
+    }
+}
+
 per_isa! {
-    fn rounded_products(x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>, part: Part) = rounded_products_of<Pairs>
+    fn packed_products(x: &RoundedRows, w: &PackedMatrix, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = packed_products_of<Pairs>
 }
 
 #[inline(always)]
-fn rounded_products_of<P: Pairs<Input = bf16>>(x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
-    typed_products::<P>(Operand { at: x.as_ptr(), stride: x.stride() }, w, to, part);
+fn packed_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: &RoundedRows,
+    w: &PackedMatrix,
+    buffer: &mut ProductBuffer,
+    to: Output<'_>,
+    part: Part,
+) {
+    rounded_products::<P, _>(x, w, buffer, to, part);
+}
+
+per_isa! {
+    fn unpacked_products(x: &RoundedRows, w: &QuantizedMatrix, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = unpacked_products_of<Pairs>
+}
+
+#[inline(always)]
+fn unpacked_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: &RoundedRows,
+    w: &QuantizedMatrix,
+    buffer: &mut ProductBuffer,
+    to: Output<'_>,
+    part: Part,
+) {
+    rounded_products::<P, _>(x, w, buffer, to, part);
+}
+
+#[inline(always)]
+fn rounded_products<P: Pairs<Input = bf16, Weight = bf16>, W: Panels<P>>(
+    x: &RoundedRows,
+    w: &W,
+    buffer: &mut ProductBuffer,
+    to: Output<'_>,
+    part: Part,
+) {
+    let x = Operand { at: x.as_ptr(), stride: x.stride() };
+    let weights = numbers_mut(&mut buffer.weights);
+    match to {
+        Output::Rows(to) => products::<P, W>(x, w, weights, to, part),
+        Output::Gated(to) => gated_products::<P, W>(x, w, weights, &mut buffer.gates, to, part),
+    }
 }
 
 per_isa! {
@@ -184,64 +357,170 @@ per_isa! {
 fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
     let x = Operand { at: x.as_ptr(), stride: x.stride() };
     match w.element {
-        Dtype::F16 => typed_products::<Single<V, f16>>(x, w, to, part),
-        _ => typed_products::<Single<V, f32>>(x, w, to, part),
+        Dtype::F16 => products::<Single<V, f16>, _>(x, w, &mut [], to, part),
+        _ => products::<Single<V, f32>, _>(x, w, &mut [], to, part),
+    }
+}
+
+/// A matrix that gives its weights as panels of 32 outputs.
+trait Panels<P: Pairs> {
+    fn inputs(&self) -> usize;
+    fn outputs(&self) -> usize;
+
+    /// Some inputs of a panel, in pairs: `[depth / 2][2 x 16 outputs, pairs]`. `room` has room for them where they are not in memory like that.
+    fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [P::Weight]) -> *const P::Weight;
+
+    /// The memory that these are read from. The panel may be one past the last.
+    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize);
+}
+
+impl<P: Pairs> Panels<P> for PackedMatrix {
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    #[inline(always)]
+    fn weights(&self, panel: usize, depth: Range<usize>, _: &mut [P::Weight]) -> *const P::Weight {
+        let elements = panel_elements(self.inputs);
+        numbers::<P::Weight>(&self.panels)[panel * elements..][..elements][depth.start / 2 * PANEL_PAIR..].as_ptr()
+    }
+
+    #[inline(always)]
+    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
+        let bytes = |elements: usize| elements * size_of::<P::Weight>();
+        let at = bytes(panel * panel_elements(self.inputs) + depth.start / 2 * PANEL_PAIR);
+        (self.panels.as_ptr().wrapping_add(at), bytes(depth.len() / 2 * PANEL_PAIR))
+    }
+}
+
+impl<P: Pairs<Weight = bf16>> Panels<P> for QuantizedMatrix {
+    fn inputs(&self) -> usize {
+        self.inputs()
+    }
+
+    fn outputs(&self) -> usize {
+        self.outputs()
+    }
+
+    #[inline(always)]
+    fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [bf16]) -> *const bf16 {
+        let room = &mut room[..depth.len() * PANEL];
+        // SAFETY: room for so many pairs of inputs and 32 outputs.
+        unsafe { unpack::<P>(self, panel, depth, room.as_mut_ptr()) };
+        room.as_ptr()
+    }
+
+    #[inline(always)]
+    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
+        self.code_bytes(2 * panel, depth)
     }
 }
 
 /// `x` has the rows of the part.
 #[inline(always)]
-fn typed_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
-    let whole = if P::TILES { part.rows.len() / TILE_BLOCK * TILE_BLOCK } else { part.rows.len() };
-    let middle = part.rows.start + whole;
-    for rows in [part.rows.start..middle, middle..part.rows.end] {
-        if !rows.is_empty() {
-            // SAFETY: this thread has no other shape, and keeps this one while it computes these rows.
-            let _shape = unsafe { shape::<P>(rows.len()) };
-            row_products::<P>(x, w, to, Part { rows, panels: part.panels.clone(), then: part.then });
+fn products<P: Pairs, W: Panels<P>>(
+    x: Operand<*const P::Input>,
+    w: &W,
+    room: &mut [P::Weight],
+    to: Destination<'_>,
+    part: Part,
+) {
+    let Destination { y, column, target } = to;
+    for panel in part.panels.clone() {
+        // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
+        let columns = (w.outputs() - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
+        let c = Operand { at: y.at(part.rows.start, column + panel * PANEL, columns), stride: y.stride() };
+        // SAFETY: these rows of X, and this task's own part of Y.
+        unsafe { panel_product::<P, W>(x, &part.rows, w, room, (panel, part.after(panel)), (c, columns), target) };
+    }
+}
+
+#[inline(always)]
+fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
+    x: Operand<*const P::Input>,
+    w: &W,
+    room: &mut [P::Weight],
+    gates: &mut [f32],
+    to: SharedRounded<'_>,
+    part: Part,
+) {
+    let (rows, half) = (&part.rows, w.outputs() / 2 / PANEL);
+    for panel in part.panels.clone() {
+        let (gate, up) = (panel, half + panel);
+        let c = Operand { at: gates.as_mut_ptr(), stride: GATE_STRIDE };
+        // SAFETY: these rows of X; the buffer has room for as many.
+        unsafe {
+            panel_product::<P, W>(x, rows, w, room, (gate, up), (c, PANEL), Target::Set);
+            let c = Operand { at: c.at.add(PANEL), ..c };
+            panel_product::<P, W>(x, rows, w, room, (up, part.after(panel)), (c, PANEL), Target::Set);
+        }
+        for (row, from) in rows.clone().zip(gates.chunks_exact(GATE_STRIDE)) {
+            let (gate, up) = from.split_at(PANEL);
+            let mut column = panel * PANEL;
+            for (gate, up) in gate.chunks_exact(LANES).zip(up.chunks_exact(LANES)) {
+                let gated = gate_of(P::Floats::read(gate), P::Floats::read(up));
+                // SAFETY: 16 columns of this task's own.
+                unsafe { P::store_inputs(gated, to.at(row, column, LANES)) }
+                column += LANES;
+            }
         }
     }
 }
 
-/// As [`typed_products`], of the rows that the shape of matrix tiles is for.
+/// Rows `rows` of X against one panel; `then` is the one that will be asked for next.
+///
+/// # Safety
+/// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which nobody else touches.
 #[inline(always)]
-fn row_products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
-    let Part { rows, panels, then } = part;
+unsafe fn panel_product<P: Pairs, W: Panels<P>>(
+    x: Operand<*const P::Input>,
+    rows: &Range<usize>,
+    w: &W,
+    room: &mut [P::Weight],
+    (panel, then): (usize, usize),
+    (c, columns): (Operand<*mut f32>, usize),
+    target: Target,
+) {
     let depth_block = if P::TILES { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
-    let Destination { y, column, target } = to;
-    for panel in panels.clone() {
-        let panel_elements = panel_elements(w.inputs);
-        let weights = &numbers::<P::Weight>(&w.panels)[panel * panel_elements..][..panel_elements];
-        // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
-        let columns = (w.outputs - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
-        let mut depth = 0;
-        while depth < w.inputs {
-            let accumulate = depth > 0 || target == Target::Add;
-            let extent = Extent { rows: rows.len(), depth: depth_block.min(w.inputs - depth), columns, accumulate };
-            let c = Operand { at: y.at(rows.start, column + panel * PANEL, columns), stride: y.stride() };
-            // SAFETY: `rows` of X, the panel's inputs from `depth` on, and this task's own part of Y.
+    // Whole blocks of matrix tiles, and the rest.
+    let whole = if P::TILES { rows.len() / TILE_BLOCK * TILE_BLOCK } else { rows.len() };
+    for start in (0..w.inputs()).step_by(depth_block) {
+        let depth = start..w.inputs().min(start + depth_block);
+        let b = Operand { at: w.weights(panel, depth.clone(), room), stride: PANEL_PAIR };
+        // The inputs that follow, or the next panel's first.
+        let (next, bytes) = match depth.end < w.inputs() {
+            true => w.bytes(panel, depth.end..w.inputs().min(depth.end + depth_block)),
+            false => w.bytes(then, 0..depth_block.min(w.inputs())),
+        };
+        for part in [0..whole, whole..rows.len()] {
+            if part.is_empty() {
+                continue;
+            }
+            let accumulate = start > 0 || target == Target::Add;
+            let extent = Extent { rows: part.len(), depth: depth.len(), columns, accumulate };
+            let mut ahead = Ahead::new::<P>(next, bytes, extent);
+            // SAFETY: this thread has no other shape, and keeps this one while it computes these rows; these inputs, and the caller's promise.
             unsafe {
-                let a = Operand { at: x.at.add(rows.start * x.stride + depth), ..x };
-                let b = Operand { at: weights.as_ptr().add(depth / 2 * PANEL_PAIR), stride: PANEL_PAIR };
-                // The inputs that follow, or the next panel's first.
-                let is_last = panel + 1 == panels.end && depth + depth_block >= w.inputs;
-                let next = if is_last {
-                    numbers::<P::Weight>(&w.panels).as_ptr().wrapping_add(then * panel_elements)
-                } else {
-                    b.at.wrapping_add(extent.depth / 2 * PANEL_PAIR)
-                };
-                let bytes = size_of::<P::Weight>() * PANEL_PAIR * extent.depth / 2;
-                let mut ahead = Ahead::new::<P>(next.cast(), bytes, extent);
+                let _shape = shape::<P>(part.len());
+                let a = Operand { at: x.at.add((rows.start + part.start) * x.stride + start), ..x };
+                let c = Operand { at: c.at.add(part.start * c.stride), ..c };
                 product::<P>(extent, a, b, c, &mut ahead);
             }
-            depth += depth_block;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_formats::{CODES, CodeBlock};
+
+    use super::super::quantized;
     use super::super::row_buffers::RowBuffers;
+    use super::super::swiglu::swiglu;
     use super::*;
     use crate::kernels::guarded::on_both_sides;
     use crate::kernels::reference;
@@ -304,7 +583,13 @@ mod tests {
                 for target in [Target::Set, Target::Add] {
                     let before: Vec<_> = (0..rows).map(|row| y.row(row).to_vec()).collect();
                     let to = Destination { y: &y.share(), column: 0, target };
-                    matmul(isa, &threads, &x, &rounded, &w_packed, to);
+                    match element {
+                        Dtype::BF16 => {
+                            let (w, buffers) = (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads));
+                            rounded_matmul(isa, &threads, &rounded, w, &buffers, to);
+                        }
+                        _ => single_matmul(isa, &threads, &x, &w_packed, to),
+                    }
                     for (row, before) in before.iter().enumerate() {
                         let x: Vec<_> = match element {
                             Dtype::BF16 => x.row(row).iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
@@ -321,6 +606,94 @@ mod tests {
                             expected,
                             "{isa} {element} {rows}x{outputs}x{inputs} {target:?} row {row}"
                         );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Random rows, and the same rounded to bfloat16 in the form that products take.
+    fn rounded_rows(isa: Isa, threads: &Threads, (rows, inputs): (usize, usize)) -> (Vec<Vec<f32>>, RoundedRows) {
+        let x: Vec<_> = (0..rows).map(|row| shortened(&reference::random(900 + row as u64, inputs))).collect();
+        let mut rounded = RoundedRows::new();
+        let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(&x[row]);
+        rounded.fill(isa, threads, (rows, inputs), &RowBuffers::new(threads, inputs), copy);
+        (x, rounded)
+    }
+
+    fn expected_product(isa: Isa, start: &[f32], x: &[f32], w: &[f32]) -> Vec<f32> {
+        if isa.has_tiles() { reference::matmul_in_tiles(start, x, w) } else { reference::matmul_onto(start, x, w) }
+    }
+
+    /// The elements of blocks, rounded to bfloat16.
+    fn elements(dtype: Dtype, blocks: &[CodeBlock]) -> Vec<f32> {
+        let mut w = vec![0.0; blocks.len() * CODES];
+        let form = dtype.code_form().unwrap();
+        blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
+        w.into_iter().map(|w| <bf16 as Number>::of(w).to_f32()).collect()
+    }
+
+    #[test]
+    fn quantized_matrices_of_bfloat16_equal_the_reference_bit_for_bit_over_odd_shapes() {
+        on_both_sides(compare_unpacked);
+    }
+
+    fn compare_unpacked() {
+        for (rows, outputs, inputs) in
+            [(1, 1, 32), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
+        {
+            for dtype in quantized::tests::quantized() {
+                let blocks = quantized::tests::random_blocks(dtype, outputs as u64, outputs * inputs / CODES);
+                let elements = elements(dtype, &blocks);
+                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                    let threads = Threads::new(count).unwrap();
+                    let w = quantized::tests::packed(&threads, dtype, &blocks, inputs);
+                    let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
+                    let buffers = ProductBuffers::new(&threads);
+                    let mut y = Rows::new(outputs + LANES);
+                    y.resize(rows);
+                    let mut expected = vec![vec![0.0; outputs]; rows];
+                    for target in [Target::Set, Target::Add] {
+                        let to = Destination { y: &y.share(), column: LANES, target };
+                        rounded_matmul(isa, &threads, &rounded, RoundedMatrix::Unpacked(&w), &buffers, to);
+                        for (row, expected) in expected.iter_mut().enumerate() {
+                            *expected = expected_product(isa, expected, &x[row], &elements);
+                            let what = format!("{isa} {dtype} {rows}x{outputs}x{inputs} {target:?} row {row}");
+                            assert_eq!(y.row(row)[LANES..], *expected, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gates_equal_products_and_then_gates_bit_for_bit() {
+        on_both_sides(compare_gated);
+    }
+
+    fn compare_gated() {
+        for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)] {
+            let blocks = quantized::tests::random_blocks(Dtype::Q4_1, 3, 2 * half * inputs / CODES);
+            let elements = elements(Dtype::Q4_1, &blocks);
+            for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                let threads = Threads::new(count).unwrap();
+                let codes = quantized::tests::packed(&threads, Dtype::Q4_1, &blocks, inputs);
+                let halves = packed(&threads, Dtype::BF16, &elements, inputs);
+                let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
+                for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {
+                    let mut found = RoundedRows::new();
+                    gated_matmul(isa, &threads, &rounded, w, &ProductBuffers::new(&threads), &mut found);
+                    assert_eq!(found.rows(), rows);
+                    for (row, x) in x.iter().enumerate() {
+                        let both = expected_product(isa, &vec![0.0; 2 * half], x, &elements);
+                        let mut expected = vec![0.0; half];
+                        swiglu(Isa::SCALAR, &both[..half], &both[half..], &mut expected);
+                        let expected: Vec<_> = expected.into_iter().map(<bf16 as Number>::of).collect();
+                        // SAFETY: a row of so many columns.
+                        let found =
+                            unsafe { std::slice::from_raw_parts(found.as_ptr().add(row * found.stride()), half) };
+                        assert_eq!(found, expected, "{isa} {rows}x{half}x{inputs} row {row}");
                     }
                 }
             }

@@ -14,11 +14,12 @@ mod row_buffers;
 mod softmax;
 mod swiglu;
 mod tile;
+mod unpacked;
 
 pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
 pub(crate) use largest::largest;
-pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, linear};
+pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, gated, linear};
 pub(crate) use matmul::PackedMatrix;
 pub(crate) use quantized::QuantizedMatrix;
 pub(crate) use rms_norm::rms_norm;

@@ -52,6 +52,24 @@ macro_rules! unrolled {
     };
 }
 
+/// An expression with a quantized type's index in `Dtype::ALL` as a constant.
+macro_rules! per_type {
+    ($dtype:expr, $index:ident => $body:expr) => {
+        $crate::kernels::cpu::quantized::per_type!($dtype, $index => $body; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K)
+    };
+    ($dtype:expr, $index:ident => $body:expr; $($type:ident)*) => {
+        match $dtype {
+            $(baton_formats::Dtype::$type => {
+                const $index: usize = baton_formats::Dtype::$type as usize;
+                $body
+            })*
+            dtype => unreachable!("{dtype} is not quantized"),
+        }
+    };
+}
+
+pub(super) use {per_type, unrolled};
+
 /// A quantized weight matrix, `outputs x inputs`.
 pub(crate) struct QuantizedMatrix {
     dtype: Dtype,
@@ -105,6 +123,31 @@ impl QuantizedMatrix {
         self.inputs
     }
 
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Panels of 16 outputs.
+    pub fn panels(&self) -> usize {
+        self.outputs.div_ceil(PANEL)
+    }
+
+    /// Codes and scales of some blocks of a panel.
+    pub fn panel(&self, panel: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
+        let of = |bytes: usize| {
+            let at = panel * (self.inputs / BLOCK) * bytes;
+            at + blocks.start * bytes..at + blocks.end * bytes
+        };
+        (&self.codes[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
+    }
+
+    /// The memory of the codes of some inputs of a panel and of the next. The panel may be one past the last.
+    pub fn code_bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
+        let bytes = code_bytes(self.form);
+        let at = (panel * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
+        (self.codes.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
+    }
+
     /// One row of the weight matrix: an embedding, where the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
@@ -119,12 +162,12 @@ impl QuantizedMatrix {
 }
 
 /// Bytes of the codes of a block of 16 outputs.
-const fn code_bytes(form: CodeForm) -> usize {
+pub(super) const fn code_bytes(form: CodeForm) -> usize {
     QUADS * if form.bits == 8 { BLOCK / 4 } else { form.bits as usize }
 }
 
 /// Scales of a block of one output.
-const fn groups(form: CodeForm) -> usize {
+pub(super) const fn groups(form: CodeForm) -> usize {
     BLOCK / form.group
 }
 
@@ -134,7 +177,7 @@ const fn lane_bytes(form: CodeForm) -> usize {
 }
 
 /// Bytes of the scales and minima of a block of 16 outputs.
-const fn scale_bytes(form: CodeForm) -> usize {
+pub(super) const fn scale_bytes(form: CodeForm) -> usize {
     groups(form) * lane_bytes(form) * if form.zero.is_none() { 2 } else { 1 }
 }
 
@@ -193,7 +236,7 @@ pub(super) fn quantized_matmul(
     w: &QuantizedMatrix,
     to: Destination<'_>,
 ) {
-    let panels = w.outputs.div_ceil(PANEL);
+    let panels = w.panels();
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
     let most_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
@@ -228,20 +271,12 @@ per_isa! {
 
 #[inline(always)]
 fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
-    macro_rules! per_type {
-        ($($dtype:ident)*) => {
-            match w.dtype {
-                $(Dtype::$dtype => typed_products::<D, { Dtype::$dtype as usize }>(x, w, to, part),)*
-                Dtype::F32 | Dtype::F16 | Dtype::BF16 => unreachable!("{} is not quantized", w.dtype),
-            }
-        };
-    }
-    per_type!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K);
+    per_type!(w.dtype, TYPE => typed_products::<D, TYPE>(x, w, to, part));
 }
 
 /// The form of the type with this index in `Dtype::ALL`, as a constant.
 #[inline(always)]
-const fn form_of<const TYPE: usize>() -> CodeForm {
+pub(super) const fn form_of<const TYPE: usize>() -> CodeForm {
     const {
         match Dtype::ALL[TYPE].code_form() {
             Some(form) => form,
@@ -389,7 +424,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
                 }); });
                 if pair == 3 || pair == 1 && groups(form) == 2 {
                     unrolled!(panel in 0 1 => if panel < PANELS {
-                        let scale = lanes::<D, TYPE>(scales.add(panel * next_scales), pair / 2 * (groups(form) - 1));
+                        let scale = lanes::<D::Floats, TYPE>(scales.add(panel * next_scales), pair / 2 * (groups(form) - 1));
                         unrolled!(row in 0 1 2 3 => if row < ROWS {
                             let dot = D::floats(dots[row][panel]).mul(D::Floats::splat(*a_scales.add(row)));
                             sums[row][panel] = dot.mul_add(scale, sums[row][panel]);
@@ -399,7 +434,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
             });
             if form.zero.is_none() {
                 unrolled!(panel in 0 1 => if panel < PANELS {
-                    let minimum = lanes::<D, TYPE>(scales.add(panel * next_scales), groups(form));
+                    let minimum = lanes::<D::Floats, TYPE>(scales.add(panel * next_scales), groups(form));
                     unrolled!(row in 0 1 2 3 => if row < ROWS {
                         let weighted = D::Floats::splat(*weighted_sums.add(row));
                         sums[row][panel] = weighted.mul_add(minimum, sums[row][panel]);
@@ -470,26 +505,26 @@ unsafe fn two_quads<D: Dots, const TYPE: usize>(codes: *const u8, pair: usize) -
 /// # Safety
 /// They can be read.
 #[inline(always)]
-unsafe fn lanes<D: Dots, const TYPE: usize>(scales: *const u8, index: usize) -> D::Floats {
+pub(super) unsafe fn lanes<V: F32x16, const TYPE: usize>(scales: *const u8, index: usize) -> V {
     let form = form_of::<TYPE>();
     // SAFETY: the caller's promise; they begin at a multiple of 32 bytes.
     unsafe {
         let at = scales.add(index * lane_bytes(form));
         match form.half_scales {
-            true => D::Floats::from_f16(&*at.cast()),
-            false => D::Floats::load(at.cast()),
+            true => V::from_f16(&*at.cast()),
+            false => V::load(at.cast()),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::kernels::guarded::on_both_sides;
     use crate::kernels::{Rows, reference};
 
     /// Rows of a quantized type, from a seed.
-    fn random_blocks(dtype: Dtype, seed: u64, count: usize) -> Vec<CodeBlock> {
+    pub fn random_blocks(dtype: Dtype, seed: u64, count: usize) -> Vec<CodeBlock> {
         let form = dtype.code_form().unwrap();
         let numbers = reference::random(seed, count * (CODES + 4));
         let blocks = numbers.chunks_exact(CODES + 4).map(|x| {
@@ -505,7 +540,7 @@ mod tests {
         blocks.collect()
     }
 
-    fn packed(threads: &Threads, dtype: Dtype, blocks: &[CodeBlock], inputs: usize) -> QuantizedMatrix {
+    pub fn packed(threads: &Threads, dtype: Dtype, blocks: &[CodeBlock], inputs: usize) -> QuantizedMatrix {
         let per_row = inputs / BLOCK;
         let read = |row: usize, to: &mut [CodeBlock]| {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
@@ -514,7 +549,7 @@ mod tests {
         QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
     }
 
-    fn quantized() -> impl Iterator<Item = Dtype> {
+    pub fn quantized() -> impl Iterator<Item = Dtype> {
         Dtype::ALL.into_iter().filter(|dtype| dtype.code_form().is_some())
     }
 

@@ -1,5 +1,7 @@
 //! Activations as bfloat16: what products with bfloat16 weights take.
 
+use std::marker::PhantomData;
+
 use half::bf16;
 
 use crate::kernels::isa::per_isa;
@@ -31,15 +33,26 @@ impl RoundedRows {
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        (self.rows, self.stride) = (rows, (columns.div_ceil(2 * LANES) | 1) * 2 * LANES);
+        self.resize(rows, columns);
         let row_bytes = self.stride * size_of::<bf16>();
-        if rows * row_bytes > self.bytes.len() {
-            self.bytes = AlignedBytes::zeroed(rows * row_bytes);
-        }
         let bytes = &mut self.bytes[..rows * row_bytes];
         buffers.pass(threads, (rows, columns), make, (bytes, GROUP * row_bytes), |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
+    }
+
+    /// Makes it `rows x columns`. The contents are unspecified; memory is only ever added.
+    pub fn resize(&mut self, rows: usize, columns: usize) {
+        (self.rows, self.stride) = (rows, (columns.div_ceil(2 * LANES) | 1) * 2 * LANES);
+        let bytes = rows * self.stride * size_of::<bf16>();
+        if bytes > self.bytes.len() {
+            self.bytes = AlignedBytes::zeroed(bytes);
+        }
+    }
+
+    /// A handle through which several threads write different parts.
+    pub fn share(&mut self) -> SharedRounded<'_> {
+        SharedRounded { at: self.bytes.as_mut_ptr().cast(), rows: self.rows, stride: self.stride, owner: PhantomData }
     }
 
     pub fn rows(&self) -> usize {
@@ -53,6 +66,29 @@ impl RoundedRows {
 
     pub fn as_ptr(&self) -> *const bf16 {
         self.bytes.as_ptr().cast()
+    }
+}
+
+/// Rounded activations that several threads write, each its own part.
+#[derive(Clone, Copy)]
+pub(super) struct SharedRounded<'a> {
+    at: *mut bf16,
+    rows: usize,
+    stride: usize,
+    owner: PhantomData<&'a mut RoundedRows>,
+}
+
+// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
+unsafe impl Send for SharedRounded<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedRounded<'_> {}
+
+impl SharedRounded<'_> {
+    /// First element of a part of `width` columns from `column` on.
+    #[inline(always)]
+    pub fn at(&self, row: usize, column: usize, width: usize) -> *mut bf16 {
+        assert!(row < self.rows && column + width <= self.stride, "row {row}, columns {column}+{width}");
+        self.at.wrapping_add(row * self.stride + column)
     }
 }
 

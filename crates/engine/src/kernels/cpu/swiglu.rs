@@ -11,12 +11,16 @@ per_isa! {
 #[inline(always)]
 fn swiglu_of<V: F32x16>(gate: &[f32], up: &[f32], y: &mut [f32]) {
     assert!(gate.len() == up.len() && gate.len() == y.len(), "lengths of a gate");
-    let one = V::splat(1.0);
     for ((gate, up), y) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(y.chunks_mut(LANES)) {
-        let gate = V::read(gate);
-        let silu = gate.div(one.add(exp(V::splat(0.0).sub(gate))));
-        silu.mul(V::read(up)).write(y);
+        gate_of(V::read(gate), V::read(up)).write(y);
     }
+}
+
+/// silu(gate) x up.
+#[inline(always)]
+pub(super) fn gate_of<V: F32x16>(gate: V, up: V) -> V {
+    let silu = gate.div(V::splat(1.0).add(exp(V::splat(0.0).sub(gate))));
+    silu.mul(up)
 }
 
 #[cfg(test)]
