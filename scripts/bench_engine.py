@@ -2,6 +2,7 @@
 """Runs Baton's engine, llama.cpp and vLLM in turn, round after round, and prints one table: medians of tokens/s, and the ratios that Baton is to reach."""
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,6 +27,8 @@ GOALS = {
     "q8_0": (("llama",), (3.0, 3.0, 1.2, None, 3.0)),
 }
 THREADS_GOAL = 1.8
+# Baton's: what its nodes' --arithmetic says.
+ARITHMETICS = ("stored", "bf16")
 # llama.cpp's ways that are tried before the rounds; the best one for each figure is measured. A micro-batch is how many tokens it computes at once; none
 # that is longer than a prompt differs from one as long.
 MICRO_BATCHES = {512: (128, 512), 2048: (512, 2048)}
@@ -73,13 +76,36 @@ def output(args, command, limit=900):
 
 
 class Baton:
+    """Prompts and tokens are computed by different nodes, each with the arithmetic that is the fastest for them."""
+
     def __init__(self, args):
         self.args = args
+        self.best = {}
+
+    def bench(self, model, arithmetic, threads, repeats):
+        command = [self.args.baton, "bench", "engine", "--model", self.args.files[model], "--threads", threads, "--rounds", repeats, "--arithmetic", arithmetic]
+        return json.loads(output(self.args, [*command, "--json"]))
+
+    def choose(self, model):
+        ways = ARITHMETICS if model != "bf16" else ARITHMETICS[:1]
+        tried = {way: self.bench(model, way, self.args.threads, min(self.args.repeats, 2)) if len(ways) > 1 else {} for way in ways}
+        # One for all prompts, and one for all tokens, as nodes have it.
+        self.best[model] = {}
+        for kind in ("prefill", "decode"):
+            figures = [figure for figure in FIGURES if figure.startswith(kind)]
+            way = max(ways, key=lambda way: sum(math.log(tried[way][figure]) for figure in figures) if tried[way] else 0)
+            self.best[model] |= dict.fromkeys(figures, way)
 
     def measure(self, model, threads):
-        command = [self.args.baton, "bench", "engine", "--model", self.args.files[model], "--threads", threads, "--rounds", self.args.repeats, "--json"]
-        report = json.loads(output(self.args, command))
-        return {figure: report[figure] for figure in FIGURES}
+        if model not in self.best:
+            self.choose(model)
+        best = self.best[model]
+        reports = {way: self.bench(model, way, threads, self.args.repeats) for way in dict.fromkeys(best.values())}
+        return {figure: reports[best[figure]][figure] for figure in FIGURES}
+
+    def chosen(self, model):
+        best = self.best[model]
+        return f"prefill {best[FIGURES[0]]}, decode {best[FIGURES[-1]]}"
 
 
 class Llama:
@@ -288,6 +314,8 @@ def table(args, figures, problems, sides):
     for label, found, goals in ratios(args, middle):
         lines.append(row(label, (cell(found[figure], goals[figure]) for figure in FIGURES)))
     lines += ["", NOTES.format(rounds=args.rounds, repeats=args.repeats, threads=args.threads, cores=cores(args), context=CONTEXT)]
+    if "baton" in sides:
+        lines += [f"Baton's arithmetic, {NAMES[model]}: {sides['baton'].chosen(model)}" for model in sides["baton"].best]
     if "llama" in sides:
         lines += [f"llama.cpp's best ways, {NAMES[model]}: {sides['llama'].chosen(model)}" for model in sides["llama"].best]
     if "vllm" in sides and sides["vllm"].idle and (most := max(sides["vllm"].idle)) > MOST_IDLE_CPU:
@@ -310,8 +338,8 @@ def main():
     print(table(args, figures, problems, sides))
     if args.json:
         idle = sides["vllm"].idle if "vllm" in sides else []
-        ways = sides["llama"].best if "llama" in sides else {}
-        result = {"threads": args.threads, "figures": figures, "problems": problems, "llama_ways": ways, "vllm_idle_cpu": idle}
+        ways = {f"{side}_ways": sides[side].best if side in sides else {} for side in ("baton", "llama")}
+        result = {"threads": args.threads, "figures": figures, "problems": problems, **ways, "vllm_idle_cpu": idle}
         result["ratios"] = {label: found for label, found, _ in ratios(args, medians(figures))}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

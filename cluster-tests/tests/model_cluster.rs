@@ -70,6 +70,14 @@ async fn with_quantized_activations_they_are_near_the_references() -> anyhow::Re
     compare(Cluster::model(&model).start().await?, Bounds { sure: 0.3, mean: 0.05, max: 0.5 }).await
 }
 
+/// Prompts by matrix tiles where the CPU has them, tokens as the weights are: two classes of arithmetic, neither of which caches what the other computes.
+#[tokio::test]
+async fn with_prompts_of_bfloat16_they_are_near_the_references() -> anyhow::Result<()> {
+    let Some(model) = model("with_prompts_of_bfloat16_they_are_near_the_references") else { return Ok(()) };
+    let cluster = Cluster::model(&model).prefill_flags(&["--arithmetic", "bf16"]).start().await?;
+    compare(cluster, Bounds { sure: 0.3, mean: 0.05, max: 0.5 }).await
+}
+
 async fn compare(cluster: Cluster, bounds: Bounds) -> anyhow::Result<()> {
     let (mut differences, mut positions) = (Vec::new(), 0);
     for (index, entry) in reference().iter().enumerate() {

@@ -77,10 +77,19 @@ fn bfloat16_costs_less_than_half_a_hundredth() {
 }
 
 #[test]
+fn codes_that_become_bfloat16_cost_less_than_half_a_hundredth() {
+    let Some(file) = model("codes_that_become_bfloat16_cost_less_than_half_a_hundredth") else { return };
+    let options = CpuOptions { arithmetic: Arithmetic::Bf16, ..Default::default() };
+    let (expected, found) = (exact(&file), likelihood(&file, TEXT, options).perplexity());
+    println!("perplexity: {found} with codes that become bfloat16, {expected} in single precision");
+    assert!((found / expected - 1.0).abs() < 0.005, "{found}, {expected}");
+}
+
+#[test]
 fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
     let Some(file) = model("every_instruction_set_gives_the_same_number_or_with_tiles_nearly") else { return };
     let start = TEXT.find("Alice").unwrap();
-    for arithmetic in [Arithmetic::Stored, Arithmetic::F32] {
+    for arithmetic in Arithmetic::ALL {
         let of = |isa| {
             let options = CpuOptions { arithmetic, isa: Some(isa), ..Default::default() };
             likelihood(&file, &TEXT[start..][..FEW_BYTES], options)
@@ -88,8 +97,8 @@ fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
         let expected = of(Isa::SCALAR);
         for isa in Isa::available() {
             match (isa.as_str(), arithmetic) {
-                // Attention by matrix tiles sums in another order.
-                ("amx", Arithmetic::Stored) => {
+                // Matrix tiles sum in another order.
+                ("amx", Arithmetic::Stored | Arithmetic::Bf16) => {
                     let ratio = of(isa).nll() / expected.nll();
                     assert!((ratio - 1.0).abs() < 0.005, "{isa}: {ratio}");
                 }

@@ -155,18 +155,11 @@ mod arithmetic {
     use serde::{Deserialize, Deserializer, Serializer, de};
 
     pub fn serialize<S: Serializer>(arithmetic: &Arithmetic, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(match arithmetic {
-            Arithmetic::Stored => "stored",
-            Arithmetic::F32 => "f32",
-        })
+        serializer.serialize_str(arithmetic.as_str())
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arithmetic, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
-            "stored" => Ok(Arithmetic::Stored),
-            "f32" => Ok(Arithmetic::F32),
-            other => Err(de::Error::custom(format!("'{other}', expected stored or f32"))),
-        }
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -254,7 +247,7 @@ pub struct Flags {
     /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head; alike on all nodes [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
-    /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations) or f32 (slow and large, the reference); alike on all nodes [default: stored]
+    /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations), bf16 (twice as fast for prompts where the CPU has AMX, slow for tokens: for prefill nodes) or f32 (slow and large, the reference). Nodes of one arithmetic share cached prefixes [default: stored]
     #[arg(long, value_name = "TYPE")]
     pub arithmetic: Option<String>,
     /// Most requests that wait [default: 256]

@@ -33,7 +33,7 @@ pub struct EngineArgs {
     /// A GGUF file, or a folder with config.json and safetensors
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// Threads, and how KV is kept
+    /// Threads, arithmetic, and how KV is kept
     #[command(flatten)]
     pub compute: ComputeArgs,
     /// Runs of each figure, of which the median counts
@@ -56,6 +56,7 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
         rounds: args.rounds,
         isa: engine.isa().to_string(),
         kv_dtype: options.kv_dtype.as_str(),
+        arithmetic: options.arithmetic.as_str(),
         version: env!("CARGO_PKG_VERSION"),
         load_s,
         ..Report::default()

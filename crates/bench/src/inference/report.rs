@@ -33,6 +33,8 @@ pub struct Report {
     pub isa: String,
     /// Element type of stored K and V.
     pub kv_dtype: &'static str,
+    /// `stored`, `bf16` or `f32`.
+    pub arithmetic: &'static str,
     /// Of Baton.
     pub version: &'static str,
 }

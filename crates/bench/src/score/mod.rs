@@ -17,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep};
+use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep};
 use baton_formats::ModelFile;
 use baton_text::{EncodeOptions, Tokenizer};
 use baton_types::{BlockId, TokenId};
@@ -48,27 +48,15 @@ pub struct ScoreArgs {
     /// a window begins with the last token of the one before, and the text's first token is not scored, for nothing stands before it
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     pub context: u32,
-    /// How products and attention are computed: stored (as nodes do: quantized weights take activations as 8-bit integers, bfloat16 ones take them as bfloat16, and with either attention is of
-    /// bfloat16, unless the KV is kept in f32) or f32 (single precision: the reference, slow and large)
-    #[arg(long, value_name = "NAME", default_value = "stored", value_parser = parse_arithmetic)]
-    pub arithmetic: Arithmetic,
-    /// Threads, and how KV is kept
+    /// Threads, arithmetic, and how KV is kept
     #[command(flatten)]
     pub compute: ComputeArgs,
-}
-
-fn parse_arithmetic(text: &str) -> Result<Arithmetic, String> {
-    match text {
-        "stored" => Ok(Arithmetic::Stored),
-        "f32" => Ok(Arithmetic::F32),
-        _ => Err("expected stored or f32".to_owned()),
-    }
 }
 
 impl ScoreArgs {
     /// Room for one window.
     fn options(&self) -> CpuOptions {
-        CpuOptions { arithmetic: self.arithmetic, ..self.compute.options(self.context) }
+        self.compute.options(self.context)
     }
 }
 
@@ -163,6 +151,8 @@ fn compute(
 mod tests {
     use clap::Parser;
 
+    use baton_engine::Arithmetic;
+
     use super::*;
 
     #[derive(Debug, Parser)]
@@ -185,7 +175,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_names_its_flag() {
-        assert_eq!(parse("--arithmetic f32").unwrap().arithmetic, Arithmetic::F32);
+        assert_eq!(parse("--arithmetic f32").unwrap().compute.arithmetic, Arithmetic::F32);
+        assert_eq!(parse("--arithmetic bf16").unwrap().compute.arithmetic, Arithmetic::Bf16);
         for (line, flag) in [
             ("--arithmetic int8", "--arithmetic"),
             ("--context 1", "--context"),

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use baton_engine::{Arithmetic, CpuEngine, Engine};
+use baton_engine::{CpuEngine, Engine};
 use serde::Serialize;
 
 use super::{Likelihood, ScoreArgs, Windows};
@@ -23,7 +23,7 @@ pub(super) struct Report {
     windows: usize,
     /// Name of the model, as its file gives it.
     model: String,
-    /// `stored` or `f32`.
+    /// `stored`, `bf16` or `f32`.
     arithmetic: &'static str,
     /// Element type of stored K and V.
     kv_dtype: &'static str,
@@ -53,10 +53,7 @@ impl Report {
             context: args.context,
             windows: windows.count(),
             model: model.name.clone(),
-            arithmetic: match args.arithmetic {
-                Arithmetic::Stored => "stored",
-                Arithmetic::F32 => "f32",
-            },
+            arithmetic: options.arithmetic.as_str(),
             kv_dtype: options.kv_dtype.as_str(),
             isa: engine.isa().to_string(),
             numerics: model.numerics.clone(),
@@ -103,7 +100,7 @@ mod tests {
             arithmetic: "stored",
             kv_dtype: "f16",
             isa: "vnni".into(),
-            numerics: "cpu-int8-2".into(),
+            numerics: "cpu-int8-3".into(),
             threads: 2,
             seconds: 0.5,
         }
@@ -116,7 +113,7 @@ mod tests {
             assert_eq!(json[field].as_f64(), Some(value), "{field}");
         }
         assert!((json["perplexity"].as_f64().unwrap() - 12.1825).abs() < 1e-4, "{json}");
-        assert_eq!((&json["isa"], &json["numerics"]), (&"vnni".into(), &"cpu-int8-2".into()));
+        assert_eq!((&json["isa"], &json["numerics"]), (&"vnni".into(), &"cpu-int8-3".into()));
     }
 
     #[test]
@@ -125,7 +122,7 @@ mod tests {
         for part in [
             "perplexity  12.1825",
             "1000, in 2 windows of 512",
-            "cpu-int8-2, instructions vnni, KV in f16",
+            "cpu-int8-3, instructions vnni, KV in f16",
             "2000 tokens/s",
         ] {
             assert!(table.contains(part), "{part}: {table}");
