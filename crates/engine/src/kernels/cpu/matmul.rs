@@ -261,6 +261,7 @@ impl ProductBuffers {
 /// How a product is cut into tasks: blocks of rows, and groups of panels.
 struct TaskShape {
     rows: usize,
+    /// Most rows of a task.
     row_block: usize,
     panels: usize,
     /// Multiply-adds per row.
@@ -270,11 +271,13 @@ struct TaskShape {
 impl TaskShape {
     /// Runs `work(worker, part)` for each task.
     fn for_each(self, threads: &Threads, work: impl Fn(usize, Part) + Sync) {
-        let Self { rows, row_block, panels, .. } = self;
+        let Self { rows, panels, .. } = self;
         let parallel = rows * self.work >= PARALLEL_WORK;
-        // Some tasks per thread, so that one that was late does not hold up the rest.
+        // Some tasks per thread, so that one that was late does not hold up the rest: of few panels each, then of few rows.
         let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
         let groups = panels.div_ceil(group);
+        let blocks = if parallel { (threads.count() * 2).div_ceil(groups) } else { 1 };
+        let row_block = self.row_block.min(rows.div_ceil(blocks).max(1).next_multiple_of(TILE_BLOCK));
         let tasks = rows.div_ceil(row_block) * groups;
         threads.for_each(tasks, parallel, |worker, task| {
             let (first_row, first, next) = (task / groups * row_block, task % groups * group, task + threads.count());
