@@ -87,13 +87,15 @@ class Baton:
         return json.loads(output(self.args, [*command, "--json"]))
 
     def choose(self, model):
-        ways = ARITHMETICS if model != "bf16" else ARITHMETICS[:1]
-        tried = {way: self.bench(model, way, self.args.threads, min(self.args.repeats, 2)) if len(ways) > 1 else {} for way in ways}
-        # One for all prompts, and one for all tokens, as nodes have it.
+        """Tries the arithmetics; a model in bfloat16 has but one. One for all prompts, and one for all tokens, as nodes have it."""
+        if model == "bf16":
+            self.best[model] = dict.fromkeys(FIGURES, ARITHMETICS[0])
+            return
+        tried = {way: self.bench(model, way, self.args.threads, min(self.args.repeats, 2)) for way in ARITHMETICS}
         self.best[model] = {}
         for kind in ("prefill", "decode"):
             figures = [figure for figure in FIGURES if figure.startswith(kind)]
-            way = max(ways, key=lambda way: sum(math.log(tried[way][figure]) for figure in figures) if tried[way] else 0)
+            way = max(ARITHMETICS, key=lambda way: math.prod(tried[way][figure] for figure in figures))
             self.best[model] |= dict.fromkeys(figures, way)
 
     def measure(self, model, threads):

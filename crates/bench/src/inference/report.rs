@@ -46,8 +46,11 @@ impl Report {
         if json {
             return writeln!(out, "{}", serde_json::to_string(self)?);
         }
-        let Self { model, numerics, threads, rounds, isa, kv_dtype, load_s, .. } = self;
-        writeln!(out, "{model}: {numerics}, instructions {isa}, KV in {kv_dtype}; loaded in {load_s:.2} s")?;
+        let Self { model, arithmetic, numerics, threads, rounds, isa, kv_dtype, load_s, .. } = self;
+        writeln!(
+            out,
+            "{model}: {arithmetic}, {numerics}, instructions {isa}, KV in {kv_dtype}; loaded in {load_s:.2} s"
+        )?;
         writeln!(out, "threads: {threads}, runs of each figure: {rounds}\n")?;
         for (name, figure) in [
             ("prefill, 512 tokens", self.prefill_512_tok_s),

@@ -116,6 +116,8 @@ pub(crate) struct PairsProduct {
 
 /// `C (+)= A B`: one tile of rows or (`TALL`) two, times 16 outputs or (`WIDE`) 32.
 ///
+/// B is for the first-level cache, where the next rows find it; A passes by (`tileloaddt1`), and so that what is asked for does not displace B either, it is asked for into the second-level one.
+///
 /// # Safety
 /// A shape of pairs lives on this thread; A, B and C can be read, and C written, at as many rows as its tiles have, with their strides.
 #[inline(always)]

@@ -35,23 +35,29 @@ impl MatrixPart {
         }
     }
 
-    fn products(&self) -> Products {
+    fn form(&self) -> Form<'_> {
         match self {
-            Self::Quantized(_) => Products::Quantized,
-            Self::Unpacked(_) => Products::Rounded,
-            Self::Float(matrix) if matrix.is_rounded() => Products::Rounded,
-            Self::Float(_) => Products::Single,
+            Self::Float(matrix) if matrix.is_rounded() => Form::Rounded(RoundedMatrix::Packed(matrix)),
+            Self::Float(matrix) => Form::Single(matrix),
+            Self::Unpacked(matrix) => Form::Rounded(RoundedMatrix::Unpacked(matrix)),
+            Self::Quantized(matrix) => Form::Quantized(matrix),
         }
     }
 
-    /// As a matrix whose products are of bfloat16, if it is one.
-    fn rounded(&self) -> Option<RoundedMatrix<'_>> {
-        match self {
-            Self::Float(matrix) => matrix.is_rounded().then_some(RoundedMatrix::Packed(matrix)),
-            Self::Unpacked(matrix) => Some(RoundedMatrix::Unpacked(matrix)),
-            Self::Quantized(_) => None,
+    fn products(&self) -> Products {
+        match self.form() {
+            Form::Single(_) => Products::Single,
+            Form::Rounded(_) => Products::Rounded,
+            Form::Quantized(_) => Products::Quantized,
         }
     }
+}
+
+/// A part by what its products take.
+enum Form<'a> {
+    Single(&'a PackedMatrix),
+    Rounded(RoundedMatrix<'a>),
+    Quantized(&'a QuantizedMatrix),
 }
 
 /// What products round activations to.
@@ -169,7 +175,10 @@ impl Inputs {
 /// did: only what is rounded to bfloat16 on both sides, and halves of whole panels, are one pass over memory.
 pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
     let ([part], Products::Rounded) = (&w.parts[..], down.products()) else { return false };
-    let Some(matrix) = part.rounded().filter(RoundedMatrix::halves_are_panels) else { return false };
+    let Form::Rounded(matrix) = part.form() else { return false };
+    if !matrix.halves_are_panels() {
+        return false;
+    }
     let (rows, columns, form) = inputs.filled;
     assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
@@ -199,15 +208,10 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
     let (y, mut column) = (y.share(), 0);
     for part in &w.parts {
         let to = Destination { y: &y, column, target };
-        match part {
-            MatrixPart::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
-            MatrixPart::Float(matrix) if !matrix.is_rounded() => {
-                single_matmul(isa, threads, &inputs.single, matrix, to)
-            }
-            part => {
-                let matrix = part.rounded().unwrap_or_else(|| unreachable!("the other forms are above"));
-                rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to);
-            }
+        match part.form() {
+            Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
+            Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to),
+            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
         }
         column += part.outputs();
     }

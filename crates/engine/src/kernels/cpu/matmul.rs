@@ -229,10 +229,7 @@ fn rounded_tasks(
         if buffer.gates.len() < gates {
             buffer.gates = AlignedBuf::zeroed(gates);
         }
-        match w {
-            RoundedMatrix::Packed(w) => packed_products(isa, x, w, &mut buffer, to, part),
-            RoundedMatrix::Unpacked(w) => unpacked_products(isa, x, w, &mut buffer, to, part),
-        }
+        rounded_products(isa, x, w, &mut buffer, to, part);
     });
 }
 
@@ -307,48 +304,25 @@ impl Part {
 }
 
 per_isa! {
-    fn packed_products(x: &RoundedRows, w: &PackedMatrix, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = packed_products_of<Pairs>
+    fn rounded_products(x: &RoundedRows, w: RoundedMatrix<'_>, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = rounded_products_of<Pairs>
 }
 
 #[inline(always)]
-fn packed_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+fn rounded_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
     x: &RoundedRows,
-    w: &PackedMatrix,
-    buffer: &mut ProductBuffer,
-    to: Output<'_>,
-    part: Part,
-) {
-    rounded_products::<P, _>(x, w, buffer, to, part);
-}
-
-per_isa! {
-    fn unpacked_products(x: &RoundedRows, w: &QuantizedMatrix, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = unpacked_products_of<Pairs>
-}
-
-#[inline(always)]
-fn unpacked_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
-    x: &RoundedRows,
-    w: &QuantizedMatrix,
-    buffer: &mut ProductBuffer,
-    to: Output<'_>,
-    part: Part,
-) {
-    rounded_products::<P, _>(x, w, buffer, to, part);
-}
-
-#[inline(always)]
-fn rounded_products<P: Pairs<Input = bf16, Weight = bf16>, W: Panels<P>>(
-    x: &RoundedRows,
-    w: &W,
+    w: RoundedMatrix<'_>,
     buffer: &mut ProductBuffer,
     to: Output<'_>,
     part: Part,
 ) {
     let x = Operand { at: x.as_ptr(), stride: x.stride() };
-    let weights = numbers_mut(&mut buffer.weights);
-    match to {
-        Output::Rows(to) => products::<P, W>(x, w, weights, to, part),
-        Output::Gated(to) => gated_products::<P, W>(x, w, weights, &mut buffer.gates, to, part),
+    let ProductBuffer { gates, weights } = buffer;
+    let room = numbers_mut(weights);
+    match (w, to) {
+        (RoundedMatrix::Packed(w), Output::Rows(to)) => products::<P, _>(x, w, room, to, part),
+        (RoundedMatrix::Unpacked(w), Output::Rows(to)) => products::<P, _>(x, w, room, to, part),
+        (RoundedMatrix::Packed(w), Output::Gated(to)) => gated_products::<P, _>(x, w, room, gates, to, part),
+        (RoundedMatrix::Unpacked(w), Output::Gated(to)) => gated_products::<P, _>(x, w, room, gates, to, part),
     }
 }
 
@@ -505,7 +479,8 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
             }
             let accumulate = start > 0 || target == Target::Add;
             let extent = Extent { rows: part.len(), depth: depth.len(), columns, accumulate };
-            let mut ahead = Ahead::new::<P>(next, bytes, extent);
+            // Once is enough.
+            let mut ahead = if part.start == 0 { Ahead::new::<P>(next, bytes, extent) } else { Ahead::nothing() };
             // SAFETY: this thread has no other shape, and keeps this one while it computes these rows; these inputs, and the caller's promise.
             unsafe {
                 let _shape = shape::<P>(part.len());

@@ -52,7 +52,7 @@ macro_rules! unrolled {
     };
 }
 
-/// An expression with a quantized type's index in `Dtype::ALL` as a constant.
+/// Compiles an expression for each quantized type, and picks at run time: with the type's index in `Dtype::ALL` as a constant.
 macro_rules! per_type {
     ($dtype:expr, $index:ident => $body:expr) => {
         $crate::kernels::cpu::quantized::per_type!($dtype, $index => $body; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K)
@@ -63,7 +63,10 @@ macro_rules! per_type {
                 const $index: usize = baton_formats::Dtype::$type as usize;
                 $body
             })*
-            dtype => unreachable!("{dtype} is not quantized"),
+            // By name, so that another quantized type is missed when this is compiled.
+            dtype @ (baton_formats::Dtype::F32 | baton_formats::Dtype::F16 | baton_formats::Dtype::BF16) => {
+                unreachable!("{dtype} is not quantized")
+            }
         }
     };
 }

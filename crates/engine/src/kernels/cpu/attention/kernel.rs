@@ -125,8 +125,8 @@ fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it asks for the rows of the
-/// next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
+/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left.
+/// Meanwhile it asks for the rows of the next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
 #[inline(always)]
 fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, at: usize, scratch: &mut Scratch) {
     // Compiled for each type: what a row is decoded from is asked once, not for every 16 elements.
