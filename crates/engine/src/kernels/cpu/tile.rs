@@ -12,6 +12,8 @@ use crate::kernels::amx::{self, PairsProduct, Shape, pairs_product};
 use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::pairs::{PAIR, Pairs};
 
+use super::quantized::unrolled;
+
 #[cfg(not(target_arch = "x86_64"))]
 use std::convert::Infallible as Shape;
 
@@ -243,47 +245,40 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
     c: Operand<*mut f32>,
     ahead: &mut Ahead,
 ) {
+    // Loops over the registers would be unrolled too late for the compiler to see that nothing else looks at the sums: it would store each of them after each product.
+    macro_rules! each {
+        ($row:ident, $j:ident => $body:expr) => {
+            unrolled!($row in 0 1 2 3 4 5 6 7 8 9 10 11 => if $row < ROWS {
+                unrolled!($j in 0 1 => if $j < VECTORS { $body });
+            })
+        };
+    }
+    const { assert!(ROWS <= 12 && VECTORS <= 2) };
     // SAFETY: the caller's promise, for every access below.
     unsafe {
         let mut sums = [[P::Floats::splat(0.0); VECTORS]; ROWS];
         if extent.accumulate {
-            for (r, row) in sums.iter_mut().enumerate() {
-                for (j, sum) in row.iter_mut().enumerate() {
-                    *sum = P::Floats::load(c.at.add(r * c.stride + j * LANES));
-                }
-            }
+            each!(row, j => sums[row][j] = P::Floats::load(c.at.add(row * c.stride + j * LANES)));
         }
         let (mut at, step) = (ahead.at, ahead.step);
         let mut b_pair = b.at;
         for p in 0..extent.depth / 2 {
-            let mut weights = [P::load(b_pair); VECTORS];
-            for (j, weights) in weights.iter_mut().enumerate().skip(1) {
-                *weights = P::load(b_pair.add(j * PAIR));
-            }
+            let weights: [_; 2] = [P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))];
             let mut a_at = a.at.add(2 * p);
-            for row in &mut sums {
-                for (sum, weights) in row.iter_mut().zip(weights) {
-                    *sum = P::dot(*sum, weights, a_at);
-                }
+            unrolled!(row in 0 1 2 3 4 5 6 7 8 9 10 11 => if row < ROWS {
+                unrolled!(j in 0 1 => if j < VECTORS { sums[row][j] = P::dot(sums[row][j], weights[j], a_at) });
                 // Wrapping, for past the last row it may point outside.
                 a_at = a_at.wrapping_add(a.stride);
-            }
+            });
             b_pair = b_pair.wrapping_add(b.stride);
             prefetch_line(at);
             at = at.wrapping_add(step);
         }
         ahead.at = at;
         if extent.depth % 2 == 1 {
-            for (r, row) in sums.iter_mut().enumerate() {
-                for (j, sum) in row.iter_mut().enumerate() {
-                    *sum = P::dot_even(*sum, P::load(b_pair.add(j * PAIR)), a.at.add(r * a.stride + extent.depth - 1));
-                }
-            }
+            let (weights, last) = ([P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))], extent.depth - 1);
+            each!(row, j => sums[row][j] = P::dot_even(sums[row][j], weights[j], a.at.add(row * a.stride + last)));
         }
-        for (r, row) in sums.iter().enumerate() {
-            for (j, sum) in row.iter().enumerate() {
-                sum.store(c.at.add(r * c.stride + j * LANES));
-            }
-        }
+        each!(row, j => sums[row][j].store(c.at.add(row * c.stride + j * LANES)));
     }
 }
