@@ -4,9 +4,10 @@ use baton_formats::Dtype;
 
 use crate::kernels::{Isa, Rows, SharedRows, Threads};
 
-use super::matmul::{PackedMatrix, ProductBuffers, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
+use super::matmul::{PackedMatrix, RoundedMatrix, UNPACKED_BYTES, gated_matmul, rounded_matmul, single_matmul};
+use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
-use super::quantized::{PANEL, QuantizedMatrix, quantized_matmul};
+use super::quantized::{PANEL, QuantizedMatrix, gated_quantized_matmul, quantized_matmul};
 use super::rounded::RoundedRows;
 use super::row_buffers::RowBuffers;
 
@@ -145,7 +146,7 @@ impl Inputs {
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
             buffers: RowBuffers::new(threads, most_inputs),
-            products: ProductBuffers::new(threads),
+            products: ProductBuffers::new(threads, UNPACKED_BYTES),
         }
     }
 
@@ -172,18 +173,26 @@ impl Inputs {
 }
 
 /// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of X W^T: X is what `inputs` were filled with for this matrix. Returns whether it
-/// did: only what is rounded to bfloat16 on both sides, and halves of whole panels, are one pass over memory.
+/// did: only what is rounded in one way on both sides, and halves of whole panels, are one pass over memory.
 pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
-    let ([part], Products::Rounded) = (&w.parts[..], down.products()) else { return false };
-    let Form::Rounded(matrix) = part.form() else { return false };
-    if !matrix.halves_are_panels() {
+    let [part] = &w.parts[..] else { return false };
+    if w.products() != down.products() {
         return false;
     }
     let (rows, columns, form) = inputs.filled;
     assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
+    match part.form() {
+        Form::Rounded(matrix) if matrix.halves_are_panels() => {
+            gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
+        }
+        // A single row is bound by memory, which is read fastest in one stream.
+        Form::Quantized(matrix) if rows > 1 && matrix.halves_are_blocks() => {
+            gated_quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.products, &mut to.quantized);
+        }
+        _ => return false,
+    }
     to.filled = (rows, down.inputs(), down.products());
-    gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
     true
 }
 
@@ -211,7 +220,7 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
         match part.form() {
             Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
             Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to),
-            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
+            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.products, to),
         }
         column += part.outputs();
     }

@@ -18,9 +18,10 @@ use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
-use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, Threads, WeightBytes, WeightMemory};
+use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
+use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffer, ProductBuffers};
 use super::quantized::QuantizedMatrix;
 use super::rounded::{RoundedRows, SharedRounded};
 use super::swiglu::gate_of;
@@ -29,6 +30,7 @@ use super::unpacked::unpack;
 
 /// Outputs of one panel.
 const PANEL: usize = 2 * LANES;
+const _: () = assert!(PANEL == GATES);
 /// Weights of a panel and a pair of inputs.
 const PANEL_PAIR: usize = 2 * PAIR;
 /// Rows computed against a panel before the next panel: their activations (some 400 KB in single precision) stay in the second-level cache.
@@ -39,6 +41,9 @@ const DEPTH_BLOCK: usize = 256;
 const TILE_DEPTH_BLOCK: usize = 576;
 /// Bytes of activations that matrix tiles take against a panel before the next: as many as leave room in a second-level cache of 2 MB, for weights are read again for each such block.
 const TILE_ROW_BYTES: usize = 768 << 10;
+/// Bytes of the weights of a panel that are unpacked at once.
+pub(super) const UNPACKED_BYTES: usize =
+    size_of::<bf16>() * PANEL * if TILE_DEPTH_BLOCK > DEPTH_BLOCK { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
 const PARALLEL_WORK: usize = 200_000;
 
@@ -223,36 +228,10 @@ fn rounded_tasks(
     let shape =
         TaskShape { rows: x.rows(), row_block, panels: outputs.div_ceil(PANEL), work: w.outputs() * w.inputs() };
     shape.for_each(threads, |worker, part| {
-        let mut buffer = buffers.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        let gates =
-            if matches!(to, Output::Gated(_)) { part.rows.len().next_multiple_of(TILE_BLOCK) * GATE_STRIDE } else { 0 };
-        if buffer.gates.len() < gates {
-            buffer.gates = AlignedBuf::zeroed(gates);
-        }
+        let gate_rows = if matches!(to, Output::Gated(_)) { part.rows.len().next_multiple_of(TILE_BLOCK) } else { 0 };
+        let mut buffer = buffers.lock(worker, gate_rows);
         rounded_products(isa, x, w, &mut buffer, to, part);
     });
-}
-
-/// Elements from one row of a panel's gates, and as much of up, to the next: an odd number of lines.
-const GATE_STRIDE: usize = 2 * PANEL + LANES;
-
-/// Working memory of products of bfloat16, for each thread.
-pub(crate) struct ProductBuffers(Vec<Mutex<ProductBuffer>>);
-
-struct ProductBuffer {
-    /// Gates and ups of one panel, `[rows][2 x 32]`.
-    gates: AlignedBuf,
-    /// Weights of one panel and some inputs, as pairs of bfloat16.
-    weights: AlignedBytes,
-}
-
-impl ProductBuffers {
-    /// One for each thread.
-    pub fn new(threads: &Threads) -> Self {
-        let weights = size_of::<bf16>() * PANEL * TILE_DEPTH_BLOCK.max(DEPTH_BLOCK);
-        let buffer = || ProductBuffer { gates: AlignedBuf::zeroed(0), weights: AlignedBytes::zeroed(weights) };
-        Self((0..threads.count()).map(|_| Mutex::new(buffer())).collect())
-    }
 }
 
 /// How a product is cut into tasks: blocks of rows, and groups of panels.
@@ -563,7 +542,8 @@ mod tests {
                     let to = Destination { y: &y.share(), column: 0, target };
                     match element {
                         Dtype::BF16 => {
-                            let (w, buffers) = (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads));
+                            let (w, buffers) =
+                                (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads, UNPACKED_BYTES));
                             rounded_matmul(isa, &threads, &rounded, w, &buffers, to);
                         }
                         _ => single_matmul(isa, &threads, &x, &w_packed, to),
@@ -627,7 +607,7 @@ mod tests {
                     let threads = Threads::new(count).unwrap();
                     let w = quantized::tests::packed(&threads, dtype, &blocks, inputs);
                     let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
-                    let buffers = ProductBuffers::new(&threads);
+                    let buffers = ProductBuffers::new(&threads, UNPACKED_BYTES);
                     let mut y = Rows::new(outputs + LANES);
                     y.resize(rows);
                     let mut expected = vec![vec![0.0; outputs]; rows];
@@ -661,7 +641,14 @@ mod tests {
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
                 for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {
                     let mut found = RoundedRows::new();
-                    gated_matmul(isa, &threads, &rounded, w, &ProductBuffers::new(&threads), &mut found);
+                    gated_matmul(
+                        isa,
+                        &threads,
+                        &rounded,
+                        w,
+                        &ProductBuffers::new(&threads, UNPACKED_BYTES),
+                        &mut found,
+                    );
                     assert_eq!(found.rows(), rows);
                     for (row, x) in x.iter().enumerate() {
                         let both = expected_product(isa, &vec![0.0; 2 * half], x, &elements);

@@ -5,6 +5,7 @@ mod kv_store;
 mod largest;
 mod linear;
 mod matmul;
+mod product_buffers;
 mod quantize;
 mod quantized;
 mod rms_norm;

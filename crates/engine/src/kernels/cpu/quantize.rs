@@ -7,6 +7,8 @@
 //!
 //! What is no number, or infinite, makes the scale NaN, and so every output that it goes into.
 
+use std::marker::PhantomData;
+
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
 use crate::kernels::{AlignedBytes, Isa, Threads};
@@ -60,6 +62,15 @@ impl QuantizedRows {
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
+        let blocks_per_row = columns / BLOCK;
+        let blocks = self.resize(rows, columns);
+        buffers.pass(threads, (rows, columns), make, (blocks, blocks_per_row), |x, slot, group| {
+            quantize_row(isa, x, slot, group);
+        });
+    }
+
+    /// Makes it `rows x columns`, a multiple of 32. The contents are unspecified; memory is only ever added.
+    fn resize(&mut self, rows: usize, columns: usize) -> &mut [QuantizedBlock] {
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
         let bytes = rows.div_ceil(GROUP) * self.blocks_per_row * size_of::<QuantizedBlock>();
@@ -69,9 +80,18 @@ impl QuantizedRows {
         // SAFETY: a block is plain numbers without padding, of which any bits are a value.
         let (before, blocks, _) = unsafe { self.blocks[..bytes].align_to_mut::<QuantizedBlock>() };
         assert!(before.is_empty(), "blocks begin on cache lines");
-        buffers.pass(threads, (rows, columns), make, (blocks, self.blocks_per_row), |x, slot, group| {
-            quantize_row(isa, x, slot, group);
-        });
+        blocks
+    }
+
+    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents, and a handle through which several threads write different parts.
+    pub fn share(&mut self, rows: usize, columns: usize) -> SharedQuantized<'_> {
+        let blocks = self.resize(rows, columns);
+        SharedQuantized {
+            at: blocks.as_mut_ptr(),
+            len: blocks.len(),
+            blocks_per_row: columns / BLOCK,
+            owner: PhantomData,
+        }
     }
 
     /// Takes the rows of `x`.
@@ -94,6 +114,29 @@ impl QuantizedRows {
     }
 }
 
+/// Quantized activations that several threads write, each its own part.
+#[derive(Clone, Copy)]
+pub(super) struct SharedQuantized<'a> {
+    at: *mut QuantizedBlock,
+    len: usize,
+    blocks_per_row: usize,
+    owner: PhantomData<&'a mut QuantizedRows>,
+}
+
+// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
+unsafe impl Send for SharedQuantized<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedQuantized<'_> {}
+
+impl SharedQuantized<'_> {
+    /// 32 inputs of 16 rows.
+    pub fn block(&self, group: usize, block: usize) -> *mut QuantizedBlock {
+        let at = group * self.blocks_per_row + block;
+        assert!(block < self.blocks_per_row && at < self.len, "group {group}, block {block}");
+        self.at.wrapping_add(at)
+    }
+}
+
 per_isa! {
     /// One row, as row `slot` of its group.
     fn quantize_row(x: &[f32], slot: usize, blocks: &mut [QuantizedBlock]) = quantize_row_of<Floats>
@@ -106,8 +149,9 @@ fn quantize_row_of<V: F32x16>(x: &[f32], slot: usize, blocks: &mut [QuantizedBlo
     }
 }
 
+/// 32 inputs of row `slot`.
 #[inline(always)]
-fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut QuantizedBlock) {
+pub(super) fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &mut QuantizedBlock) {
     let halves = [V::read(&x[..LANES]), V::read(&x[LANES..])];
     let largest = halves[0].abs().max(halves[1].abs()).largest();
     let (scale, inverse) = scale_of(largest, halves[0].all_finite() && halves[1].all_finite());

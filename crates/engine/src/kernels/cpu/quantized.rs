@@ -27,8 +27,10 @@ use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::{Isa, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
-use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO};
+use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
+use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, SharedQuantized, ZERO, quantize_block};
 use super::row_buffers::GROUP;
+use super::swiglu::gate_of;
 use super::tile::Operand;
 
 const _: () = assert!(CODES == BLOCK);
@@ -41,6 +43,9 @@ const PARALLEL_WORK: usize = 100_000;
 
 /// Panels of the widest register tile of any instruction set.
 const WIDEST_TILE: usize = 2;
+/// Panels of the gates that are made at once, and of their ups.
+const GATED_PANELS: usize = 2 * WIDEST_TILE;
+const _: () = assert!(WIDEST_TILE * PANEL == GATES && GATES == BLOCK);
 
 /// Repeats a body for each of some indices. The compiler leaves larger loops over registers rolled, and the registers become memory.
 macro_rules! unrolled {
@@ -128,6 +133,11 @@ impl QuantizedMatrix {
 
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// Whether each half of the outputs is whole blocks of inputs of what follows.
+    pub fn halves_are_blocks(&self) -> bool {
+        self.outputs.is_multiple_of(2 * BLOCK)
     }
 
     /// Panels of 16 outputs.
@@ -231,15 +241,49 @@ fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> Cod
     CodeBlock { codes: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
 }
 
+/// Where products go.
+#[derive(Clone, Copy)]
+enum Output<'a> {
+    Rows(Destination<'a>),
+    /// silu(gate) x up, quantized.
+    Gated(SharedQuantized<'a>),
+}
+
 /// Y = X W^T, or Y += X W^T.
 pub(super) fn quantized_matmul(
     isa: Isa,
     threads: &Threads,
     x: &QuantizedRows,
     w: &QuantizedMatrix,
+    buffers: &ProductBuffers,
     to: Destination<'_>,
 ) {
-    let panels = w.panels();
+    quantized_tasks(isa, threads, x, w, buffers, Output::Rows(to));
+}
+
+/// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks: neither of them is ever in memory as a whole.
+pub(super) fn gated_quantized_matmul(
+    isa: Isa,
+    threads: &Threads,
+    x: &QuantizedRows,
+    w: &QuantizedMatrix,
+    buffers: &ProductBuffers,
+    to: &mut QuantizedRows,
+) {
+    assert!(w.halves_are_blocks(), "halves of whole blocks");
+    quantized_tasks(isa, threads, x, w, buffers, Output::Gated(to.share(x.rows(), w.outputs / 2)));
+}
+
+fn quantized_tasks(
+    isa: Isa,
+    threads: &Threads,
+    x: &QuantizedRows,
+    w: &QuantizedMatrix,
+    buffers: &ProductBuffers,
+    to: Output<'_>,
+) {
+    let gated = matches!(to, Output::Gated(_));
+    let panels = if gated { w.panels() / 2 } else { w.panels() };
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
     let most_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
@@ -248,33 +292,51 @@ pub(super) fn quantized_matmul(
     let run_of = |task: usize| task % runs * run..panels.min((task % runs + 1) * run);
     let groups = x.rows().div_ceil(GROUP);
     let tasks = groups.div_ceil(ROW_GROUPS) * runs;
-    threads.for_each(tasks, parallel, |_, task| {
+    threads.for_each(tasks, parallel, |worker, task| {
         let (first_group, next) = (task / runs * ROW_GROUPS, task + threads.count());
         let part = Part {
             groups: first_group..groups.min(first_group + ROW_GROUPS),
             panels: run_of(task),
             then: if next < tasks { run_of(next) } else { 0..0 },
         };
-        panel_products(isa, x, w, to, part);
+        let mut buffer = buffers.lock(worker, if gated { part.groups.len() * GROUP } else { 0 });
+        panel_products(isa, x, w, &mut buffer.gates, to, part);
     });
 }
 
 /// What one task computes.
 struct Part {
     groups: Range<usize>,
+    /// Of gates, where there are gates.
     panels: Range<usize>,
     /// The panels of the thread's next task, most likely.
     then: Range<usize>,
 }
 
+impl Part {
+    /// The `step`th panels of a task that takes `most` at a time, and the first one's place among those that belong together: of two panels of gates, these and then those of the
+    /// ups, the first of which is `ups`.
+    #[inline(always)]
+    fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<(Range<usize>, usize)> {
+        let at = step * most;
+        let Some(ups) = ups else {
+            let first = self.panels.start + at;
+            return (first < self.panels.end).then_some((first..self.panels.end.min(first + most), 0));
+        };
+        let (gate, place) = (self.panels.start + at / GATED_PANELS * WIDEST_TILE + at % WIDEST_TILE, at % GATED_PANELS);
+        let first = if place < WIDEST_TILE { gate } else { ups + gate };
+        (gate < self.panels.end).then_some((first..first + most, place))
+    }
+}
+
 per_isa! {
     /// Some rows against some panels.
-    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) = panel_products_of<Dots>
+    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) = panel_products_of<Dots>
 }
 
 #[inline(always)]
-fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
-    per_type!(w.dtype, TYPE => typed_products::<D, TYPE>(x, w, to, part));
+fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) {
+    per_type!(w.dtype, TYPE => typed_products::<D, TYPE>(x, w, gates, to, part));
 }
 
 /// The form of the type with this index in `Dtype::ALL`, as a constant.
@@ -289,21 +351,29 @@ pub(super) const fn form_of<const TYPE: usize>() -> CodeForm {
 }
 
 #[inline(always)]
-fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>, part: Part) {
-    let (blocks, Destination { y, column, target }) = (w.inputs / BLOCK, to);
+fn typed_products<D: Dots, const TYPE: usize>(
+    x: &QuantizedRows,
+    w: &QuantizedMatrix,
+    gates: &mut [f32],
+    to: Output<'_>,
+    part: Part,
+) {
+    let blocks = w.inputs / BLOCK;
     let (code_bytes, scale_bytes) = (blocks * code_bytes(form_of::<TYPE>()), blocks * scale_bytes(form_of::<TYPE>()));
-    let mut panel = part.panels.start;
-    while panel < part.panels.end {
-        // One row is read from memory alone: one stream of it is faster than two.
-        let count = if x.rows() == 1 { 1 } else { D::TILE_PANELS.min(part.panels.end - panel) };
+    // One row is read from memory alone: one stream of it is faster than two.
+    let most = if x.rows() == 1 { 1 } else { D::TILE_PANELS };
+    let ups = if let Output::Gated(_) = to { Some(w.panels() / 2) } else { None };
+    let mut step = 0;
+    while let Some((panels, place)) = part.step(step, most, ups) {
+        step += 1;
         let weights = Panels {
-            count,
-            codes: w.codes[panel * code_bytes..][..count * code_bytes].as_ptr(),
-            scales: w.scales[panel * scale_bytes..][..count * scale_bytes].as_ptr(),
+            count: panels.len(),
+            codes: w.codes[panels.start * code_bytes..][..panels.len() * code_bytes].as_ptr(),
+            scales: w.scales[panels.start * scale_bytes..][..panels.len() * scale_bytes].as_ptr(),
         };
         let tiles = part.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
-        let next = if panel + count < part.panels.end { panel + count..part.panels.end } else { part.then.clone() };
-        let next = next.start..next.end.min(next.start + count);
+        let next = part.step(step, most, ups).map_or(part.then.clone(), |(next, _)| next);
+        let next = next.start..next.end.min(next.start + panels.len());
         let mut ahead = Ahead {
             at: [w.codes[next.start * code_bytes..].as_ptr(), w.scales[next.start * scale_bytes..].as_ptr()],
             step: [code_bytes, scale_bytes].map(|bytes| (next.len() * bytes).div_ceil((tiles * blocks).max(1))),
@@ -311,17 +381,51 @@ fn typed_products<D: Dots, const TYPE: usize>(x: &QuantizedRows, w: &QuantizedMa
         for group in part.groups.clone() {
             let rows = GROUP.min(x.rows() - group * GROUP);
             for first in (0..rows).step_by(D::TILE_ROWS) {
-                let at = y.at(group * GROUP + first, column + panel * PANEL, count * PANEL);
-                // SAFETY: the panels have the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y,
-                // whose rows have room for whole vectors.
+                let (c, target) = match to {
+                    Output::Rows(Destination { y, column, target }) => {
+                        let at = y.at(group * GROUP + first, column + panels.start * PANEL, panels.len() * PANEL);
+                        (Operand { at, stride: y.stride() }, target)
+                    }
+                    Output::Gated(_) => {
+                        let row = (group - part.groups.start) * GROUP + first;
+                        let at = gates[row * GATE_STRIDE + place * PANEL..].as_mut_ptr();
+                        (Operand { at, stride: GATE_STRIDE }, Target::Set)
+                    }
+                };
+                // SAFETY: the panels have the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y or
+                // these gates, whose rows have room for whole vectors.
                 unsafe {
-                    let c = Operand { at, stride: y.stride() };
                     let rows = D::TILE_ROWS.min(rows - first);
                     of_shape::<D, TYPE>(weights, x.group(group), (first, rows), c, target, &mut ahead);
                 }
             }
         }
-        panel += count;
+        if let (Some(ups), Output::Gated(to)) = (ups, to)
+            && place + panels.len() == GATED_PANELS
+        {
+            let block = (panels.end - ups) / WIDEST_TILE - 1;
+            quantize_gates::<D::Floats>(gates, part.groups.clone(), x.rows(), block, to);
+        }
+    }
+}
+
+/// silu(gate) x up of 32 gates and ups of some groups' rows, quantized as block `block` of each row.
+#[inline(always)]
+fn quantize_gates<V: F32x16>(gates: &[f32], groups: Range<usize>, rows: usize, block: usize, to: SharedQuantized<'_>) {
+    let first = groups.start * GROUP;
+    for group in groups {
+        // SAFETY: only this task has these rows and gates.
+        let to = unsafe { &mut *to.block(group, block) };
+        for row in group * GROUP..rows.min((group + 1) * GROUP) {
+            let (gate, up) = gates[(row - first) * GATE_STRIDE..][..2 * GATES].split_at(GATES);
+            let mut gated = [0.0; BLOCK];
+            for ((gate, up), to) in
+                gate.chunks_exact(LANES).zip(up.chunks_exact(LANES)).zip(gated.chunks_exact_mut(LANES))
+            {
+                gate_of(V::read(gate), V::read(up)).write(to);
+            }
+            quantize_block::<V>(&gated, row % GROUP, to);
+        }
     }
 }
 
@@ -522,6 +626,7 @@ pub(super) unsafe fn lanes<V: F32x16, const TYPE: usize>(scales: *const u8, inde
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::swiglu::swiglu;
     use super::*;
     use crate::kernels::guarded::on_both_sides;
     use crate::kernels::{Rows, reference};
@@ -577,14 +682,62 @@ pub(super) mod tests {
                     let w = packed(&threads, dtype, &blocks, inputs);
                     let mut a = QuantizedRows::new();
                     a.quantize(isa, &threads, &x);
-                    let mut y = Rows::new(outputs + 16);
+                    let (mut y, buffers) = (Rows::new(outputs + 16), ProductBuffers::new(&threads, 0));
                     y.resize(rows);
                     for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
-                        quantized_matmul(isa, &threads, &a, &w, Destination { y: &y.share(), column: 16, target });
+                        quantized_matmul(
+                            isa,
+                            &threads,
+                            &a,
+                            &w,
+                            &buffers,
+                            Destination { y: &y.share(), column: 16, target },
+                        );
                         for row in 0..rows {
                             let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
                             let expected: Vec<_> = expected.into_iter().map(|y| times * y).collect();
                             assert_eq!(y.row(row)[16..], expected, "{isa} {dtype} {rows}x{outputs}x{inputs} row {row}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gates_equal_products_and_then_gates_bit_for_bit() {
+        on_both_sides(compare_gated);
+    }
+
+    fn compare_gated() {
+        for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (150, 160, 32)] {
+            let mut x = Rows::new(inputs);
+            x.resize(rows);
+            for row in 0..rows {
+                x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
+            }
+            for dtype in quantized() {
+                let blocks = random_blocks(dtype, 3, 2 * half * inputs / BLOCK);
+                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                    let threads = Threads::new(count).unwrap();
+                    let w = packed(&threads, dtype, &blocks, inputs);
+                    let (mut a, mut found) = (QuantizedRows::new(), QuantizedRows::new());
+                    a.quantize(isa, &threads, &x);
+                    gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads, 0), &mut found);
+                    assert_eq!(found.rows(), rows);
+                    for row in 0..rows {
+                        let both = reference::quantized_matmul(x.row(row), dtype, &blocks);
+                        let mut expected = vec![0.0; half];
+                        swiglu(Isa::SCALAR, &both[..half], &both[half..], &mut expected);
+                        let found = found.group(row / GROUP);
+                        assert_eq!(found.len(), half / BLOCK);
+                        for (found, expected) in found.iter().zip(reference::quantize(&expected)) {
+                            let found = (found.codes[row % GROUP], found.scales[row % GROUP]);
+                            assert_eq!(
+                                found,
+                                (expected.codes, expected.scale),
+                                "{isa} {dtype} {rows}x{half}x{inputs} row {row}"
+                            );
                         }
                     }
                 }

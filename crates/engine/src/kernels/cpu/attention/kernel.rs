@@ -68,14 +68,17 @@ fn attend_of<P: Pairs>(
     // Rows before this one see nothing of the split.
     let first = start.saturating_sub(tile.position) * group;
     partial.clear(shape, first);
-    // Of keys beyond the last, scores are not looked at.
-    let columns = (end - start).next_multiple_of(LANES);
-    // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
-    let depth = depth_of::<P>(end - start);
     // SAFETY: this thread has no other shape; more rows than 32 are whole tiles, for the scratch buffers have room for them.
     let _shape = unsafe { tile_shape::<P>(rows) };
     for row in (first..rows).step_by(SCORE_ROWS) {
         let rows = SCORE_ROWS.min(rows - row);
+        let seen = |row: usize| shape.seen(tile.position + row / group);
+        // What the last row sees is all that any of them sees.
+        let positions = start..end.min(seen(row + rows - 1).end);
+        // Of keys beyond the last, scores are not looked at.
+        let columns = positions.len().next_multiple_of(LANES);
+        // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
+        let depth = depth_of::<P>(positions.len());
         let scores = Extent { rows, depth: depth_of::<P>(shape.head_dim), columns, accumulate: false };
         let values = Extent { rows, depth, columns: shape.padded_dim(), accumulate: false };
         // SAFETY: the scratch buffers have these extents, and they are borrowed exclusively.
@@ -84,8 +87,7 @@ fn attend_of<P: Pairs>(
             let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEY_STRIDE);
             let to = matrix_mut(&mut scratch.scores, 0, SCORE_STRIDE);
             product::<P>(scores, queries, keys, to, &mut Ahead::nothing());
-            let seen = |row: usize| shape.seen(tile.position + row / group);
-            weigh::<P>(row..row + rows, seen, start..end, depth, scratch, partial);
+            weigh::<P>(row..row + rows, seen, positions, depth, scratch, partial);
             let weights = matrix(numbers::<P::Input>(&scratch.weights), 0, SCORE_STRIDE);
             let v = matrix(numbers::<P::Weight>(&scratch.values), 0, 2 * shape.padded_dim());
             let to = matrix_mut(&mut partial.out, row, shape.padded_dim());

@@ -1,0 +1,38 @@
+//! Working memory of products.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::kernels::lanes::LANES;
+use crate::kernels::{AlignedBuf, AlignedBytes, Threads};
+
+/// Gates that are made at once, and as many ups: a panel of floats, and what a scale of quantized activations is of.
+pub(super) const GATES: usize = 2 * LANES;
+/// Elements from one row's gates and ups to the next one's: an odd number of lines.
+pub(super) const GATE_STRIDE: usize = 2 * GATES + LANES;
+
+/// Some for each thread.
+pub(crate) struct ProductBuffers(Vec<Mutex<ProductBuffer>>);
+
+pub(super) struct ProductBuffer {
+    /// Some gates and their ups, `[rows][GATES and GATES]`.
+    pub gates: AlignedBuf,
+    /// Weights of one panel and some inputs, as pairs of bfloat16.
+    pub weights: AlignedBytes,
+}
+
+impl ProductBuffers {
+    /// With room for so many bytes of weights.
+    pub fn new(threads: &Threads, weights: usize) -> Self {
+        let buffer = || ProductBuffer { gates: AlignedBuf::zeroed(0), weights: AlignedBytes::zeroed(weights) };
+        Self((0..threads.count()).map(|_| Mutex::new(buffer())).collect())
+    }
+
+    /// A thread's own, with room for the gates of so many rows.
+    pub fn lock(&self, worker: usize, gate_rows: usize) -> MutexGuard<'_, ProductBuffer> {
+        let mut buffer = self.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.gates.len() < gate_rows * GATE_STRIDE {
+            buffer.gates = AlignedBuf::zeroed(gate_rows * GATE_STRIDE);
+        }
+        buffer
+    }
+}
