@@ -4,7 +4,7 @@ use baton_formats::Dtype;
 
 use crate::kernels::{Isa, Rows, SharedRows, Threads};
 
-use super::matmul::{PackedMatrix, RoundedMatrix, UNPACKED_BYTES, gated_matmul, rounded_matmul, single_matmul};
+use super::matmul::{PackedMatrix, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
 use super::quantized::{PANEL, QuantizedMatrix, gated_quantized_matmul, quantized_matmul};
@@ -146,7 +146,7 @@ impl Inputs {
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
             buffers: RowBuffers::new(threads, most_inputs),
-            products: ProductBuffers::new(threads, UNPACKED_BYTES),
+            products: ProductBuffers::new(threads),
         }
     }
 
@@ -220,7 +220,7 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
         match part.form() {
             Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
             Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to),
-            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.products, to),
+            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
         }
         column += part.outputs();
     }

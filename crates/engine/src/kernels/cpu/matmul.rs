@@ -542,8 +542,7 @@ mod tests {
                     let to = Destination { y: &y.share(), column: 0, target };
                     match element {
                         Dtype::BF16 => {
-                            let (w, buffers) =
-                                (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads, UNPACKED_BYTES));
+                            let (w, buffers) = (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads));
                             rounded_matmul(isa, &threads, &rounded, w, &buffers, to);
                         }
                         _ => single_matmul(isa, &threads, &x, &w_packed, to),
@@ -607,7 +606,7 @@ mod tests {
                     let threads = Threads::new(count).unwrap();
                     let w = quantized::tests::packed(&threads, dtype, &blocks, inputs);
                     let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
-                    let buffers = ProductBuffers::new(&threads, UNPACKED_BYTES);
+                    let buffers = ProductBuffers::new(&threads);
                     let mut y = Rows::new(outputs + LANES);
                     y.resize(rows);
                     let mut expected = vec![vec![0.0; outputs]; rows];
@@ -641,14 +640,7 @@ mod tests {
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
                 for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {
                     let mut found = RoundedRows::new();
-                    gated_matmul(
-                        isa,
-                        &threads,
-                        &rounded,
-                        w,
-                        &ProductBuffers::new(&threads, UNPACKED_BYTES),
-                        &mut found,
-                    );
+                    gated_matmul(isa, &threads, &rounded, w, &ProductBuffers::new(&threads), &mut found);
                     assert_eq!(found.rows(), rows);
                     for (row, x) in x.iter().enumerate() {
                         let both = expected_product(isa, &vec![0.0; 2 * half], x, &elements);

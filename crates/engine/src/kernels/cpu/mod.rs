@@ -16,6 +16,7 @@ mod softmax;
 mod swiglu;
 mod tile;
 mod unpacked;
+mod unrolled;
 
 pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;

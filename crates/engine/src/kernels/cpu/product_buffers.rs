@@ -5,25 +5,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::kernels::lanes::LANES;
 use crate::kernels::{AlignedBuf, AlignedBytes, Threads};
 
+use super::matmul::UNPACKED_BYTES;
+
 /// Gates that are made at once, and as many ups: a panel of floats, and what a scale of quantized activations is of.
 pub(super) const GATES: usize = 2 * LANES;
 /// Elements from one row's gates and ups to the next one's: an odd number of lines.
 pub(super) const GATE_STRIDE: usize = 2 * GATES + LANES;
 
-/// Some for each thread.
+/// One for each thread.
 pub(crate) struct ProductBuffers(Vec<Mutex<ProductBuffer>>);
 
 pub(super) struct ProductBuffer {
-    /// Some gates and their ups, `[rows][GATES and GATES]`.
+    /// `[rows][GATES gates, then their ups]`, rows [`GATE_STRIDE`] apart.
     pub gates: AlignedBuf,
     /// Weights of one panel and some inputs, as pairs of bfloat16.
     pub weights: AlignedBytes,
 }
 
 impl ProductBuffers {
-    /// With room for so many bytes of weights.
-    pub fn new(threads: &Threads, weights: usize) -> Self {
-        let buffer = || ProductBuffer { gates: AlignedBuf::zeroed(0), weights: AlignedBytes::zeroed(weights) };
+    /// Without room for gates yet.
+    pub fn new(threads: &Threads) -> Self {
+        let buffer = || ProductBuffer { gates: AlignedBuf::zeroed(0), weights: AlignedBytes::zeroed(UNPACKED_BYTES) };
         Self((0..threads.count()).map(|_| Mutex::new(buffer())).collect())
     }
 

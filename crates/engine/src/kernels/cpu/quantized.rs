@@ -32,6 +32,7 @@ use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, SharedQuantized, ZER
 use super::row_buffers::GROUP;
 use super::swiglu::gate_of;
 use super::tile::Operand;
+use super::unrolled::unrolled;
 
 const _: () = assert!(CODES == BLOCK);
 /// Outputs of one panel.
@@ -46,16 +47,6 @@ const WIDEST_TILE: usize = 2;
 /// Panels of the gates that are made at once, and of their ups.
 const GATED_PANELS: usize = 2 * WIDEST_TILE;
 const _: () = assert!(WIDEST_TILE * PANEL == GATES && GATES == BLOCK);
-
-/// Repeats a body for each of some indices. The compiler leaves larger loops over registers rolled, and the registers become memory.
-macro_rules! unrolled {
-    ($index:ident in $($value:literal)* => $body:expr) => {
-        $({
-            let $index: usize = $value;
-            $body
-        })*
-    };
-}
 
 /// Compiles an expression for each quantized type, and picks at run time: with the type's index in `Dtype::ALL` as a constant.
 macro_rules! per_type {
@@ -76,7 +67,7 @@ macro_rules! per_type {
     };
 }
 
-pub(super) use {per_type, unrolled};
+pub(super) use per_type;
 
 /// A quantized weight matrix, `outputs x inputs`.
 pub(crate) struct QuantizedMatrix {
@@ -246,7 +237,7 @@ fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> Cod
 enum Output<'a> {
     Rows(Destination<'a>),
     /// silu(gate) x up, quantized.
-    Gated(SharedQuantized<'a>),
+    Gated(SharedQuantized<'a>, &'a ProductBuffers),
 }
 
 /// Y = X W^T, or Y += X W^T.
@@ -255,10 +246,9 @@ pub(super) fn quantized_matmul(
     threads: &Threads,
     x: &QuantizedRows,
     w: &QuantizedMatrix,
-    buffers: &ProductBuffers,
     to: Destination<'_>,
 ) {
-    quantized_tasks(isa, threads, x, w, buffers, Output::Rows(to));
+    quantized_tasks(isa, threads, x, w, Output::Rows(to));
 }
 
 /// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks: neither of them is ever in memory as a whole.
@@ -271,19 +261,11 @@ pub(super) fn gated_quantized_matmul(
     to: &mut QuantizedRows,
 ) {
     assert!(w.halves_are_blocks(), "halves of whole blocks");
-    quantized_tasks(isa, threads, x, w, buffers, Output::Gated(to.share(x.rows(), w.outputs / 2)));
+    quantized_tasks(isa, threads, x, w, Output::Gated(to.share(x.rows(), w.outputs / 2), buffers));
 }
 
-fn quantized_tasks(
-    isa: Isa,
-    threads: &Threads,
-    x: &QuantizedRows,
-    w: &QuantizedMatrix,
-    buffers: &ProductBuffers,
-    to: Output<'_>,
-) {
-    let gated = matches!(to, Output::Gated(_));
-    let panels = if gated { w.panels() / 2 } else { w.panels() };
+fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
+    let panels = if let Output::Gated(..) = to { w.panels() / 2 } else { w.panels() };
     let parallel = x.rows() * w.inputs * w.outputs >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
     let most_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
@@ -299,8 +281,13 @@ fn quantized_tasks(
             panels: run_of(task),
             then: if next < tasks { run_of(next) } else { 0..0 },
         };
-        let mut buffer = buffers.lock(worker, if gated { part.groups.len() * GROUP } else { 0 });
-        panel_products(isa, x, w, &mut buffer.gates, to, part);
+        match to {
+            Output::Rows(_) => panel_products(isa, x, w, &mut [], to, part),
+            Output::Gated(_, buffers) => {
+                let mut buffer = buffers.lock(worker, part.groups.len() * GROUP);
+                panel_products(isa, x, w, &mut buffer.gates, to, part);
+            }
+        }
     });
 }
 
@@ -362,7 +349,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
     let (code_bytes, scale_bytes) = (blocks * code_bytes(form_of::<TYPE>()), blocks * scale_bytes(form_of::<TYPE>()));
     // One row is read from memory alone: one stream of it is faster than two.
     let most = if x.rows() == 1 { 1 } else { D::TILE_PANELS };
-    let ups = if let Output::Gated(_) = to { Some(w.panels() / 2) } else { None };
+    let ups = if let Output::Gated(..) = to { Some(w.panels() / 2) } else { None };
     let mut step = 0;
     while let Some((panels, place)) = part.step(step, most, ups) {
         step += 1;
@@ -386,7 +373,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
                         let at = y.at(group * GROUP + first, column + panels.start * PANEL, panels.len() * PANEL);
                         (Operand { at, stride: y.stride() }, target)
                     }
-                    Output::Gated(_) => {
+                    Output::Gated(..) => {
                         let row = (group - part.groups.start) * GROUP + first;
                         let at = gates[row * GATE_STRIDE + place * PANEL..].as_mut_ptr();
                         (Operand { at, stride: GATE_STRIDE }, Target::Set)
@@ -400,7 +387,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
                 }
             }
         }
-        if let (Some(ups), Output::Gated(to)) = (ups, to)
+        if let (Some(ups), Output::Gated(to, _)) = (ups, to)
             && place + panels.len() == GATED_PANELS
         {
             let block = (panels.end - ups) / WIDEST_TILE - 1;
@@ -682,17 +669,10 @@ pub(super) mod tests {
                     let w = packed(&threads, dtype, &blocks, inputs);
                     let mut a = QuantizedRows::new();
                     a.quantize(isa, &threads, &x);
-                    let (mut y, buffers) = (Rows::new(outputs + 16), ProductBuffers::new(&threads, 0));
+                    let mut y = Rows::new(outputs + 16);
                     y.resize(rows);
                     for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
-                        quantized_matmul(
-                            isa,
-                            &threads,
-                            &a,
-                            &w,
-                            &buffers,
-                            Destination { y: &y.share(), column: 16, target },
-                        );
+                        quantized_matmul(isa, &threads, &a, &w, Destination { y: &y.share(), column: 16, target });
                         for row in 0..rows {
                             let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
                             let expected: Vec<_> = expected.into_iter().map(|y| times * y).collect();
@@ -723,7 +703,7 @@ pub(super) mod tests {
                     let w = packed(&threads, dtype, &blocks, inputs);
                     let (mut a, mut found) = (QuantizedRows::new(), QuantizedRows::new());
                     a.quantize(isa, &threads, &x);
-                    gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads, 0), &mut found);
+                    gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads), &mut found);
                     assert_eq!(found.rows(), rows);
                     for row in 0..rows {
                         let both = reference::quantized_matmul(x.row(row), dtype, &blocks);

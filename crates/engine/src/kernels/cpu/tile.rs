@@ -12,10 +12,10 @@ use crate::kernels::amx::{self, PairsProduct, Shape, pairs_product};
 use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
 use crate::kernels::pairs::{PAIR, Pairs};
 
-use super::quantized::unrolled;
-
 #[cfg(not(target_arch = "x86_64"))]
 use std::convert::Infallible as Shape;
+
+use super::unrolled::unrolled;
 
 /// Rows of a block of matrix tiles.
 pub(super) const TILE_BLOCK: usize = 32;
