@@ -126,6 +126,49 @@ fn batch_is_as_alone(path: &Path, options: &CpuOptions, prompts: &[Vec<TokenId>]
     }
 }
 
+#[test]
+fn rows_whose_logits_are_not_wanted_do_not_show() {
+    use LogitsWanted::{All, Last, None};
+    // Of each sequence: where the first step cuts it, and what is wanted of that part. The second step wants the last rows of the rest.
+    let parts = [(40, None), (1, Last), (70, All), (150, Last), (1, None), (33, Last), (9, None)];
+    let prompts: Vec<_> = (0..).zip(parts).map(|(i, (cut, _))| tokens(i, VOCABULARY, cut + 1 + i as usize)).collect();
+    let quantized = quantized();
+    for (path, arithmetic, class) in models(&quantized) {
+        let options = CpuOptions { arithmetic, ..options(2, KvDtype::F16, 16 * 16 * 7) };
+        for isa in classes(&path, &options).concat() {
+            let mut engine = load(&path, &CpuOptions { isa: Some(isa), ..options.clone() });
+            let tables: Vec<_> = (0..).map(|i| table(&engine, i * 16, 240)).take(parts.len()).collect();
+            let alone = prompts.iter().map(|prompt| run(&mut engine, prompt, &tables[0], 512));
+            let expected: Vec<_> = alone.collect();
+            for unwanted in [false, true] {
+                let mut step = |from: fn(usize) -> usize, to: &dyn Fn(usize) -> usize, wanted: &[LogitsWanted]| {
+                    let sequences = parts.iter().enumerate().map(|(i, (cut, _))| {
+                        let (from, to) = (from(*cut), to(i));
+                        let tokens = &prompts[i][from..to];
+                        SequenceStep { tokens, start: from as u32, block_table: &tables[i], logits: wanted[i] }
+                    });
+                    let mut recorder = Recorder::default();
+                    engine.step(&sequences.collect::<Vec<_>>(), &mut recorder).unwrap();
+                    assert_eq!(recorder.layers, [0, 1]);
+                    let found: Vec<_> = recorder.rows.iter().map(|row| (row.0, row.1 as usize)).collect();
+                    for (sequence, position, logits) in recorder.rows {
+                        let what = format!("{}, {class}, {isa}, sequence {sequence}", path.display());
+                        assert!(same_bits(&logits, &expected[sequence][position as usize]), "{what}: {position}");
+                    }
+                    found
+                };
+                let wanted = parts.map(|(_, wanted)| if unwanted { None } else { wanted });
+                let found = step(|_| 0, &|i| parts[i].0, &wanted);
+                let of_all = (0..70).map(|position| (2, position));
+                let rows: Vec<_> = [(1, 0)].into_iter().chain(of_all).chain([(3, 149), (5, 32)]).collect();
+                assert_eq!(found, if unwanted { vec![] } else { rows });
+                let found = step(|cut| cut, &|i| prompts[i].len(), &[Last; 7]);
+                assert_eq!(found, (0..7).map(|i| (i, prompts[i].len() - 1)).collect::<Vec<_>>());
+            }
+        }
+    }
+}
+
 /// Copies blocks `0..blocks` of a layer to another arena, in reverse order, as a push would.
 #[allow(unsafe_code)] // stands in for the transfer engine
 fn push(from: &CpuEngine, to: &CpuEngine, layer: u32, blocks: u32) {

@@ -38,6 +38,18 @@ impl Rows {
         self.resize(rows);
     }
 
+    /// Keeps some rows, in ascending order, as the first ones.
+    pub fn keep(&mut self, rows: &[usize]) {
+        for (to, &from) in rows.iter().enumerate() {
+            assert!(to <= from && from < self.rows, "row {from} of {} as row {to}", self.rows);
+            if to != from {
+                let at = from * self.stride;
+                self.data.copy_within(at..at + self.columns, to * self.stride);
+            }
+        }
+        self.rows = rows.len();
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -141,5 +153,21 @@ mod tests {
             rows.resize(1);
             assert_eq!((rows.rows(), rows.columns()), (1, columns));
         }
+    }
+
+    #[test]
+    fn rows_that_are_kept_move_up_in_their_order() {
+        let mut rows = Rows::new(17);
+        rows.resize(5);
+        (0..5).for_each(|row| rows.row_mut(row).fill(row as f32));
+        rows.keep(&[0, 2, 3]);
+        assert_eq!(rows.rows(), 3);
+        for (row, was) in [0.0, 2.0, 3.0].into_iter().enumerate() {
+            assert_eq!(rows.row(row), [was; 17]);
+        }
+        rows.keep(&[2]);
+        assert_eq!((rows.rows(), rows.row(0)), (1, &[3.0; 17][..]));
+        rows.keep(&[]);
+        assert_eq!(rows.rows(), 0);
     }
 }

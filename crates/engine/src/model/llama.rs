@@ -5,7 +5,7 @@
 //! each layer:  q, k, v = Wqkv norm(x) (+ bias);  rotate q, k;  K, V to the arena      -> kv_ready
 //!              x += Wo attention(q)
 //!              x += Wdown (silu(gate) * up),  gate, up = Wgate_up norm(x)
-//! logits = Whead norm(x), of the rows that are wanted
+//! logits = Whead norm(x), of the rows that are wanted: behind its keys and values, the last layer has no others either
 //! ```
 
 use std::ops::Range;
@@ -66,6 +66,8 @@ struct Step<'a> {
     config: &'a ModelConfig,
     /// Of each row: which sequence, and where in it.
     positions: Vec<(usize, usize)>,
+    /// Rows whose logits are wanted.
+    wanted: Vec<usize>,
 }
 
 impl Llama {
@@ -182,7 +184,7 @@ impl Llama {
             (sequence.start as usize..).take(sequence.tokens.len()).map(move |position| (index, position))
         };
         let positions = batch.iter().enumerate().flat_map(rows_of).collect();
-        Step { compute, batch, arena, llama: self, config: &self.config, positions }
+        Step { compute, batch, arena, llama: self, config: &self.config, positions, wanted: wanted_rows(batch) }
     }
 
     fn logits(
@@ -192,41 +194,39 @@ impl Llama {
         observer: &mut dyn StepObserver,
     ) -> Result<(), EngineError> {
         let Workspace { hidden, inputs, logits, .. } = workspace;
-        for tile in wanted_rows(step.batch).chunks(LOGIT_ROWS) {
-            let norm = &self.weights.output_norm;
-            step.fill_with_norm(inputs, &self.weights.head, norm, tile.len(), |row| hidden.row(tile[row].row));
-            linear(step.compute.isa, &step.compute.threads, inputs, &self.weights.head, logits, Target::Set);
-            for (row, wanted_row) in tile.iter().enumerate() {
+        for (tile, rows) in step.wanted.chunks(LOGIT_ROWS).enumerate() {
+            let (head, norm) = (&self.weights.head, &self.weights.output_norm);
+            step.fill_with_norm(inputs, head, norm, rows.len(), |row| hidden.row(tile * LOGIT_ROWS + row));
+            linear(step.compute.isa, &step.compute.threads, inputs, head, logits, Target::Set);
+            for (row, &wanted) in rows.iter().enumerate() {
                 check_finite(step.compute.isa, logits.row(row))?;
-                observer.logits(wanted_row.sequence, wanted_row.position, logits.row(row));
+                let (sequence, position) = step.positions[wanted];
+                observer.logits(sequence, position as u32, logits.row(row));
             }
         }
         Ok(())
     }
 }
 
-/// A row whose logits are wanted.
-struct WantedRow {
-    sequence: usize,
-    row: usize,
-    position: u32,
-}
-
-fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<WantedRow> {
+/// The step's rows whose logits are wanted.
+fn wanted_rows(batch: &[SequenceStep<'_>]) -> Vec<usize> {
     let mut wanted = Vec::new();
     let mut first_row = 0;
-    for (index, sequence) in batch.iter().enumerate() {
-        let len = sequence.tokens.len();
-        let skipped = match sequence.logits {
-            LogitsWanted::None => len,
-            LogitsWanted::Last => len - 1,
-            LogitsWanted::All => 0,
-        };
-        let row = |at: usize| WantedRow { sequence: index, row: first_row + at, position: sequence.start + at as u32 };
-        wanted.extend((skipped..len).map(row));
-        first_row += len;
+    for sequence in batch {
+        let end = first_row + sequence.tokens.len();
+        wanted.extend(first_row + unwanted(sequence)..end);
+        first_row = end;
     }
     wanted
+}
+
+/// A sequence's first rows, whose logits are not wanted.
+fn unwanted(sequence: &SequenceStep<'_>) -> usize {
+    match sequence.logits {
+        LogitsWanted::None => sequence.tokens.len(),
+        LogitsWanted::Last => sequence.tokens.len() - 1,
+        LogitsWanted::All => 0,
+    }
 }
 
 impl Workspace {
@@ -255,8 +255,15 @@ impl Step<'_> {
             self.keys_and_values(index, layer, workspace);
             observer.kv_ready(index);
             observer.await_prefix(index);
-            self.attend(index, layer, workspace);
-            self.feed_forward(layer, workspace);
+            let last = index + 1 == self.config.num_layers as u32;
+            if last {
+                workspace.hidden.keep(&self.wanted);
+                workspace.qkv.keep(&self.wanted);
+            }
+            if workspace.hidden.rows() > 0 {
+                self.attend(index, layer, last, workspace);
+                self.feed_forward(layer, workspace);
+            }
         }
     }
 
@@ -279,12 +286,13 @@ impl Step<'_> {
         });
     }
 
-    fn attend(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
+    /// `wanted`: the workspace has the rows alone whose logits are wanted.
+    fn attend(&self, index: u32, layer: &Layer, wanted: bool, workspace: &mut Workspace) {
         let Workspace { hidden, inputs, qkv, attended, attention: scratch, .. } = workspace;
         let Compute { isa, threads } = self.compute;
         let shape = self.llama.attention_shape(self.arena, index as usize);
         let operands = Attention { shape: &shape, store: KvStore::new(self.arena, index), q: qkv };
-        attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens()), attended, scratch);
+        attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens(), wanted), attended, scratch);
         let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(attended.row(row));
         inputs.fill(*isa, threads, &layer.output, attended.rows(), copy);
         linear(*isa, threads, inputs, &layer.output, hidden, Target::Add);
@@ -293,19 +301,17 @@ impl Step<'_> {
         }
     }
 
-    fn query_tiles(&self, tokens: usize) -> Vec<QueryTile<'_>> {
+    fn query_tiles(&self, tokens: usize, wanted: bool) -> Vec<QueryTile<'_>> {
         let mut tiles = Vec::new();
         let mut row = 0;
         for sequence in self.batch {
-            for first in (0..sequence.tokens.len()).step_by(tokens) {
-                tiles.push(QueryTile {
-                    row: row + first,
-                    position: sequence.start as usize + first,
-                    tokens: tokens.min(sequence.tokens.len() - first),
-                    block_table: sequence.block_table,
-                });
+            let len = sequence.tokens.len();
+            for first in (if wanted { unwanted(sequence) } else { 0 }..len).step_by(tokens) {
+                let tokens = tokens.min(len - first);
+                let (position, block_table) = (sequence.start as usize + first, sequence.block_table);
+                tiles.push(QueryTile { row, position, tokens, block_table });
+                row += tokens;
             }
-            row += sequence.tokens.len();
         }
         tiles
     }
