@@ -90,8 +90,7 @@ impl Rows {
 
     /// A handle through which several threads write different parts.
     pub fn share(&mut self) -> SharedRows<'_> {
-        let data = self.data.as_mut_ptr();
-        SharedRows { data, rows: self.rows, columns: self.columns, stride: self.stride, owner: PhantomData }
+        SharedRows::new(&mut self.data, (self.rows, self.columns), self.stride)
     }
 }
 
@@ -101,36 +100,44 @@ fn stride(columns: usize) -> usize {
 
 /// Rows that several threads write, each its own part.
 #[derive(Clone, Copy)]
-pub(crate) struct SharedRows<'a> {
-    data: *mut f32,
+pub(crate) struct SharedRows<'a, N = f32> {
+    at: *mut N,
     rows: usize,
     columns: usize,
     stride: usize,
-    owner: PhantomData<&'a mut Rows>,
+    owner: PhantomData<&'a mut [N]>,
 }
 
-// SAFETY: plain memory, borrowed exclusively for 'a; access goes through unsafe functions whose callers answer for exclusion.
-unsafe impl Send for SharedRows<'_> {}
+// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
+unsafe impl<N: Send> Send for SharedRows<'_, N> {}
 // SAFETY: as above.
-unsafe impl Sync for SharedRows<'_> {}
+unsafe impl<N: Send> Sync for SharedRows<'_, N> {}
 
-impl<'a> SharedRows<'a> {
+impl<'a, N> SharedRows<'a, N> {
+    /// `[rows][columns]`, with `stride` elements from one row's start to the next one's.
+    pub fn new(data: &'a mut [N], (rows, columns): (usize, usize), stride: usize) -> Self {
+        assert!(columns <= stride && rows * stride <= data.len(), "{rows} rows of {columns}, {stride} apart");
+        Self { at: data.as_mut_ptr(), rows, columns, stride, owner: PhantomData }
+    }
+
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// First element of a part of `width` columns from `column` on.
-    pub fn at(&self, row: usize, column: usize, width: usize) -> *mut f32 {
+    /// First element of a part of `width` columns from `column` on; beyond the last column, a row has room up to its stride.
+    #[inline(always)]
+    pub fn at(&self, row: usize, column: usize, width: usize) -> *mut N {
         assert!(row < self.rows && column + width <= self.stride, "row {row}, columns {column}+{width}");
         // SAFETY: inside the buffer, as just checked.
-        unsafe { self.data.add(row * self.stride + column) }
+        unsafe { self.at.add(row * self.stride + column) }
     }
 
     /// A part of one row.
     ///
     /// # Safety
     /// Nobody else reads or writes the part while the slice lives.
-    pub unsafe fn part(&self, row: usize, column: usize, width: usize) -> &'a mut [f32] {
+    #[inline(always)]
+    pub unsafe fn part(&self, row: usize, column: usize, width: usize) -> &'a mut [N] {
         assert!(column + width <= self.columns, "columns {column}+{width} of {}", self.columns);
         // SAFETY: inside the row (checked here and in `at`), exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at(row, column, width), width) }

@@ -7,7 +7,8 @@ use crate::kernels::{Isa, Rows, SharedRows, Threads};
 use super::matmul::{PackedMatrix, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
-use super::quantized::{PANEL, QuantizedMatrix, gated_quantized_matmul, quantized_matmul};
+use super::quantized::{gated_quantized_matmul, quantized_matmul};
+use super::quantized_matrix::{PANEL, QuantizedMatrix};
 use super::rounded::RoundedRows;
 use super::row_buffers::RowBuffers;
 

@@ -18,12 +18,12 @@ use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
-use crate::kernels::{Isa, Rows, Threads, WeightBytes, WeightMemory};
+use crate::kernels::{Isa, Rows, SharedRows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
 use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffer, ProductBuffers};
-use super::quantized::QuantizedMatrix;
-use super::rounded::{RoundedRows, SharedRounded};
+use super::quantized_matrix::QuantizedMatrix;
+use super::rounded::RoundedRows;
 use super::swiglu::gate_of;
 use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
 use super::unpacked::unpack;
@@ -183,7 +183,7 @@ impl RoundedMatrix<'_> {
 enum Output<'a> {
     Rows(Destination<'a>),
     /// silu(gate) x up, rounded.
-    Gated(SharedRounded<'a>),
+    Gated(SharedRows<'a, bf16>),
 }
 
 /// Y = X W^T, or Y += X W^T, of bfloat16.
@@ -401,7 +401,7 @@ fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
     w: &W,
     room: &mut [P::Weight],
     gates: &mut [f32],
-    to: SharedRounded<'_>,
+    to: SharedRows<'_, bf16>,
     part: Part,
 ) {
     let (rows, half) = (&part.rows, w.outputs() / 2 / PANEL);
@@ -475,7 +475,7 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
 mod tests {
     use baton_formats::{CODES, CodeBlock};
 
-    use super::super::quantized;
+    use super::super::quantized_matrix;
     use super::super::row_buffers::RowBuffers;
     use super::super::swiglu::swiglu;
     use super::*;
@@ -599,12 +599,12 @@ mod tests {
         for (rows, outputs, inputs) in
             [(1, 1, 32), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
         {
-            for dtype in quantized::tests::quantized() {
-                let blocks = quantized::tests::random_blocks(dtype, outputs as u64, outputs * inputs / CODES);
+            for dtype in quantized_matrix::tests::quantized() {
+                let blocks = quantized_matrix::tests::random_blocks(dtype, outputs as u64, outputs * inputs / CODES);
                 let elements = elements(dtype, &blocks);
                 for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                     let threads = Threads::new(count).unwrap();
-                    let w = quantized::tests::packed(&threads, dtype, &blocks, inputs);
+                    let w = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
                     let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
                     let buffers = ProductBuffers::new(&threads);
                     let mut y = Rows::new(outputs + LANES);
@@ -631,11 +631,11 @@ mod tests {
 
     fn compare_gated() {
         for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)] {
-            let blocks = quantized::tests::random_blocks(Dtype::Q4_1, 3, 2 * half * inputs / CODES);
+            let blocks = quantized_matrix::tests::random_blocks(Dtype::Q4_1, 3, 2 * half * inputs / CODES);
             let elements = elements(Dtype::Q4_1, &blocks);
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                 let threads = Threads::new(count).unwrap();
-                let codes = quantized::tests::packed(&threads, Dtype::Q4_1, &blocks, inputs);
+                let codes = quantized_matrix::tests::packed(&threads, Dtype::Q4_1, &blocks, inputs);
                 let halves = packed(&threads, Dtype::BF16, &elements, inputs);
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
                 for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {

@@ -7,11 +7,9 @@
 //!
 //! What is no number, or infinite, makes the scale NaN, and so every output that it goes into.
 
-use std::marker::PhantomData;
-
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBytes, Isa, Threads};
+use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
 
 use super::row_buffers::{GROUP, RowBuffers};
 
@@ -83,15 +81,10 @@ impl QuantizedRows {
         blocks
     }
 
-    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents, and a handle through which several threads write different parts.
-    pub fn share(&mut self, rows: usize, columns: usize) -> SharedQuantized<'_> {
-        let blocks = self.resize(rows, columns);
-        SharedQuantized {
-            at: blocks.as_mut_ptr(),
-            len: blocks.len(),
-            blocks_per_row: columns / BLOCK,
-            owner: PhantomData,
-        }
+    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents: a handle through which several threads write different parts, `[rows / 16][columns / 32]`.
+    pub fn share(&mut self, rows: usize, columns: usize) -> SharedRows<'_, QuantizedBlock> {
+        let blocks_per_row = columns / BLOCK;
+        SharedRows::new(self.resize(rows, columns), (rows.div_ceil(GROUP), blocks_per_row), blocks_per_row)
     }
 
     /// Takes the rows of `x`.
@@ -111,29 +104,6 @@ impl QuantizedRows {
         // SAFETY: as in `fill`.
         let (_, blocks, _) = unsafe { self.blocks.align_to::<QuantizedBlock>() };
         &blocks[group * self.blocks_per_row..][..self.blocks_per_row]
-    }
-}
-
-/// Quantized activations that several threads write, each its own part.
-#[derive(Clone, Copy)]
-pub(super) struct SharedQuantized<'a> {
-    at: *mut QuantizedBlock,
-    len: usize,
-    blocks_per_row: usize,
-    owner: PhantomData<&'a mut QuantizedRows>,
-}
-
-// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
-unsafe impl Send for SharedQuantized<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for SharedQuantized<'_> {}
-
-impl SharedQuantized<'_> {
-    /// 32 inputs of 16 rows.
-    pub fn block(&self, group: usize, block: usize) -> *mut QuantizedBlock {
-        let at = group * self.blocks_per_row + block;
-        assert!(block < self.blocks_per_row && at < self.len, "group {group}, block {block}");
-        self.at.wrapping_add(at)
     }
 }
 

@@ -1,13 +1,11 @@
 //! Activations as bfloat16: what products with bfloat16 weights take.
 
-use std::marker::PhantomData;
-
 use half::bf16;
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Pairs, numbers_mut};
-use crate::kernels::{AlignedBytes, Isa, Threads};
+use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
 
 use super::row_buffers::{GROUP, RowBuffers};
 
@@ -51,8 +49,8 @@ impl RoundedRows {
     }
 
     /// A handle through which several threads write different parts.
-    pub fn share(&mut self) -> SharedRounded<'_> {
-        SharedRounded { at: self.bytes.as_mut_ptr().cast(), rows: self.rows, stride: self.stride, owner: PhantomData }
+    pub fn share(&mut self) -> SharedRows<'_, bf16> {
+        SharedRows::new(numbers_mut(&mut self.bytes), (self.rows, self.stride), self.stride)
     }
 
     pub fn rows(&self) -> usize {
@@ -66,29 +64,6 @@ impl RoundedRows {
 
     pub fn as_ptr(&self) -> *const bf16 {
         self.bytes.as_ptr().cast()
-    }
-}
-
-/// Rounded activations that several threads write, each its own part.
-#[derive(Clone, Copy)]
-pub(super) struct SharedRounded<'a> {
-    at: *mut bf16,
-    rows: usize,
-    stride: usize,
-    owner: PhantomData<&'a mut RoundedRows>,
-}
-
-// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
-unsafe impl Send for SharedRounded<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for SharedRounded<'_> {}
-
-impl SharedRounded<'_> {
-    /// First element of a part of `width` columns from `column` on.
-    #[inline(always)]
-    pub fn at(&self, row: usize, column: usize, width: usize) -> *mut bf16 {
-        assert!(row < self.rows && column + width <= self.stride, "row {row}, columns {column}+{width}");
-        self.at.wrapping_add(row * self.stride + column)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{PAIR, Pairs};
 
 use super::quantize::BLOCK;
-use super::quantized::{PANEL, QuantizedMatrix, code_bytes, form_of, groups, lanes, per_type, scale_bytes};
+use super::quantized_matrix::{PANEL, QuantizedMatrix, code_bytes, form_of, groups, lanes, per_type, scale_bytes};
 use super::unrolled::unrolled;
 
 /// Outputs that are unpacked side by side.
