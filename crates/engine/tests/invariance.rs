@@ -55,7 +55,8 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
     let families = [("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
     let families = families.map(|(family, dtype)| (fixture(family), Arithmetic::Stored, "cpu-bf16", dtype));
     let models = models(&quantized).map(|(path, arithmetic, class)| (path, arithmetic, class, KvDtype::F16));
-    for (path, arithmetic, class, dtype) in families.into_iter().chain(models) {
+    let all_of_bytes = [(quantized.path().to_owned(), Arithmetic::Stored, "cpu-int8", KvDtype::Int8)];
+    for (path, arithmetic, class, dtype) in families.into_iter().chain(models).chain(all_of_bytes) {
         let options = |threads| CpuOptions { arithmetic, ..options(threads, dtype, 4096) };
         for isas in classes(&path, &options(1)) {
             let isa = isas.last().copied();
@@ -129,41 +130,45 @@ fn batch_is_as_alone(path: &Path, options: &CpuOptions, prompts: &[Vec<TokenId>]
 #[test]
 fn rows_whose_logits_are_not_wanted_do_not_show() {
     use LogitsWanted::{All, Last, None};
-    // Of each sequence: where the first step cuts it, and what is wanted of that part. The second step wants the last rows of the rest.
+    // Of each sequence: where the first step cuts it, and what is wanted of that part.
     let parts = [(40, None), (1, Last), (70, All), (150, Last), (1, None), (33, Last), (9, None)];
+    let mut rows: Vec<_> = (0..70).map(|position| (2, position)).collect();
+    rows.insert(0, (1, 0));
+    rows.extend([(3, 149), (5, 32)]);
     let prompts: Vec<_> = (0..).zip(parts).map(|(i, (cut, _))| tokens(i, VOCABULARY, cut + 1 + i as usize)).collect();
     let quantized = quantized();
     for (path, arithmetic, class) in models(&quantized) {
         let options = CpuOptions { arithmetic, ..options(2, KvDtype::F16, 16 * 16 * 7) };
         for isa in classes(&path, &options).concat() {
-            let mut engine = load(&path, &CpuOptions { isa: Some(isa), ..options.clone() });
-            let tables: Vec<_> = (0..).map(|i| table(&engine, i * 16, 240)).take(parts.len()).collect();
-            let alone = prompts.iter().map(|prompt| run(&mut engine, prompt, &tables[0], 512));
+            let load = || load(&path, &CpuOptions { isa: Some(isa), ..options.clone() });
+            let alone = prompts.iter().map(|prompt| {
+                let mut engine = load();
+                let table = table(&engine, 0, prompt.len());
+                run(&mut engine, prompt, &table, 512)
+            });
             let expected: Vec<_> = alone.collect();
-            for unwanted in [false, true] {
-                let mut step = |from: fn(usize) -> usize, to: &dyn Fn(usize) -> usize, wanted: &[LogitsWanted]| {
-                    let sequences = parts.iter().enumerate().map(|(i, (cut, _))| {
-                        let (from, to) = (from(*cut), to(i));
-                        let tokens = &prompts[i][from..to];
-                        SequenceStep { tokens, start: from as u32, block_table: &tables[i], logits: wanted[i] }
+            for (first, rows) in [(parts.map(|part| part.1), &rows[..]), ([None; 7], &[])] {
+                // With an arena of its own: what the first step leaves out, the second does not find.
+                let mut engine = load();
+                let tables: Vec<_> = (0..7).map(|i| table(&engine, i * 16, 240)).collect();
+                let last: Vec<_> = prompts.iter().enumerate().map(|(i, prompt)| (i, prompt.len() - 1)).collect();
+                for (step, (wanted, rows)) in [(first, rows), ([Last; 7], &last)].into_iter().enumerate() {
+                    let sequences = prompts.iter().zip(&tables).zip(parts).zip(wanted);
+                    let sequences = sequences.map(|(((prompt, block_table), (cut, _)), logits)| {
+                        let (tokens, start) =
+                            if step == 0 { (&prompt[..cut], 0) } else { (&prompt[cut..], cut as u32) };
+                        SequenceStep { tokens, start, block_table, logits }
                     });
                     let mut recorder = Recorder::default();
                     engine.step(&sequences.collect::<Vec<_>>(), &mut recorder).unwrap();
                     assert_eq!(recorder.layers, [0, 1]);
                     let found: Vec<_> = recorder.rows.iter().map(|row| (row.0, row.1 as usize)).collect();
+                    assert_eq!(found, rows);
                     for (sequence, position, logits) in recorder.rows {
                         let what = format!("{}, {class}, {isa}, sequence {sequence}", path.display());
                         assert!(same_bits(&logits, &expected[sequence][position as usize]), "{what}: {position}");
                     }
-                    found
-                };
-                let wanted = parts.map(|(_, wanted)| if unwanted { None } else { wanted });
-                let found = step(|_| 0, &|i| parts[i].0, &wanted);
-                let of_all = (0..70).map(|position| (2, position));
-                let rows: Vec<_> = [(1, 0)].into_iter().chain(of_all).chain([(3, 149), (5, 32)]).collect();
-                assert_eq!(found, if unwanted { vec![] } else { rows });
-                let found = step(|cut| cut, &|i| prompts[i].len(), &[Last; 7]);
-                assert_eq!(found, (0..7).map(|i| (i, prompts[i].len() - 1)).collect::<Vec<_>>());
+                }
             }
         }
     }
@@ -209,7 +214,9 @@ fn decode_continues_what_another_engine_prefilled() {
 #[test]
 fn the_end_of_a_prompt_follows_its_beginning_layer_by_layer_on_another_engine() {
     let prompt = tokens(9, VOCABULARY, 100);
-    for (family, dtype) in [("llama3", KvDtype::F16), ("smollm", KvDtype::Int8)] {
+    let cases = [("llama3", KvDtype::F16), ("smollm", KvDtype::Int8)];
+    let wanted = [(LogitsWanted::All, 52), (LogitsWanted::Last, 1), (LogitsWanted::None, 0)];
+    for ((family, dtype), (logits, rows)) in cases.into_iter().flat_map(|case| wanted.map(|wanted| (case, wanted))) {
         let mut whole = engine(family, 1, dtype);
         let blocks = table(&whole, 0, prompt.len());
         let expected = run(&mut whole, &prompt, &blocks, 512);
@@ -223,14 +230,15 @@ fn the_end_of_a_prompt_follows_its_beginning_layer_by_layer_on_another_engine() 
         for layer in 0..2 {
             // Nothing of the layers behind it is there yet; other sequences have their steps between.
             push(&prefill, &decode, layer, 7);
-            let sequence =
-                SequenceStep { tokens: &prompt[48..], start: 48, block_table: &backward, logits: LogitsWanted::All };
+            let sequence = SequenceStep { tokens: &prompt[48..], start: 48, block_table: &backward, logits };
             let slice = LayerSlice { sequence, layers: layer..layer + 1, hidden: &mut hidden };
             decode.step_layers(slice, &mut recorder).unwrap();
             let other = SequenceStep { tokens: &[1], start: 0, block_table: &[BlockId(9)], logits: LogitsWanted::Last };
             decode.step(&[other], &mut Recorder::default()).unwrap();
         }
-        assert!(hidden.is_empty() && recorder.rows.len() == 52, "{}", recorder.rows.len());
+        assert!(hidden.is_empty());
+        let positions: Vec<_> = recorder.rows.iter().map(|row| row.1).collect();
+        assert_eq!(positions, (100 - rows..100).collect::<Vec<_>>(), "{family}");
         for (_, position, logits) in recorder.rows {
             assert!(same_bits(&logits, &expected[position as usize]), "{family}, position {position}");
         }

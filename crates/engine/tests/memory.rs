@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod common;
+mod retyped;
 
+use std::path::Path;
 use std::process::Command;
 
+use baton_formats::Dtype;
 use baton_types::KvDtype;
 use common::{load, options, real_model};
+use retyped::{as_bf16, retyped};
 
 /// A line of `/proc/self/status`, in bytes.
 fn status(name: &str) -> u64 {
@@ -29,13 +33,22 @@ fn a_model_is_loaded() {
 #[test]
 fn loading_takes_at_most_one_and_a_half_times_the_file() {
     let Some(path) = real_model("loading_takes_at_most_one_and_a_half_times_the_file") else { return };
+    let of_bytes = retyped(&path, |tensor| if tensor.shape.len() == 2 { Dtype::Q8_0 } else { tensor.dtype });
+    for path in [path.as_path(), of_bytes.path(), as_bf16(&path).path()] {
+        let file = std::fs::metadata(path).unwrap().len();
+        let [peak, after] = taken(path).map(|bytes| bytes as f64 / file as f64);
+        println!("{peak:.2} times a file of {file} bytes at most, {after:.2} times after loading");
+        assert!(peak <= 1.5 && after <= peak, "{peak} times a file of {file} bytes at most, {after} after loading");
+    }
+}
+
+/// What loading takes at most, and what stays, bytes.
+fn taken(path: &Path) -> [u64; 2] {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", "a_model_is_loaded", "--nocapture"]).output().unwrap();
+    command.args(["--exact", "a_model_is_loaded", "--nocapture"]).env("BATON_MODEL", path);
+    let output = command.output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    let taken = said.lines().find_map(|line| line.split_once("took ")).unwrap().1.to_owned();
-    let taken: Vec<u64> = taken.split(" and ").map(|bytes| bytes.trim().parse().unwrap()).collect();
-    let file = std::fs::metadata(&path).unwrap().len();
-    let [peak, after] = [taken[0], taken[1]].map(|bytes| bytes as f64 / file as f64);
-    println!("{peak:.2} times the file at most, {after:.2} times after loading");
-    assert!(peak <= 1.5 && after <= peak, "{peak} times the file at most, {after} after loading");
+    let taken = said.lines().find_map(|line| line.split_once("took ")).unwrap().1;
+    let (peak, after) = taken.split_once(" and ").unwrap();
+    [peak, after].map(|bytes| bytes.trim().parse().unwrap())
 }

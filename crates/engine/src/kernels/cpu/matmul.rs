@@ -630,12 +630,15 @@ mod tests {
     }
 
     fn compare_gated() {
-        for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)] {
-            let blocks = quantized_matrix::tests::random_blocks(Dtype::Q4_1, 3, 2 * half * inputs / CODES);
-            let elements = elements(Dtype::Q4_1, &blocks);
+        let shapes = [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)];
+        for (dtype, (rows, half, inputs)) in
+            quantized_matrix::tests::quantized().flat_map(|dtype| shapes.map(|shape| (dtype, shape)))
+        {
+            let blocks = quantized_matrix::tests::random_blocks(dtype, 3, 2 * half * inputs / CODES);
+            let elements = elements(dtype, &blocks);
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                 let threads = Threads::new(count).unwrap();
-                let codes = quantized_matrix::tests::packed(&threads, Dtype::Q4_1, &blocks, inputs);
+                let codes = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
                 let halves = packed(&threads, Dtype::BF16, &elements, inputs);
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
                 for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {
@@ -650,7 +653,7 @@ mod tests {
                         // SAFETY: a row of so many columns.
                         let found =
                             unsafe { std::slice::from_raw_parts(found.as_ptr().add(row * found.stride()), half) };
-                        assert_eq!(found, expected, "{isa} {rows}x{half}x{inputs} row {row}");
+                        assert_eq!(found, expected, "{isa} {dtype} {rows}x{half}x{inputs} row {row}");
                     }
                 }
             }

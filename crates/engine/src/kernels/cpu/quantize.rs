@@ -101,7 +101,7 @@ impl QuantizedRows {
 
     /// The blocks of 16 rows, `[inputs / 32]`.
     pub(super) fn group(&self, group: usize) -> &[QuantizedBlock] {
-        // SAFETY: as in `fill`.
+        // SAFETY: as in `resize`.
         let (_, blocks, _) = unsafe { self.blocks.align_to::<QuantizedBlock>() };
         &blocks[group * self.blocks_per_row..][..self.blocks_per_row]
     }

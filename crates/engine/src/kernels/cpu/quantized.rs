@@ -283,6 +283,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
     ahead: &mut Ahead,
 ) {
     let form = form_of::<TYPE>();
+    // A minimum is taken off a whole block.
+    const { assert!(form_of::<TYPE>().zero.is_some() || groups(form_of::<TYPE>()) == 1) };
     let (next_codes, next_scales) = (blocks.len() * code_bytes(form), blocks.len() * scale_bytes(form));
     let mut sums = [[D::Floats::splat(0.0); PANELS]; ROWS];
     let Panels { mut codes, mut scales, .. } = panels;
