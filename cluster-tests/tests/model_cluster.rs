@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};
 use baton_proto::v1;
+use baton_proto::v1::generate_response::Event;
 use serde::Deserialize;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -257,7 +258,8 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         let start = random(&mut state) as usize % 100;
         let abort_after = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 1500));
         let ask = Ask::tokens(text[start..start + length].to_vec())
-            .max_tokens(4 + (random(&mut state) % 20) as u32)
+            // What is to be aborted does not end before, however fast the machine.
+            .max_tokens(4 + (random(&mut state) % 20) as u32 + if abort_after.is_some() { 1000 } else { 0 })
             .ignore_eos();
         let (mut client, places) = (cluster.inference(), places.clone());
         tasks.spawn(async move {
@@ -266,14 +268,17 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
                 let mut stream = client.generate(ask.0).await?.into_inner();
                 let mut finished = false;
                 while let Some(response) = stream.message().await? {
-                    finished = matches!(response.event, Some(v1::generate_response::Event::Finished(_)));
+                    finished = matches!(response.event, Some(Event::Finished(_)));
                 }
                 anyhow::Ok(finished)
             };
             match abort_after {
                 None => whole.await,
                 // Dropping the stream is the client going away.
-                Some(after) => Ok(tokio::time::timeout(after, whole).await.unwrap_or(Ok(true))?),
+                Some(after) => match tokio::time::timeout(after, whole).await {
+                    Ok(ended) => anyhow::bail!("it was to be aborted after {after:?}: {ended:?}"),
+                    Err(_) => Ok(true),
+                },
             }
         });
     }
@@ -281,11 +286,20 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         assert!(done??, "a request ended without Finished");
     }
     cluster.wait_idle(SECOND).await?;
-    // One by one, so that each abort's own release is seen.
-    for after in [0, 30, 120, 300, 500, 900] {
-        let ask = Ask::tokens(text[after as usize % 7..240].to_vec()).max_tokens(200).ignore_eos();
-        let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask)).await;
+    // One by one, so that each abort's own release is seen: before the prompt is computed, meanwhile, and among tokens.
+    let ask = |from: usize| Ask::tokens(text[from..240].to_vec()).max_tokens(1500).ignore_eos();
+    for after in [0, 10, 30, 120] {
+        let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask(after as usize % 7))).await;
         assert!(aborted.is_err(), "it was to be aborted after {after} ms");
+        cluster.wait_idle(SECOND).await?;
+    }
+    for deltas in [1, 20, 300] {
+        let mut stream = cluster.inference().generate(ask(deltas % 7).0).await?.into_inner();
+        for _ in 0..=deltas {
+            let event = stream.message().await?.and_then(|response| response.event);
+            assert!(matches!(event, Some(Event::Accepted(_) | Event::Delta(_))), "it was to be aborted: {event:?}");
+        }
+        drop(stream);
         cluster.wait_idle(SECOND).await?;
     }
     for ((process, cache), before) in processes.iter().zip(before) {
