@@ -93,22 +93,22 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
     for (x, to) in x.chunks(LANES).zip(elements.chunks_mut(LANES * dtype.element_bytes())) {
         let lanes = V::read(x);
         match dtype {
-            KvDtype::F32 => to.copy_from_slice(bytes_of(&lanes.to_array(), to.len())),
+            KvDtype::F32 => put(&lanes.to_array(), to),
             KvDtype::F16 => {
                 let mut halves = [0u16; LANES];
                 // SAFETY: 16 elements.
                 unsafe { bounded(lanes).store_f16(halves.as_mut_ptr()) };
-                to.copy_from_slice(bytes_of(&halves, to.len()));
+                put(&halves, to);
             }
             KvDtype::Bf16 => {
                 let mut halves = [0u16; LANES];
                 // SAFETY: 16 elements.
                 unsafe { lanes.store_bf16(halves.as_mut_ptr()) };
-                to.copy_from_slice(bytes_of(&halves, to.len()));
+                put(&halves, to);
             }
             KvDtype::Int8 => {
                 let codes = bounded(lanes).mul(inverse).add(V::splat(ROUND_MAGIC)).bytes_of_rounded();
-                to.copy_from_slice(bytes_of(&codes, to.len()));
+                put(&codes, to);
             }
         }
     }
@@ -120,12 +120,17 @@ fn bounded<V: F32x16>(x: V) -> V {
     V::splat(MAX_F16).min(V::splat(-MAX_F16).max(x))
 }
 
-/// The first bytes of some words, in the machine's order.
+/// Writes the first words, as many as there is room for, in the machine's order.
 #[inline(always)]
-fn bytes_of<T: Word>(words: &[T; LANES], len: usize) -> &[u8] {
+fn put<T: Word>(words: &[T; LANES], to: &mut [u8]) {
     // SAFETY: plain numbers, read for as long as they live; `Word`s have no padding.
     let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words)) };
-    &bytes[..len]
+    if to.len() == bytes.len() {
+        // Of a length that the compiler knows: a vector store, not a call.
+        to.copy_from_slice(bytes);
+    } else {
+        to.copy_from_slice(&bytes[..to.len()]);
+    }
 }
 
 /// Elements `from..from + 16` of an encoded row of `dim`; lanes past its end are 0.
@@ -141,6 +146,27 @@ pub(super) fn decode<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: us
         KvDtype::Int8 => {
             let scale = row.last_chunk().map_or(0.0, |bytes| f32::from_ne_bytes(*bytes));
             V::from_i8(&words(bytes)).mul(V::splat(scale))
+        }
+    }
+}
+
+/// As [`decode`], of a row that has all 16 elements.
+///
+/// # Safety
+/// The encoded row of `dim` elements can be read, and `from + 16` is at most `dim`.
+#[inline(always)]
+pub(super) unsafe fn decode_whole<V: F32x16>(dtype: KvDtype, row: *const u8, from: usize, dim: usize) -> V {
+    // SAFETY: the caller's promise; any bits are a number; the reads take any alignment.
+    unsafe {
+        let at = row.add(from * dtype.element_bytes());
+        match dtype {
+            KvDtype::F32 => V::load(at.cast()),
+            KvDtype::F16 => V::from_f16(&at.cast::<[u16; LANES]>().read_unaligned()),
+            KvDtype::Bf16 => V::from_bf16(&at.cast::<[u16; LANES]>().read_unaligned()),
+            KvDtype::Int8 => {
+                let scale = row.add(dim).cast::<f32>().read_unaligned();
+                V::from_i8(&at.cast::<[i8; LANES]>().read_unaligned()).mul(V::splat(scale))
+            }
         }
     }
 }
@@ -221,7 +247,17 @@ mod tests {
 
     fn decode_row_of<V: F32x16>(dtype: KvDtype, row: &[u8], dim: usize, to: &mut [f32]) {
         for from in (0..dim).step_by(LANES) {
-            decode::<V>(dtype, row, from, dim).write(&mut to[from..dim.min(from + LANES)]);
+            let elements = decode::<V>(dtype, row, from, dim);
+            elements.write(&mut to[from..dim.min(from + LANES)]);
+            if from + LANES <= dim {
+                // SAFETY: the row has them.
+                let whole = unsafe { decode_whole::<V>(dtype, row.as_ptr(), from, dim) };
+                assert_eq!(
+                    whole.to_array().map(f32::to_bits),
+                    elements.to_array().map(f32::to_bits),
+                    "{dtype:?} {dim}"
+                );
+            }
         }
     }
 

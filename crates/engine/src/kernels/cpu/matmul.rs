@@ -465,7 +465,7 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
                 let _shape = shape::<P>(part.len());
                 let a = Operand { at: x.at.add((rows.start + part.start) * x.stride + start), ..x };
                 let c = Operand { at: c.at.add(part.start * c.stride), ..c };
-                product::<P>(extent, a, b, c, &mut ahead);
+                product::<P>(extent, a, b, c, Some(&mut ahead));
             }
         }
     }

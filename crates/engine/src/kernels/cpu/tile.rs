@@ -38,7 +38,7 @@ pub(super) struct Extent {
     pub accumulate: bool,
 }
 
-/// What is read after a product, and is to be on its way meanwhile: consecutive bytes, asked for evenly over its register tiles, so that memory is never idle.
+/// What is read after a product, and is to be on its way meanwhile, if anything: consecutive bytes, asked for evenly over its register tiles, so that memory is never idle.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     /// Any address will do: it is only a hint.
@@ -86,7 +86,7 @@ pub(super) unsafe fn product<P: Pairs>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    ahead: Option<&mut Ahead>,
 ) {
     #[cfg(target_arch = "x86_64")]
     if P::TILES {
@@ -108,7 +108,7 @@ unsafe fn tile_product<P: Pairs>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    mut ahead: Option<&mut Ahead>,
 ) {
     let steps = extent.depth / amx::DEPTH;
     if steps > 0 {
@@ -116,7 +116,8 @@ unsafe fn tile_product<P: Pairs>(
         while column < extent.columns {
             let wide = extent.columns - column >= 2 * LANES;
             for row in (0..extent.rows).step_by(TILE_BLOCK) {
-                let lines = (ahead.step * amx::DEPTH / 2).div_ceil(CACHE_LINE);
+                let Ahead { at, step } = ahead.as_deref().copied().unwrap_or(Ahead::nothing());
+                let lines = (step * amx::DEPTH / 2).div_ceil(CACHE_LINE);
                 // SAFETY: rows `row..` and columns `column..` of the caller's operands.
                 unsafe {
                     let product = PairsProduct {
@@ -128,7 +129,7 @@ unsafe fn tile_product<P: Pairs>(
                         c_stride: c.stride * size_of::<f32>(),
                         steps,
                         accumulate: extent.accumulate,
-                        ahead: ahead.at,
+                        ahead: at,
                         ahead_lines: lines,
                     };
                     match (extent.rows - row > amx::TILE, wide) {
@@ -138,7 +139,9 @@ unsafe fn tile_product<P: Pairs>(
                         (false, false) => pairs_product::<false, false>(product),
                     }
                 }
-                ahead.at = ahead.at.wrapping_add(steps * lines * CACHE_LINE);
+                if let Some(ahead) = &mut ahead {
+                    ahead.at = at.wrapping_add(steps * lines * CACHE_LINE);
+                }
             }
             column += if wide { 2 * LANES } else { LANES };
         }
@@ -165,7 +168,7 @@ unsafe fn register_product<P: Pairs>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    mut ahead: Option<&mut Ahead>,
 ) {
     let mut column = 0;
     while column < extent.columns {
@@ -175,9 +178,9 @@ unsafe fn register_product<P: Pairs>(
             let b = Operand { at: b.at.add(2 * column), ..b };
             let c = Operand { at: c.at.add(column), ..c };
             if wide {
-                strip::<P, 2>(extent, a, b, c, ahead);
+                strip::<P, 2>(extent, a, b, c, ahead.as_deref_mut());
             } else {
-                strip::<P, 1>(extent, a, b, c, ahead);
+                strip::<P, 1>(extent, a, b, c, ahead.as_deref_mut());
             }
         }
         column += if wide { 2 * LANES } else { LANES };
@@ -194,7 +197,7 @@ unsafe fn strip<P: Pairs, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    mut ahead: Option<&mut Ahead>,
 ) {
     let tiles = extent.rows.div_ceil(P::TILE_ROWS);
     for tile in 0..tiles {
@@ -203,7 +206,7 @@ unsafe fn strip<P: Pairs, const VECTORS: usize>(
         unsafe {
             let a = Operand { at: a.at.add(first * a.stride), ..a };
             let c = Operand { at: c.at.add(first * c.stride), ..c };
-            of_height::<P, VECTORS>(end - first, extent, a, b, c, ahead);
+            of_height::<P, VECTORS>(end - first, extent, a, b, c, ahead.as_deref_mut());
         }
     }
 }
@@ -219,7 +222,7 @@ unsafe fn of_height<P: Pairs, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    ahead: Option<&mut Ahead>,
 ) {
     macro_rules! pick {
         ($($rows:literal)*) => {
@@ -243,7 +246,7 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,
     c: Operand<*mut f32>,
-    ahead: &mut Ahead,
+    ahead: Option<&mut Ahead>,
 ) {
     // Loops over the registers would be unrolled too late for the compiler to see that nothing else looks at the sums: it would store each of them after each product.
     macro_rules! each {
@@ -260,7 +263,7 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
         if extent.accumulate {
             each!(row, j => sums[row][j] = P::Floats::load(c.at.add(row * c.stride + j * LANES)));
         }
-        let (mut at, step) = (ahead.at, ahead.step);
+        let Ahead { mut at, step } = ahead.as_deref().copied().unwrap_or(Ahead::nothing());
         let mut b_pair = b.at;
         for p in 0..extent.depth / 2 {
             let weights: [_; 2] = [P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))];
@@ -271,10 +274,14 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
                 a_at = a_at.wrapping_add(a.stride);
             });
             b_pair = b_pair.wrapping_add(b.stride);
-            prefetch_line(at);
-            at = at.wrapping_add(step);
+            if ahead.is_some() {
+                prefetch_line(at);
+                at = at.wrapping_add(step);
+            }
         }
-        ahead.at = at;
+        if let Some(ahead) = ahead {
+            ahead.at = at;
+        }
         if extent.depth % 2 == 1 {
             let (weights, last) = ([P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))], extent.depth - 1);
             each!(row, j => sums[row][j] = P::dot_even(sums[row][j], weights[j], a.at.add(row * a.stride + last)));

@@ -150,15 +150,15 @@ pub(crate) trait F32x16: Copy {
 /// Bytes that come from memory together.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Asks the processor to bring some bytes to its second-level cache.
+/// Asks the processor to bring a row to its second-level cache.
 #[inline(always)]
-pub(crate) fn prefetch(bytes: &[u8]) {
-    for line in bytes.chunks(CACHE_LINE) {
-        prefetch_line(line.as_ptr());
+pub(crate) fn prefetch(row: &[f32]) {
+    for line in row.chunks(LANES) {
+        prefetch_line(line.as_ptr().cast());
     }
 }
 
-/// Asks for one line, at any address; nothing on other architectures.
+/// Asks the processor to bring a line to its second-level cache, at any address; nothing on other architectures.
 #[inline(always)]
 pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

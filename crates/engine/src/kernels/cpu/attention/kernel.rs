@@ -2,16 +2,14 @@
 
 use std::ops::Range;
 
-use baton_types::KvDtype;
-
 use crate::kernels::SharedRows;
 use crate::kernels::isa::per_isa;
-use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative, prefetch};
-use crate::kernels::pairs::{Number, PAIR, Pairs, numbers, numbers_mut};
+use crate::kernels::lanes::{F32x16, LANES, exp2_of_negative};
+use crate::kernels::pairs::{Number, Pairs, numbers, numbers_mut};
 
-use super::super::kv_store::decode;
-use super::super::tile::{Ahead, Extent, Operand, product, shape as tile_shape};
-use super::{Attention, AttentionShape, KEY_STRIDE, KEYS, KeyTile, Partial, SCORE_ROWS, SCORE_STRIDE, Scratch, Task};
+use super::super::tile::{Extent, Operand, product, shape as tile_shape};
+use super::load::{depth_of, load_tile};
+use super::{Attention, AttentionShape, KEY_STRIDE, KEYS, KeyTiles, Partial, SCORE_ROWS, SCORE_STRIDE, Scratch, Task};
 
 per_isa! {
     /// The queries, rounded to bfloat16.
@@ -28,7 +26,7 @@ per_isa! {
     pub(super) fn attend_rounded(
         task: Task<'_>,
         split: usize,
-        next: Option<KeyTile<'_>>,
+        ahead: &mut KeyTiles<'_>,
         scratch: &mut Scratch,
         partial: &mut Partial,
     ) = attend_of<Pairs>
@@ -39,7 +37,7 @@ per_isa! {
     pub(super) fn attend_single(
         task: Task<'_>,
         split: usize,
-        next: Option<KeyTile<'_>>,
+        ahead: &mut KeyTiles<'_>,
         scratch: &mut Scratch,
         partial: &mut Partial,
     ) = attend_of<Singles>
@@ -49,20 +47,15 @@ per_isa! {
 fn attend_of<P: Pairs>(
     task: Task<'_>,
     split: usize,
-    next: Option<KeyTile<'_>>,
+    ahead: &mut KeyTiles<'_>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
     let (shape, tile, rows) = (task.operands.shape, task.tile, task.rows());
     let group = shape.group();
     let Range { start, end } = tile.positions(shape, split);
-    let mut from = start;
-    while from < end {
-        let keys = KeyTile { task, positions: from..end.min(from + KEYS) };
-        let after = KeyTile { task, positions: keys.positions.end..end.min(from + 2 * KEYS) };
-        let next = if after.positions.is_empty() { next.as_ref() } else { Some(&after) };
-        load_tile::<P>(&keys, next, from - start, scratch);
-        from += KEYS;
+    for keys in task.key_tiles(split) {
+        load_tile::<P>(&keys, ahead.next().as_ref(), keys.positions.start - start, scratch);
     }
 
     // Rows before this one see nothing of the split.
@@ -86,20 +79,14 @@ fn attend_of<P: Pairs>(
             let queries = matrix(numbers::<P::Input>(&scratch.queries), row, shape.padded_depth());
             let keys = matrix(numbers::<P::Weight>(&scratch.keys), 0, 2 * KEY_STRIDE);
             let to = matrix_mut(&mut scratch.scores, 0, SCORE_STRIDE);
-            product::<P>(scores, queries, keys, to, &mut Ahead::nothing());
+            product::<P>(scores, queries, keys, to, None);
             weigh::<P>(row..row + rows, seen, positions, depth, scratch, partial);
             let weights = matrix(numbers::<P::Input>(&scratch.weights), 0, SCORE_STRIDE);
             let v = matrix(numbers::<P::Weight>(&scratch.values), 0, 2 * shape.padded_dim());
             let to = matrix_mut(&mut partial.out, row, shape.padded_dim());
-            product::<P>(values, weights, v, to, &mut Ahead::nothing());
+            product::<P>(values, weights, v, to, None);
         }
     }
-}
-
-/// Inputs of a product, as many as matrix tiles have.
-#[inline(always)]
-fn depth_of<P: Pairs>(inputs: usize) -> usize {
-    if P::TILES { inputs.next_multiple_of(2 * LANES) } else { inputs }
 }
 
 fn matrix<N>(buffer: &[N], row: usize, stride: usize) -> Operand<*const N> {
@@ -125,98 +112,6 @@ fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
             unsafe { P::store_inputs(P::Floats::read(x).mul(scale), to.as_mut_ptr()) }
         }
     }
-}
-
-/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left.
-/// Meanwhile it asks for the rows of the next tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
-#[inline(always)]
-fn load_tile<P: Pairs>(keys: &KeyTile<'_>, next: Option<&KeyTile<'_>>, at: usize, scratch: &mut Scratch) {
-    // Compiled for each type: what a row is decoded from is asked once, not for every 16 elements.
-    match keys.task.operands.shape.dtype {
-        KvDtype::F16 => load_tile_of::<P>(KvDtype::F16, keys, next, at, scratch),
-        KvDtype::Bf16 => load_tile_of::<P>(KvDtype::Bf16, keys, next, at, scratch),
-        KvDtype::F32 => load_tile_of::<P>(KvDtype::F32, keys, next, at, scratch),
-        KvDtype::Int8 => load_tile_of::<P>(KvDtype::Int8, keys, next, at, scratch),
-    }
-}
-
-#[inline(always)]
-fn load_tile_of<P: Pairs>(
-    dtype: KvDtype,
-    keys: &KeyTile<'_>,
-    next: Option<&KeyTile<'_>>,
-    at: usize,
-    scratch: &mut Scratch,
-) {
-    let (shape, positions) = (keys.task.operands.shape, &keys.positions);
-    let (dim, padded) = (shape.head_dim, shape.padded_dim());
-    let [k_rows, v_rows] = rows_of(keys);
-    let [next_k, next_v] = next.map_or([[&[][..]; KEYS]; 2], |next| rows_of(next));
-    let values = numbers_mut::<P::Weight>(&mut scratch.values);
-    let pairs = depth_of::<P>(positions.len()).div_ceil(2);
-    for (pair, to) in values[at * padded..].chunks_exact_mut(2 * padded).enumerate().take(pairs) {
-        prefetch(next_v[2 * pair]);
-        prefetch(next_v[2 * pair + 1]);
-        for (chunk, to) in to.chunks_exact_mut(PAIR).enumerate() {
-            let even = element::<P::Floats>(dtype, v_rows[2 * pair], chunk * LANES, dim);
-            let odd = element::<P::Floats>(dtype, v_rows[2 * pair + 1], chunk * LANES, dim);
-            // SAFETY: 32 weights.
-            unsafe { P::store_weights(even, odd, to.as_mut_ptr()) }
-        }
-    }
-    for row in &next_v[positions.len().min(2 * pairs)..] {
-        prefetch(row);
-    }
-    let keys = numbers_mut::<P::Weight>(&mut scratch.keys);
-    for (group, k_rows) in k_rows[..positions.len().next_multiple_of(LANES)].chunks_exact(LANES).enumerate() {
-        for row in &next_k[group * LANES..][..LANES] {
-            prefetch(row);
-        }
-        for from in (0..dim).step_by(PAIR) {
-            // Not moved out of below: a move copies it.
-            let zero = P::Floats::splat(0.0);
-            let mut square = [P::row(zero, zero); LANES];
-            for (pairs, row) in square.iter_mut().zip(k_rows) {
-                let first = element::<P::Floats>(dtype, row, from, dim);
-                let last = element::<P::Floats>(dtype, row, from + LANES, dim);
-                *pairs = P::row(first, last);
-            }
-            let to = from / 2 * 2 * KEY_STRIDE + 2 * at + group * PAIR;
-            let to = &mut keys[to..][..(LANES - 1) * 2 * KEY_STRIDE + PAIR];
-            // SAFETY: the last of 16 rows of keys ends where the slice does.
-            unsafe { P::store_transposed(&mut square, LANES, to.as_mut_ptr(), 2 * KEY_STRIDE) }
-        }
-    }
-    for row in &next_k[positions.len().next_multiple_of(LANES)..] {
-        prefetch(row);
-    }
-}
-
-/// The rows of K and of V of a tile, encoded; none for positions that it has not.
-#[inline(always)]
-fn rows_of<'a>(keys: &KeyTile<'a>) -> [[&'a [u8]; KEYS]; 2] {
-    let Task { operands, tile, kv_head } = keys.task;
-    let row_bytes = operands.shape.dtype.row_bytes(operands.shape.head_dim);
-    let mut rows: [[&[u8]; KEYS]; 2] = [[&[]; KEYS]; 2];
-    let mut at = keys.positions.start;
-    while at < keys.positions.end {
-        let found = operands.store.rows(tile.block_table, kv_head, at, keys.positions.end - at);
-        let first = at - keys.positions.start;
-        for (i, (k, v)) in found.k.chunks_exact(row_bytes).zip(found.v.chunks_exact(row_bytes)).enumerate() {
-            (rows[0][first + i], rows[1][first + i]) = (k, v);
-        }
-        at += found.count;
-    }
-    rows
-}
-
-/// Elements `from..from + 16` of a row of K or V of `dim` elements: 0 beyond its end, and where there is no row.
-#[inline(always)]
-fn element<V: F32x16>(dtype: KvDtype, row: &[u8], from: usize, dim: usize) -> V {
-    if row.is_empty() || from >= dim {
-        return V::splat(0.0);
-    }
-    decode(dtype, row, from, dim)
 }
 
 /// Turns the scores of some rows and one split's positions into weights, as many as `depth`, and has their sums and the largest scores. What a row does not see

@@ -15,6 +15,7 @@
 //! With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
 
 mod kernel;
+mod load;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,9 @@ const SCORE_ROWS: usize = TILE_BLOCK;
 const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
 /// Pairs from one row of keys to the next: an odd number of lines of bfloat16.
 const KEY_STRIDE: usize = SPLIT + LANES;
+/// Tiles of keys from the one that is decoded to the one that is asked for, over the ends of splits and tasks: some 2 us of work, and 32 KB of halves with heads of
+/// 64. One is too few, for a sequence's last tile may be short.
+const TILES_AHEAD: usize = 2;
 /// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays in the second-level cache.
 const QUERY_ROWS: usize = 192;
 /// Tasks per thread from which on splits are not computed apart: there is enough to share out.
@@ -118,7 +122,7 @@ struct Task<'a> {
     kv_head: usize,
 }
 
-impl Task<'_> {
+impl<'a> Task<'a> {
     /// Queries times heads of the group.
     fn rows(&self) -> usize {
         self.tile.tokens * self.operands.shape.group()
@@ -126,6 +130,17 @@ impl Task<'_> {
 
     fn splits(&self) -> Range<usize> {
         self.tile.splits(self.operands.shape)
+    }
+
+    /// The tiles of keys of a split.
+    fn key_tiles(self, split: usize) -> impl Iterator<Item = KeyTile<'a>> {
+        let Range { start, end } = self.tile.positions(self.operands.shape, split);
+        (start..end).step_by(KEYS).map(move |from| KeyTile { task: self, positions: from..end.min(from + KEYS) })
+    }
+
+    /// The tiles of keys of all splits.
+    fn all_key_tiles(self) -> impl Iterator<Item = KeyTile<'a>> {
+        self.splits().flat_map(move |split| self.key_tiles(split))
     }
 }
 
@@ -135,13 +150,8 @@ struct KeyTile<'a> {
     positions: Range<usize>,
 }
 
-impl<'a> KeyTile<'a> {
-    /// The first one of a split.
-    fn first(task: Task<'a>, split: usize) -> Self {
-        let Range { start, end } = task.tile.positions(task.operands.shape, split);
-        Self { task, positions: start..end.min(start + KEYS) }
-    }
-}
+/// Tiles that are attended to later, in their order.
+type KeyTiles<'a> = dyn Iterator<Item = KeyTile<'a>> + 'a;
 
 /// Room for rows of which matrix tiles may begin at any: a tile has no more than there are, and 32 at most.
 fn with_tiles(rows: usize) -> usize {
@@ -189,6 +199,8 @@ struct Scratch {
     scores: AlignedBuf,
     /// `[32][256]`: powers of the scores.
     weights: AlignedBytes,
+    /// A row of K or V that is not there: zeros, of any type.
+    absent: AlignedBytes,
 }
 
 impl Scratch {
@@ -201,6 +213,7 @@ impl Scratch {
             values: numbers(SPLIT * shape.padded_dim()),
             scores: AlignedBuf::zeroed(SCORE_ROWS * SCORE_STRIDE),
             weights: numbers(SCORE_ROWS * SCORE_STRIDE),
+            absent: AlignedBytes::zeroed(shape.dtype.row_bytes(shape.head_dim)),
         }
     }
 }
@@ -284,14 +297,17 @@ pub(crate) fn attention(
         let tile = &tiles[tiles.len() - 1 - index / shape.kv_heads];
         Task { operands, tile, kv_head: index % shape.kv_heads }
     };
-    // In a row, so that each can ask for the keys of the next; but a long one may be the last that others wait for.
-    let run = if rows <= shape.group() { tasks.div_ceil(threads.count() * TASKS_PER_THREAD).max(1) } else { 1 };
+    // The heads of a sequence lie side by side in its blocks; but a long task may be the last that others wait for.
+    let most = if rows <= shape.group() { shape.kv_heads } else { 1 };
+    let run = tasks.div_ceil(threads.count() * TASKS_PER_THREAD).clamp(1, most);
     threads.for_each(tasks.div_ceil(run), true, |worker, index| {
         let mut worker = lock(&scratch.workers[worker]);
-        let end = tasks.min((index + 1) * run);
-        for task in index * run..end {
-            let next = (task + 1 < end).then(|| task_at(task + 1));
-            attend_task(isa, task_at(task), next, &out, &mut worker);
+        let of_run = |index: usize| tasks.min(index * run)..tasks.min((index + 1) * run);
+        // Of this run, and of the next that this thread has, most likely.
+        let ahead = of_run(index).chain(of_run(index + threads.count()));
+        let mut ahead = ahead.flat_map(|task| task_at(task).all_key_tiles()).skip(TILES_AHEAD);
+        for task in of_run(index) {
+            attend_task(isa, task_at(task), &mut ahead, &out, &mut worker);
         }
     });
 }
@@ -300,20 +316,16 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A task, split after split; `next` is what this thread attends to next.
-fn attend_task(isa: Isa, task: Task<'_>, next: Option<Task<'_>>, out: &SharedRows<'_>, worker: &mut Worker) {
+/// A task, split after split; `ahead` gives a tile of keys for each that is decoded, to be asked for meanwhile, and none at the end.
+fn attend_task<'a>(isa: Isa, task: Task<'a>, ahead: &mut KeyTiles<'a>, out: &SharedRows<'_>, worker: &mut Worker) {
     let (shape, splits) = (task.operands.shape, task.splits());
     let Worker { scratch, partial, total } = worker;
     load_queries(isa, task, scratch);
     for split in splits.clone() {
-        let next = match next {
-            _ if split + 1 < splits.end => Some(KeyTile::first(task, split + 1)),
-            next => next.map(|next| KeyTile::first(next, next.splits().start)),
-        };
         if split == splits.start {
-            attend(isa, task, split, next, scratch, total);
+            attend(isa, task, split, ahead, scratch, total);
         } else {
-            attend(isa, task, split, next, scratch, partial);
+            attend(isa, task, split, ahead, scratch, partial);
             merge(isa, shape, task.rows(), partial, total);
         }
     }
@@ -343,13 +355,13 @@ fn attend_splits(
     let run = count.div_ceil(threads.count() * TASKS_PER_THREAD);
     threads.for_each(count.div_ceil(run), true, |worker, index| {
         let scratch_of_worker = &mut lock(&scratch.workers[worker]).scratch;
-        let end = count.min((index + 1) * run);
-        for index in index * run..end {
+        let of_run = |index: usize| count.min(index * run)..count.min((index + 1) * run);
+        let ahead = of_run(index).chain(of_run(index + threads.count())).filter_map(at);
+        let mut ahead = ahead.flat_map(|(task, split)| task.key_tiles(split)).skip(TILES_AHEAD);
+        for index in of_run(index) {
             let Some((task, split)) = at(index) else { continue };
-            let next = (index + 1 < end).then(|| at(index + 1)).flatten();
-            let next = next.map(|(task, split)| KeyTile::first(task, split));
             load_queries(isa, task, scratch_of_worker);
-            attend(isa, task, split, next, scratch_of_worker, &mut lock(&scratch.splits[index]));
+            attend(isa, task, split, &mut ahead, scratch_of_worker, &mut lock(&scratch.splits[index]));
         }
     });
     threads.for_each(tasks, true, |_, index| {
@@ -370,17 +382,17 @@ fn load_queries(isa: Isa, task: Task<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// One split of the task whose queries were loaded; `next` is what is attended to after it.
+/// One split of the task whose queries were loaded; `ahead` as for [`attend_task`].
 fn attend(
     isa: Isa,
     task: Task<'_>,
     split: usize,
-    next: Option<KeyTile<'_>>,
+    ahead: &mut KeyTiles<'_>,
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
     match task.operands.shape.rounded {
-        true => attend_rounded(isa, task, split, next, scratch, partial),
-        false => attend_single(isa, task, split, next, scratch, partial),
+        true => attend_rounded(isa, task, split, ahead, scratch, partial),
+        false => attend_single(isa, task, split, ahead, scratch, partial),
     }
 }

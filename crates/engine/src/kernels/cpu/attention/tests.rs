@@ -129,6 +129,9 @@ fn cases() -> Vec<(Case, f32)> {
         case(4, 1, 40, KvDtype::F16, Some(70), 64, 200, false),
         case(2, 1, 9, KvDtype::F16, None, 16, 600, false),
         case(4, 2, 33, KvDtype::Int8, None, 16, 150, false),
+        case(2, 1, 96, KvDtype::F32, None, 16, 140, false),
+        case(4, 2, 32, KvDtype::Bf16, Some(70), 5, 200, false),
+        case(2, 2, 32, KvDtype::Int8, None, 48, 100, false),
     ];
     let rounded = [
         case(1, 1, 4, KvDtype::F16, None, 16, 1, true),
@@ -137,6 +140,7 @@ fn cases() -> Vec<(Case, f32)> {
         case(2, 1, 33, KvDtype::F16, Some(300), 16, 590, true),
         case(2, 2, 7, KvDtype::Bf16, Some(7), 16, 300, true),
         case(3, 1, 64, KvDtype::Int8, None, 16, 300, true),
+        case(4, 2, 32, KvDtype::Bf16, Some(90), 5, 300, true),
     ];
     single.into_iter().map(|case| (case, 1e-5)).chain(rounded.into_iter().map(|case| (case, 0.02))).collect()
 }
