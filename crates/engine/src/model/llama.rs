@@ -23,7 +23,7 @@ use crate::kernels::cpu::{
     Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
     attention, gated, linear, rms_norm, rope, swiglu,
 };
-use crate::kernels::{Isa, Rows, Threads};
+use crate::kernels::{Isa, Rows, Threads, prefetch};
 use crate::sampler::check_finite;
 
 /// Rows of logits computed at once: a prompt's logits are never all in memory.
@@ -293,8 +293,7 @@ impl Step<'_> {
         let shape = self.llama.attention_shape(self.arena, index as usize);
         let operands = Attention { shape: &shape, store: KvStore::new(self.arena, index), q: qkv };
         attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens(), wanted), attended, scratch);
-        let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(attended.row(row));
-        inputs.fill(*isa, threads, &layer.output, attended.rows(), copy);
+        inputs.fill_from(*isa, threads, &layer.output, attended);
         linear(*isa, threads, inputs, &layer.output, hidden, Target::Add);
         if let Some(bias) = &layer.output_bias {
             hidden.for_each(threads, |_, values| add(values, bias));
@@ -340,7 +339,13 @@ impl Step<'_> {
         x: impl Fn(usize) -> &'x [f32] + Sync,
     ) {
         let Compute { isa, threads } = self.compute;
-        inputs.fill(*isa, threads, w, rows, |row, to| rms_norm(*isa, x(row), norm, self.config.norm_eps, to));
+        inputs.fill(*isa, threads, w, rows, |row, to| {
+            // Another thread has written some of it.
+            if row + 1 < rows {
+                prefetch(x(row + 1));
+            }
+            rms_norm(*isa, x(row), norm, self.config.norm_eps, to);
+        });
     }
 }
 

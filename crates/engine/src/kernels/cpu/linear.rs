@@ -171,6 +171,20 @@ impl Inputs {
             Products::Quantized => self.quantized.fill(isa, threads, shape, &self.buffers, make),
         }
     }
+
+    /// Takes the rows of `x`, for products with `w`.
+    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, w: &Matrix, x: &Rows) {
+        assert_eq!(x.columns(), w.inputs(), "inputs of a product");
+        self.filled = (x.rows(), w.inputs(), w.products());
+        match w.products() {
+            Products::Single => {
+                self.single.reshape(x.rows(), x.columns());
+                self.single.for_each(threads, |row, to| to.copy_from_slice(x.row(row)));
+            }
+            Products::Rounded => self.rounded.fill_from(isa, threads, x),
+            Products::Quantized => self.quantized.fill_from(isa, threads, x),
+        }
+    }
 }
 
 /// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of X W^T: X is what `inputs` were filled with for this matrix. Returns whether it

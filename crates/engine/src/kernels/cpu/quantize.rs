@@ -9,9 +9,9 @@
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
 
-use super::row_buffers::{GROUP, RowBuffers};
+use super::row_buffers::{GROUP, RowBuffers, take_groups};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -87,12 +87,11 @@ impl QuantizedRows {
         SharedRows::new(self.resize(rows, columns), (rows.div_ceil(GROUP), blocks_per_row), blocks_per_row)
     }
 
-    /// Takes the rows of `x`.
-    #[cfg(test)]
-    pub fn quantize(&mut self, isa: Isa, threads: &Threads, x: &crate::kernels::Rows) {
-        let shape = (x.rows(), x.columns());
-        let buffers = RowBuffers::new(threads, x.columns());
-        self.fill(isa, threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
+    /// Takes the rows of `x`, of a multiple of 32 columns.
+    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
+        let blocks_per_row = x.columns() / BLOCK;
+        let blocks = self.resize(x.rows(), x.columns());
+        take_groups(threads, x, (blocks, blocks_per_row), |x, slot, group| quantize_row(isa, x, slot, group));
     }
 
     pub fn rows(&self) -> usize {
@@ -173,8 +172,14 @@ mod tests {
         for count in [1, 15, 16, 17, 40] {
             let x = rows(count, 96);
             for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
-                let mut quantized = QuantizedRows::new();
-                quantized.quantize(isa, &Threads::new(threads).unwrap(), &x);
+                let (mut quantized, threads) = (QuantizedRows::new(), Threads::new(threads).unwrap());
+                match threads.count() {
+                    1 => quantized.fill_from(isa, &threads, &x),
+                    _ => {
+                        let (shape, buffers) = ((x.rows(), x.columns()), RowBuffers::new(&threads, x.columns()));
+                        quantized.fill(isa, &threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
+                    }
+                }
                 for row in 0..count {
                     let expected = reference::quantize(x.row(row));
                     for (block, expected) in quantized.group(row / GROUP).iter().zip(expected) {
@@ -203,14 +208,14 @@ mod tests {
                 let mut x = rows(1, 64);
                 x.row_mut(0)[37] = wrong;
                 let mut quantized = QuantizedRows::new();
-                quantized.quantize(isa, &threads, &x);
+                quantized.fill_from(isa, &threads, &x);
                 assert!(quantized.group(0)[0].scales[0].is_finite() && !quantized.group(0)[1].scales[0].is_finite());
             }
             for tiny in [0.0, 1e-45, -1e-38, 1e-37, -3e-37] {
                 let mut x = rows(1, 32);
                 x.row_mut(0).fill(tiny);
                 let mut quantized = QuantizedRows::new();
-                quantized.quantize(isa, &threads, &x);
+                quantized.fill_from(isa, &threads, &x);
                 let block = &quantized.group(0)[0];
                 assert!(block.weighted_sums[0].abs() <= 1e-35 && block.zeros[0].abs() <= 8 * 127 * 32, "{isa} {tiny}");
             }

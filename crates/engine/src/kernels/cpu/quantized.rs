@@ -74,8 +74,8 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
     let panels = if let Output::Gated(..) = to { w.panels() / 2 } else { w.panels() };
     let parallel = x.rows() * w.inputs() * w.outputs() >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
-    let most_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
-    let run = if parallel { panels.div_ceil(most_runs).next_multiple_of(WIDEST_TILE) } else { panels };
+    let wanted_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
+    let run = if parallel { (panels / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { panels };
     let runs = panels.div_ceil(run);
     let run_of = |task: usize| task % runs * run..panels.min((task % runs + 1) * run);
     let groups = x.rows().div_ceil(GROUP);
@@ -399,7 +399,7 @@ mod tests {
                     let threads = Threads::new(count).unwrap();
                     let w = packed(&threads, dtype, &blocks, inputs);
                     let mut a = QuantizedRows::new();
-                    a.quantize(isa, &threads, &x);
+                    a.fill_from(isa, &threads, &x);
                     let mut y = Rows::new(outputs + 16);
                     y.resize(rows);
                     for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
@@ -421,7 +421,9 @@ mod tests {
     }
 
     fn compare_gated() {
-        for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (150, 160, 32)] {
+        for (rows, half, inputs) in
+            [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (150, 160, 32), (2, 256, 128)]
+        {
             let mut x = Rows::new(inputs);
             x.resize(rows);
             for row in 0..rows {
@@ -433,7 +435,7 @@ mod tests {
                     let threads = Threads::new(count).unwrap();
                     let w = packed(&threads, dtype, &blocks, inputs);
                     let (mut a, mut found) = (QuantizedRows::new(), QuantizedRows::new());
-                    a.quantize(isa, &threads, &x);
+                    a.fill_from(isa, &threads, &x);
                     gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads), &mut found);
                     assert_eq!(found.rows(), rows);
                     for row in 0..rows {

@@ -5,9 +5,9 @@ use half::bf16;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Pairs, numbers_mut};
-use crate::kernels::{AlignedBytes, Isa, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
 
-use super::row_buffers::{GROUP, RowBuffers};
+use super::row_buffers::{GROUP, RowBuffers, take_groups};
 
 /// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of them apart.
 pub(crate) struct RoundedRows {
@@ -35,6 +35,16 @@ impl RoundedRows {
         let row_bytes = self.stride * size_of::<bf16>();
         let bytes = &mut self.bytes[..rows * row_bytes];
         buffers.pass(threads, (rows, columns), make, (bytes, GROUP * row_bytes), |x, slot, group| {
+            round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
+        });
+    }
+
+    /// Takes the rows of `x`.
+    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
+        self.resize(x.rows(), x.columns());
+        let row_bytes = self.stride * size_of::<bf16>();
+        let bytes = &mut self.bytes[..x.rows() * row_bytes];
+        take_groups(threads, x, (bytes, GROUP * row_bytes), |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }

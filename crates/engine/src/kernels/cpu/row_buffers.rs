@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::kernels::{AlignedBuf, Threads};
+use crate::kernels::lanes::prefetch;
+use crate::kernels::{AlignedBuf, Rows, Threads};
 
 /// Rows of a group: what a thread takes at once.
 pub(super) const GROUP: usize = 16;
@@ -35,6 +36,24 @@ impl RowBuffers {
             }
         });
     }
+}
+
+/// As [`RowBuffers::pass`], of rows that are in memory.
+pub(super) fn take_groups<T: Send>(
+    threads: &Threads,
+    x: &Rows,
+    (to, group_len): (&mut [T], usize),
+    take: impl Fn(&[f32], usize, &mut [T]) + Sync,
+) {
+    threads.for_each_chunk(to, group_len, x.rows() > GROUP, |_, group, to| {
+        for row in group * GROUP..x.rows().min((group + 1) * GROUP) {
+            // Another thread has written some of it.
+            if row + 1 < x.rows() {
+                prefetch(x.row(row + 1));
+            }
+            take(x.row(row), row % GROUP, to);
+        }
+    });
 }
 
 #[cfg(test)]
