@@ -182,7 +182,7 @@ async fn all_at_once(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Vec<
             let mut stream = client.generate(ask.0).await?.into_inner();
             let mut tokens = Vec::new();
             while let Some(response) = stream.message().await? {
-                if let Some(v1::generate_response::Event::Delta(delta)) = response.event {
+                if let Some(Event::Delta(delta)) = response.event {
                     tokens.extend(delta.token_ids);
                 }
             }
