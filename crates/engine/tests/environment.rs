@@ -34,7 +34,7 @@ fn the_environment_chooses_the_instruction_set() {
         let said = with_isa(isa.as_str());
         assert!(said.contains(&format!("runs with {isa}\n")), "{isa}: {said}");
     }
-    for name in ["scalar", "avx2", "avx512", "vnni", "bf16"] {
+    for name in ["scalar", "avx2", "avx512", "vnni", "bf16", "amx"] {
         if !Isa::available().iter().any(|isa| isa.as_str() == name) {
             println!("SKIPPED {name}: this CPU does not have it");
             assert!(with_isa(name).contains("refused: "), "{name}");

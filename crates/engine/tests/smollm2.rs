@@ -34,7 +34,7 @@ fn reference() -> Vec<Entry> {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Longest prompts of the reference that are computed without vector instructions, and with those that are not the fastest, tokens: all of them would take minutes.
+/// Longest prompts of the reference that are computed without vector instructions, and with those that are not the fastest, tokens: all of them take minutes (`make test-long`).
 const SCALAR_PROMPT: usize = 8;
 const SLOWER_PROMPT: usize = 100;
 /// All of them.
@@ -81,11 +81,12 @@ fn differences(mut engine: CpuEngine, most: usize) -> Differences {
 /// Mean and largest difference stay below `most`, on every instruction set, those that are not the fastest over prompts of at most `slower` tokens; where the reference leads by `sure`, its best
 /// token is ours.
 fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usize, sure: f32, most: (f32, f32)) {
+    let is_long = std::env::var_os("BATON_TEST_LONG").is_some();
     for isa in Isa::available() {
         let engine = load(path, &CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
         assert!(engine.model().numerics.starts_with(numerics), "{}", engine.model().numerics);
         let prompts = match isa {
-            isa if isa == Isa::detect() => EVERY_PROMPT,
+            isa if isa == Isa::detect() || is_long => EVERY_PROMPT,
             Isa::SCALAR => SCALAR_PROMPT,
             _ => slower,
         };

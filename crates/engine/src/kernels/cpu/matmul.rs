@@ -506,6 +506,7 @@ mod tests {
         let shapes = [
             (1, 1, 1),
             (1, 33, 5),
+            (1, 300, 700),
             (2, 16, 17),
             (7, 47, 300),
             (12, 32, 64),
@@ -533,7 +534,10 @@ mod tests {
                 let mut rounded = RoundedRows::new();
                 let buffers = RowBuffers::new(&threads, inputs);
                 let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
-                rounded.fill(isa, &threads, (rows, inputs), &buffers, copy);
+                match count {
+                    1 => rounded.fill_from(isa, &threads, &x),
+                    _ => rounded.fill(isa, &threads, (rows, inputs), &buffers, copy),
+                }
                 let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
                 y.resize(rows);
@@ -597,7 +601,7 @@ mod tests {
 
     fn compare_unpacked() {
         for (rows, outputs, inputs) in
-            [(1, 1, 32), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
+            [(1, 1, 32), (1, 350, 608), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
         {
             for dtype in quantized_matrix::tests::quantized() {
                 let blocks = quantized_matrix::tests::random_blocks(dtype, outputs as u64, outputs * inputs / CODES);

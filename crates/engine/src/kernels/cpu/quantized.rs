@@ -385,9 +385,17 @@ mod tests {
     }
 
     fn compare_odd_shapes() {
-        for (rows, outputs, inputs) in
-            [(1, 1, 32), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (150, 40, 32)]
-        {
+        let shapes = [
+            (1, 1, 32),
+            (1, 300, 608),
+            (2, 47, 64),
+            (15, 33, 96),
+            (16, 16, 256),
+            (16, 300, 96),
+            (17, 100, 64),
+            (150, 40, 32),
+        ];
+        for (rows, outputs, inputs) in shapes {
             let mut x = Rows::new(inputs);
             x.resize(rows);
             for row in 0..rows {

@@ -16,7 +16,8 @@ pub(super) fn depth_of<P: Pairs>(inputs: usize) -> usize {
 }
 
 /// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left.
-/// Meanwhile it asks for the rows of a later tile, line after line as it goes: memory is never idle, and the processor's list of what is on its way never full.
+/// Meanwhile it asks for the rows of a later tile, line after line as it goes, so that memory is not idle, nor the processor's list of what is on its way full; for what a short tile leaves over, at
+/// its end.
 #[inline(always)]
 pub(super) fn load_tile<P: Pairs>(keys: &KeyTile<'_>, later: Option<&KeyTile<'_>>, at: usize, scratch: &mut Scratch) {
     let shape = keys.task.operands.shape;

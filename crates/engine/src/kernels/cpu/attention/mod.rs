@@ -297,7 +297,7 @@ pub(crate) fn attention(
         let tile = &tiles[tiles.len() - 1 - index / shape.kv_heads];
         Task { operands, tile, kv_head: index % shape.kv_heads }
     };
-    // The heads of a sequence lie side by side in its blocks; but a long task may be the last that others wait for.
+    // No more than the heads of a sequence, which lie side by side in its blocks; and a long task may be the last that others wait for.
     let most = if rows <= shape.group() { shape.kv_heads } else { 1 };
     let run = tasks.div_ceil(threads.count() * TASKS_PER_THREAD).clamp(1, most);
     threads.for_each(tasks.div_ceil(run), true, |worker, index| {

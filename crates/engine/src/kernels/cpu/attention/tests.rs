@@ -99,19 +99,28 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
 fn expected(case: &Case) -> Vec<Vec<f32>> {
     let shape = &case.shape;
     let (q, k, v) = inputs(case);
-    let (k, v) = (rounded(shape.dtype, shape.head_dim, k), rounded(shape.dtype, shape.head_dim, v));
+    let (k, v) = (stored(shape, k), stored(shape, v));
+    (0..case.length).map(|position| expected_row(shape, q.row(position), &k, &v, position)).collect()
+}
+
+/// What is read of K or V: rounded to its type.
+fn stored(shape: &AttentionShape, x: Vec<f32>) -> Vec<f32> {
+    rounded(shape.dtype, shape.head_dim, x)
+}
+
+/// What the query at a position sees.
+fn expected_row(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<f32> {
     let (dim, width) = (shape.head_dim, shape.kv_heads * shape.head_dim);
     let of_head = |x: &[f32], head: usize| -> Vec<f32> {
         x.chunks_exact(width).flat_map(|row| row[head * dim..(head + 1) * dim].to_vec()).collect()
     };
-    let head_out = |position: usize, head: usize| {
+    let window = shape.window.map_or(usize::MAX, |w| w as usize);
+    let seen = (position + 1).saturating_sub(window)..position + 1;
+    let head_out = |(head, q): (usize, &[f32])| {
         let kv_head = head / shape.group();
-        let q = &q.row(position)[head * dim..(head + 1) * dim];
-        let window = shape.window.map_or(usize::MAX, |w| w as usize);
-        let seen = (position + 1).saturating_sub(window)..position + 1;
-        reference::attention(q, &of_head(&k, kv_head), &of_head(&v, kv_head), seen)
+        reference::attention(q, &of_head(k, kv_head), &of_head(v, kv_head), seen.clone())
     };
-    (0..case.length).map(|p| (0..shape.heads).flat_map(|h| head_out(p, h)).collect()).collect()
+    q.chunks_exact(dim).enumerate().flat_map(head_out).collect()
 }
 
 /// Cases, and how far from the reference they may be: numbers of 8 bits are rounded by at most 1/512, which scores of up to 6 make a hundredth of the weights.
@@ -170,6 +179,82 @@ fn compare() {
                     "case {index}, {isa}, {threads} threads, chunks of {chunk}"
                 );
             }
+        }
+    }
+}
+
+/// Sequences of a token each, of which a thread has several tasks in a row and asks for the keys of those that follow.
+#[test]
+fn sequences_beside_one_another_are_what_each_is_alone() {
+    on_both_sides(compare_sequences);
+}
+
+fn compare_sequences() {
+    let shape = |heads, kv_heads, head_dim, dtype, window, rounded| AttentionShape {
+        heads,
+        kv_heads,
+        head_dim,
+        dtype,
+        window,
+        rounded,
+    };
+    compare_beside(&shape(9, 3, 64, KvDtype::F16, None, true), 0.02);
+    compare_beside(&shape(4, 2, 32, KvDtype::Bf16, Some(70), false), 1e-5);
+    compare_beside(&shape(8, 4, 20, KvDtype::Int8, None, false), 1e-5);
+}
+
+/// One that attends to itself alone, ends of tiles and of splits. The first one fills its blocks, the arena's last ones.
+const LENGTHS: [usize; 9] = [64, 1, 63, 65, 300, 257, 17, 130, 2];
+const BLOCK_TOKENS: usize = 16;
+
+fn compare_beside(shape: &AttentionShape, tolerance: f32) {
+    let width = shape.kv_heads * shape.head_dim;
+    let mut layout = KvLayout {
+        model: 0,
+        num_layers: 1,
+        num_kv_heads: shape.kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        block_tokens: BLOCK_TOKENS as u32,
+        dtype: shape.dtype,
+        num_blocks: LENGTHS.iter().map(|length| length.div_ceil(BLOCK_TOKENS) as u32).sum(),
+    };
+    while !layout.arena_bytes().is_multiple_of(PAGES) {
+        layout.num_blocks += 1;
+    }
+    let arena = KvArena::allocate(layout).unwrap();
+    // SAFETY: one thread.
+    unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
+    let store = KvStore::new(&arena, 0);
+    let (mut tables, mut expected) = (Vec::new(), Vec::new());
+    let mut free = (0..arena.layout().num_blocks).rev().map(BlockId);
+    let mut q = Rows::new(shape.heads * shape.head_dim);
+    q.resize(LENGTHS.len());
+    for (row, length) in LENGTHS.into_iter().enumerate() {
+        let random = |seed: usize, len| reference::random((10 * row + seed) as u64, len);
+        let values = random(0, q.columns());
+        q.row_mut(row).iter_mut().zip(values).for_each(|(q, x)| *q = 6.0 * x);
+        let (k, v) = (random(1, length * width), random(2, length * width));
+        let mut table: Vec<_> = free.by_ref().take(length.div_ceil(BLOCK_TOKENS)).collect();
+        table.reverse();
+        for (position, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
+            store.write(Isa::SCALAR, &table, position, k, v);
+        }
+        tables.push(table);
+        expected.push(expected_row(shape, q.row(row), &stored(shape, k), &stored(shape, v), length - 1));
+    }
+    let tiles: Vec<_> = (tables.iter().zip(LENGTHS).enumerate())
+        .map(|(row, (block_table, length))| QueryTile { row, position: length - 1, tokens: 1, block_table })
+        .collect();
+    for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+        let threads = Threads::new(count).unwrap();
+        let mut scratch = AttentionScratch::new(shape, count);
+        let (mut beside, mut alone) = (Rows::new(q.columns()), Rows::new(q.columns()));
+        attention(isa, &threads, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
+        for (row, expected) in expected.iter().enumerate() {
+            let distance = reference::distance(beside.row(row), expected);
+            assert!(distance < tolerance, "{isa}, {count} threads, sequence {row}: {distance}");
+            attention(isa, &threads, Attention { shape, store, q: &q }, &tiles[row..=row], &mut alone, &mut scratch);
+            assert_eq!(beside.row(row), alone.row(row), "{isa}, {count} threads, sequence {row}");
         }
     }
 }
