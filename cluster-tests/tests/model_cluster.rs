@@ -286,15 +286,15 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         assert!(done??, "a request ended without Finished");
     }
     cluster.wait_idle(SECOND).await?;
-    // One by one, so that each abort's own release is seen: before the prompt is computed, meanwhile, and among tokens.
-    let ask = |from: usize| Ask::tokens(text[from..240].to_vec()).max_tokens(1500).ignore_eos();
-    for after in [0, 10, 30, 120] {
-        let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask(after as usize % 7))).await;
+    // One by one, so that each abort's own release is seen: before the prompt is computed, meanwhile, and among tokens. Each has a prompt of its own, of which no block is cached.
+    let ask = |from: usize| Ask::tokens(text[from..340].to_vec()).max_tokens(1500).ignore_eos();
+    for (from, after) in (100..).zip([0, 10, 30, 120]) {
+        let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask(from))).await;
         assert!(aborted.is_err(), "it was to be aborted after {after} ms");
         cluster.wait_idle(SECOND).await?;
     }
-    for deltas in [1, 20, 300] {
-        let mut stream = cluster.inference().generate(ask(deltas % 7).0).await?.into_inner();
+    for (from, deltas) in (104..).zip([1, 20, 300]) {
+        let mut stream = cluster.inference().generate(ask(from).0).await?.into_inner();
         for _ in 0..=deltas {
             let event = stream.message().await?.and_then(|response| response.event);
             assert!(matches!(event, Some(Event::Accepted(_) | Event::Delta(_))), "it was to be aborted: {event:?}");
