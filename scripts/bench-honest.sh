@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-baton=$target/release/baton
+baton=$target/debug/baton
 trace=${TRACE:?a trace is needed, as in make bench-honest TRACE=trace.jsonl}
 nodes=${NODES:-8} profile=${PROFILE:-llama3-70b-a800} placement=${PLACEMENT:-baton} admission=${ADMISSION:-selective}
 work=$(mktemp -d)

@@ -14,8 +14,8 @@ cd "$(dirname "$0")/.."
 if [[ -z ${BATON-} ]]; then
   # Beside the one without the feature, not over it.
   target=${CARGO_TARGET_DIR:-target}/rdma
-  cargo build --release --locked --package baton-cli --features rdma --target-dir "$target"
-  BATON=$target/release/baton
+  cargo build --locked --package baton-cli --features rdma --target-dir "$target"
+  BATON=$target/debug/baton
 fi
 scripts/rdma-guest.sh --install && scripts/rdma-guest.sh --check || { echo "bench-rdma: no virtual machine with RDMA devices (the reason is above)" >&2; exit 77; }
 work=$(mktemp -d)

@@ -13,7 +13,7 @@
 # Nodes and client share what cores are left: with one, they are late themselves, and the figures say more of them than of the conductor. STREAMS=100 shows how much.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=${CARGO_TARGET_DIR:-target}/release
+bin=${CARGO_TARGET_DIR:-target}/debug
 core=${CORE:-0} nodes=${NODES:-8} cores=$(nproc)
 others=$(seq -s, 0 $((cores - 1)) | tr , '\n' | grep -vx "$core" | paste -sd, || true)
 others=${others:-$core}

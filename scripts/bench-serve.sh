@@ -11,11 +11,11 @@
 #   BATON_API  how Baton is asked: http, as the others are, or grpc      (http)
 #   UP         more arguments for `baton up`                             (none)
 #   JSON       a file for all figures                                    (none)
-#   BATON      the binary; the others are beside it                      (target/release/baton)
+#   BATON      the binary; the others are beside it                      (target/debug/baton)
 # Everything takes an hour to an hour and a half, most of it the search for the highest rates of servers that bear none. A side that cannot be had is a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-BATON=${BATON:-${CARGO_TARGET_DIR:-target}/release/baton}
+BATON=${BATON:-${CARGO_TARGET_DIR:-target}/debug/baton}
 # The load comes from there, too.
 [[ -x $BATON ]] || { echo "bench-serve: $BATON does not exist: run make build, or make bench-serve" >&2; exit 2; }
 arguments=(--baton "$BATON")

@@ -7,11 +7,12 @@
 #   ONLY           a regular expression of rows       (all)
 #   JSON           a file for all figures             (none)
 #   BENCH_PREFIX   stands before each command         (none; such as "taskset -c 0,1")
-#   BATON          the binary                         (target/release/baton)
+#   BATON          the binary                         (target/debug/baton)
 # A tool that cannot be had is a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-BATON=${BATON:-${CARGO_TARGET_DIR:-target}/release/baton}
+source scripts/packages.sh
+BATON=${BATON:-${CARGO_TARGET_DIR:-target}/debug/baton}
 [[ -x $BATON ]] || { echo "bench-transfer: $BATON does not exist: run make build, or make bench-transfer" >&2; exit 2; }
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
 venv=$cache/bench-venv
@@ -21,9 +22,7 @@ nixl=nixl-cu12==1.5.1
 say() { echo "bench-transfer: $*" >&2; }
 
 tools() {
-  command -v iperf3 >/dev/null || {
-    [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y iperf3 >/dev/null
-  } || say "iperf3 cannot be had (Debian: apt-get install iperf3)"
+  command -v iperf3 >/dev/null || install_packages "bench-transfer: iperf3" iperf3 || say "going on without iperf3"
   mkdir -p "$cache"
   exec 9>"$cache/bench-lock"
   flock 9

@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$(scripts/fetch-model.sh)
-cargo build --release --locked --workspace --bins
-baton=${CARGO_TARGET_DIR:-target}/release/baton
+cargo build --locked --workspace --bins
+baton=${CARGO_TARGET_DIR:-target}/debug/baton
 
 work=$(mktemp -d)
 up=

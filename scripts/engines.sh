@@ -6,6 +6,7 @@
 #   VLLM    a Python environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/packages.sh
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
 # llama.cpp's sources are in the source package of its Python binding; nothing else of that package is used.
 llama=llama-cpp-python==0.3.36
@@ -20,13 +21,7 @@ say() { echo "engines: $*" >&2; }
 need() {
   local what=$1
   shift
-  command -v "$what" >/dev/null || [[ -e $what ]] && return
-  if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-    say "$what is missing (Debian: apt-get install $*)"
-    return 1
-  fi
-  say "installing $*"
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "$@" >/dev/null
+  command -v "$what" >/dev/null || [[ -e $what ]] || install_packages "engines: $what" "$@"
 }
 
 install_llama() {

@@ -4,7 +4,7 @@
 #
 #   scripts/rdma-guest.sh [-f FILE[:DEST]]... [-m MEMORY_MB] [-t SECONDS] -- COMMAND...
 #   scripts/rdma-guest.sh --check       # exit status 77, and a line that says why, where it cannot run; fetches the kernel
-#   scripts/rdma-guest.sh --install     # the Debian packages it needs (root)
+#   scripts/rdma-guest.sh --install     # the Debian packages it needs (root, with SETUP=1 or CI=true)
 #
 # -f   copies FILE, and the shared libraries it links, into the guest: to /bin/NAME unless DEST says where
 # -m   memory of the guest in MiB (1536)
@@ -13,6 +13,7 @@
 # In the guest: rails rxe0 (interface v0, 10.0.0.1) and rxe1 (v1, 10.0.1.1), MTU 9000. Two processes meet on one rail; `/bin/ip link set v0 down` kills rail 0.
 # /bin has busybox, ibv_devinfo, ib_write_bw, ib_read_bw, rdma and ip (say /bin/ip: the shell's own is busybox's). The exit status is the command's; 125: there was none.
 set -euo pipefail
+source "$(dirname "$0")/packages.sh"
 packages=(qemu-system-x86 qemu-utils- busybox-static cpio kmod rdma-core ibverbs-utils ibverbs-providers perftest iproute2)
 tools=(qemu-system-x86_64 busybox cpio depmod modprobe ip rdma ibv_devinfo ib_write_bw ib_read_bw)
 modules=(crc32_generic rdma_rxe ib_uverbs rdma_ucm veth)
@@ -24,13 +25,7 @@ say() { echo "rdma-guest: $*" >&2; }
 missing_tools() { for tool in "${tools[@]}"; do command -v "$tool" >/dev/null || echo "$tool"; done; }
 
 install_packages() {
-  [[ -n $(missing_tools) ]] || return 0
-  if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-    say "missing: $(missing_tools | tr '\n' ' ')(Debian, as root: apt-get install ${packages[*]})"
-    return 77
-  fi
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "${packages[@]}"; } >/dev/null 2>&1 ||
-    { say "apt-get could not install ${packages[*]}"; return 77; }
+  [[ -z $(missing_tools) ]] || install_packages "rdma-guest: $(missing_tools | tr '\n' ' ')" "${packages[@]}" || return 77
 }
 
 # The kernel package is unpacked into the cache, never installed.

@@ -3,6 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$(scripts/fetch-model.sh)
-cargo build --release --locked --workspace --bins
+cargo build --locked --workspace --bins
 target=${CARGO_TARGET_DIR:-target}
-exec "$target/release/baton" up --model "$model" --prefill 2 --decode 2 "$@"
+exec "$target/debug/baton" up --model "$model" --prefill 2 --decode 2 "$@"

@@ -69,7 +69,7 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let path = folder.join(name);
     anyhow::ensure!(
         path.exists(),
-        "{} does not exist: run `cargo build --release --workspace --bins` (make test does)",
+        "{} does not exist: run `cargo build --workspace --bins` (make test does)",
         path.display()
     );
     Ok(path)

@@ -148,7 +148,7 @@ fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
         return Ok(path);
     }
     let problem = format!(
-        "there is no {name} in {}; `cargo build --release --bins` makes it, --bin-dir says where it is",
+        "there is no {name} in {}; `cargo build --bins` makes it, --bin-dir says where it is",
         bin_dir.display()
     );
     Err(CliError::invalid("bin-dir", problem))
