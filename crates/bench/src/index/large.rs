@@ -4,7 +4,7 @@
 //! prompt's blocks stored, or removed. The writer removes the oldest family and stores a new one, again and again, so that the number of entries stays.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_sim::Random;
 use baton_types::{BlockHash, KvEvent};
@@ -136,7 +136,7 @@ pub fn run(args: &IndexArgs) -> Result<Figures, BenchError> {
     let [asking, writing] = cores::usable("--large")?;
     cores::bind(writing)?;
     progress(&format!("{} entries are stored", args.entries));
-    let begin = Instant::now();
+    let begin = baton_runtime::now();
     let ((index, sequences, blocks), bytes) = allocator::allocated(|| {
         let index = Shared::new(NODES);
         let mut writer = Writer::new(&index);
@@ -151,7 +151,7 @@ pub fn run(args: &IndexArgs) -> Result<Figures, BenchError> {
 
     let ended = AtomicBool::new(false);
     let mut writer = Writer { index: &index, sequences, events: Vec::new(), blocks: 0 };
-    let begin = Instant::now();
+    let begin = baton_runtime::now();
     let beside_events = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let lookups = asked(args.seed.wrapping_add(1));
@@ -187,7 +187,7 @@ fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Lookups, BenchError>>) 
 fn ask(index: &Shared, families: u64, oldest: &AtomicU64, time: Duration, seed: u64) -> Lookups {
     let mut random = Random::new(seed);
     let (mut times, mut prompt) = (Vec::with_capacity(1 << 24), Vec::with_capacity(BLOCKS as usize));
-    let begin = Instant::now();
+    let begin = baton_runtime::now();
     while begin.elapsed() < time && times.len() < times.capacity() {
         // Not the oldest tenth: the writer may remove it before it is asked for.
         let age = families / 10 + random.below(families * 9 / 10);
@@ -195,7 +195,7 @@ fn ask(index: &Shared, families: u64, oldest: &AtomicU64, time: Duration, seed: 
         let number = random.below(PROMPTS);
         prompt.clear();
         prompt.extend((0..BLOCKS).map(|position| block(family, number, position)));
-        let begin = Instant::now();
+        let begin = baton_runtime::now();
         let found = index.lookup(&prompt);
         let took = begin.elapsed();
         // Where this thread stood still for long, the writer may have removed it.

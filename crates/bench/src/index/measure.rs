@@ -1,7 +1,6 @@
 //! Fills and asks indexes, in turn.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use super::contender::{Contender, Index};
 use super::report::{Row, Spread, Table};
@@ -23,7 +22,7 @@ pub struct Round {
 
 /// What the clock says of doing nothing.
 pub fn clock_ns() -> f64 {
-    let mut times: Vec<_> = (0..10_001).map(|_| Instant::now().elapsed().as_nanos() as u64).collect();
+    let mut times: Vec<_> = (0..10_001).map(|_| baton_runtime::now().elapsed().as_nanos() as u64).collect();
     quantile(&mut times, 0.5)
 }
 
@@ -102,7 +101,7 @@ pub fn round<I: Index>(workload: &Workload) -> Round {
     let names = I::names(workload);
     let mut index = I::new(&names);
     workload.batches.iter().for_each(|batch| index.enqueue(&names, batch));
-    let begin = Instant::now();
+    let begin = baton_runtime::now();
     index.drain(&names);
     let fill = begin.elapsed();
 
@@ -111,13 +110,13 @@ pub fn round<I: Index>(workload: &Workload) -> Round {
     let ask = |prompt: &mut I::Prompt| drop(black_box(index.lookup(black_box(prompt))));
     let mut prompts = prepare(&workload.one_by_one);
     let timed = |prompt: &mut I::Prompt| {
-        let begin = Instant::now();
+        let begin = baton_runtime::now();
         ask(prompt);
         begin.elapsed().as_nanos() as u64
     };
     let mut times: Vec<_> = prompts.iter_mut().map(timed).collect();
     let mut prompts = prepare(&workload.in_a_row);
-    let begin = Instant::now();
+    let begin = baton_runtime::now();
     prompts.iter_mut().for_each(ask);
     let row = begin.elapsed();
     Round {

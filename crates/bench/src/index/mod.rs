@@ -1,7 +1,7 @@
 //! `baton bench index`: the conductor's prefix index under a trace, on one core: how long lookups take, how fast events are applied, what an entry weighs.
 //!
-//! [`Workload`] makes of a trace what nodes would report and what would be asked. An [`Index`] is what can be put under it; Baton's is here, and `benches/index`, a workspace of its own, adds those of
-//! others and compares them. [`large`] is Baton's alone, with lookups in one thread while events come in another.
+//! [`Workload`] makes of a trace what nodes would report and what would be asked. An [`Index`] is what can be put under it; Baton's is here, beside a naive map; `benches/index`, a workspace of its own, adds those of
+//! others. [`large`] is Baton's alone, with lookups in one thread while events come in another.
 //!
 //! **Invariant**: before anything is timed, every answer is compared with what the nodes' caches hold.
 
@@ -12,6 +12,7 @@ mod contender;
 mod cores;
 mod large;
 mod measure;
+mod naive;
 mod report;
 mod workload;
 
@@ -25,7 +26,7 @@ pub use workload::{Batch, Block, Change, Workload};
 use crate::BenchError;
 use report::Report;
 
-/// Measures Baton's index, or what stands beside it too, and prints the figures.
+/// Measures Baton's index and what stands beside it, and prints the figures.
 ///
 /// # Errors
 /// What is wrong with an argument or with the trace, an answer that is wrong, and a program whose allocator is not [`CountingAllocator`].
@@ -36,7 +37,7 @@ pub fn run(args: &IndexArgs, others: &[Contender], json: bool) -> Result<(), Ben
     let (path, prompts) = args.prompts()?;
     let [core] = cores::usable("--trace")?;
     cores::bind(core)?;
-    let mut contenders = vec![Contender::of::<baton::Baton>()];
+    let mut contenders = vec![Contender::of::<baton::Baton>(), Contender::of::<naive::Naive>()];
     contenders.extend_from_slice(others);
     let mut report = Report::new(path, args.rounds, measure::clock_ns());
     for nodes in &args.nodes {

@@ -74,9 +74,7 @@ pub struct Table {
     best_depth_per_lookup: f64,
     /// Baton's first.
     rows: Vec<Row>,
-    /// Where there are others.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    baton_over_best: Option<Ratios>,
+    baton_over_best: Ratios,
 }
 
 impl Table {
@@ -140,28 +138,27 @@ impl fmt::Display for Table {
                 row.bytes_per_entry
             )?;
         }
-        let Some(Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory }) = self.baton_over_best else {
-            return Ok(());
-        };
+        let Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory } = self.baton_over_best;
         let [p50, p99, mean, events] = [lookup_p50, lookup_p99, lookup_mean, events].map(|r| format!("{r:.2} x"));
         writeln!(f, "{:26}  {p50:22}  {p99:22}  {mean:22}  {events:20}  {memory:>9.2} x", "baton : best (>1 better)")
     }
 }
 
 impl Ratios {
-    fn of(rows: &[Row]) -> Option<Self> {
-        let (baton, others) = rows.split_first().filter(|(_, others)| !others.is_empty())?;
+    /// Of Baton's row, the first, and those of others.
+    fn of(rows: &[Row]) -> Self {
+        let (baton, others) = rows.split_first().expect("Baton's row is there");
         let least = |figure: fn(&Row) -> f64| {
             let best = others.iter().map(figure).fold(f64::INFINITY, f64::min);
             best / figure(baton)
         };
-        Some(Self {
+        Self {
             lookup_p50: least(|row| row.lookup_p50_ns.median),
             lookup_p99: least(|row| row.lookup_p99_ns.median),
             lookup_mean: least(|row| row.lookup_mean_ns.median),
             events: least(|row| row.events_m_blocks_s.median.recip()),
             memory: least(|row| row.bytes_per_entry),
-        })
+        }
     }
 }
 
@@ -265,9 +262,8 @@ mod tests {
             row("a", [3.0, 9.0, 9.0, 5.0, 90.0]),
             row("b", [9.0, 4.0, 2.0, 4.0, 50.0]),
         ];
-        let Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory } = Ratios::of(&rows).unwrap();
+        let Ratios { lookup_p50, lookup_p99, lookup_mean, events, memory } = Ratios::of(&rows);
         assert_eq!([lookup_p50, lookup_p99, lookup_mean, events, memory], [3.0, 2.0, 0.5, 2.0, 2.5]);
-        assert!(Ratios::of(&rows[..1]).is_none());
     }
 
     #[test]
