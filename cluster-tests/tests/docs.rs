@@ -1,0 +1,122 @@
+//! The shell snippets of the documents that newcomers read run as they stand, in order, from the repository's root.
+//!
+//! The word behind `sh` says how: none runs the block to its end, `background` leaves it running until the document's end, `norun` is not run.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use baton_cluster_tests::{binary, model};
+
+const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+/// Of all shell blocks.
+const LEAST_SHARE_RUN: f64 = 0.8;
+/// In the script: waits for what a `background` block started.
+const AWAIT_HEALTH: &str =
+    "for _ in $(seq 600); do curl -sf http://127.0.0.1:8080/health >/dev/null && break; sleep 0.2; done\n";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    Run,
+    Background,
+    NoRun,
+}
+
+/// A fenced shell block.
+#[derive(Debug)]
+struct Block {
+    /// Line of its fence, from 1.
+    line: usize,
+    how: How,
+    text: String,
+}
+
+fn blocks(markdown: &str) -> Vec<Block> {
+    let (mut blocks, mut open) = (Vec::new(), None);
+    for (line, text) in (1..).zip(markdown.lines()) {
+        let Some(info) = text.trim_start().strip_prefix("```") else {
+            if let Some(Block { text: block, .. }) = &mut open {
+                writeln!(block, "{text}").unwrap();
+            }
+            continue;
+        };
+        blocks.extend(open.take());
+        let how = match info.trim() {
+            "sh" => How::Run,
+            "sh background" => How::Background,
+            "sh norun" => How::NoRun,
+            other => {
+                assert!(
+                    !other.starts_with("sh") && other != "bash",
+                    "line {line}: unknown kind of shell block: {other}"
+                );
+                continue;
+            }
+        };
+        open = Some(Block { line, how, text: String::new() });
+    }
+    assert!(open.is_none(), "a block without an end");
+    blocks
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn of(document: &str) -> Vec<Block> {
+    blocks(&std::fs::read_to_string(root().join(document)).unwrap())
+}
+
+/// One shell runs all blocks of a document, so that one block's variables are there for the next.
+fn script(document: &str) -> String {
+    let mut script = String::from(
+        "set -euo pipefail\ntrap 'jobs -p | while read -r job; do kill -TERM -- \"-$job\"; done; wait' EXIT\nset -m\n",
+    );
+    for Block { line, how, text } in of(document) {
+        match how {
+            How::Run => writeln!(script, "echo '== {document}:{line}' >&2\n{text}").unwrap(),
+            How::Background => writeln!(script, "( {text} ) &\n{AWAIT_HEALTH}").unwrap(),
+            How::NoRun => println!("{document}:{line} is not run:\n{text}"),
+        }
+    }
+    script
+}
+
+fn run(document: &str) {
+    let binaries = binary("baton").unwrap().parent().unwrap().to_owned();
+    let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("bash");
+    command.args(["-c", &script(document)]).current_dir(root()).env("PATH", path).stdin(Stdio::null());
+    // A developer's own cluster is not meant.
+    command.env_remove("BATON_CONDUCTOR").env("BATON_MODEL", model());
+    let status = command.status().unwrap();
+    assert!(status.success(), "{document}: {status}; the line with == says which block");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+fn the_readmes_snippets_run() {
+    run("README.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL"]
+fn the_architectures_snippets_run() {
+    run("ARCHITECTURE.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL"]
+fn contributings_snippets_run() {
+    run("CONTRIBUTING.md");
+}
+
+#[test]
+fn four_in_five_snippets_are_run() {
+    let all: Vec<_> = DOCUMENTS.into_iter().flat_map(of).collect();
+    let run = all.iter().filter(|block| block.how != How::NoRun).count();
+    println!("{run} of {} shell blocks are run", all.len());
+    assert!(run as f64 >= LEAST_SHARE_RUN * all.len() as f64, "{run} of {}", all.len());
+}
