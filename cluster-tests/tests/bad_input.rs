@@ -140,8 +140,9 @@ async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn damaged_model_files_are_refused() -> anyhow::Result<()> {
-    let Some(model) = model("damaged_model_files_are_refused") else { return Ok(()) };
+    let model = model();
     let files = tempfile::tempdir()?;
     let whole = std::fs::read(&model)?;
     let truncated = write(&files, "truncated.gguf", &whole[..whole.len() / 2]);

@@ -1,5 +1,7 @@
 //! How good the predictions of the time to first token are, with a real model under load. Takes ten minutes of an otherwise idle machine: `make test-long`.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::time::{Duration, Instant};
@@ -100,12 +102,9 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 #[tokio::test]
+#[ignore = "takes ten minutes of an idle machine (make test-long), and needs a model: BATON_MODEL"]
 async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
-    if std::env::var_os("BATON_TEST_LONG").is_none() {
-        println!("SKIPPED the_time_to_first_token_is_predicted: it takes ten minutes; BATON_TEST_LONG is not set");
-        return Ok(());
-    }
-    let Some(model) = model("the_time_to_first_token_is_predicted") else { return Ok(()) };
+    let model = model();
     let cluster = Cluster::model(&model).start().await?;
     let mut random = Random(5);
     let per_token = seconds_per_token(&cluster, &mut random).await?;

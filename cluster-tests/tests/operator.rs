@@ -1,5 +1,7 @@
 //! What an operator sees: the real `baton` command beside a real cluster with the mock engine.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::process::{Output, Stdio};

@@ -1,5 +1,7 @@
 //! Prefixes that another node holds: brought instead of computed, with the same tokens, whatever becomes of the holder.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::time::{Duration, Instant};
@@ -31,10 +33,9 @@ fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed() -> anyhow::Result<()> {
-    let Some(model) = model("a_prefix_that_only_another_node_holds_is_brought_faster_than_computed") else {
-        return Ok(());
-    };
+    let model = model();
     for (transport, kv_dtype, row_bytes) in
         [("shm", "f16", F16_ROW), ("tcp", "f16", F16_ROW), ("shm", "int8", INT8_ROW), ("tcp", "int8", INT8_ROW)]
     {
@@ -67,8 +68,9 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
-    let Some(model) = model("without_fetching_everything_is_computed") else { return Ok(()) };
+    let model = model();
     let builder = Cluster::model(&model).conductor_flags(&["--fetch-prefixes", "false"]);
     let mut cluster = builder.clone().start().await?;
     let ask = Ask::tokens(prompt(400)).max_tokens(2).ignore_eos();
@@ -82,8 +84,9 @@ async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
 
 /// The holder is stopped while it is read from, and then killed: nobody but the reader has to do with it.
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result<()> {
-    let Some(model) = model("a_holder_that_dies_while_it_is_read_changes_nothing") else { return Ok(()) };
+    let model = model();
     let builder = Cluster::model(&model);
     let mut cluster = builder.clone().start().await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
@@ -197,8 +200,9 @@ fn new_tokens(before: &[u32], prompt: &[u32]) -> u32 {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn each_turn_of_a_conversation_computes_its_new_text_alone() -> anyhow::Result<()> {
-    let Some(model) = model("each_turn_of_a_conversation_computes_its_new_text_alone") else { return Ok(()) };
+    let model = model();
     let builder = Cluster::model(&model).prefill(1).decode(2);
     let mut cluster = builder.clone().start().await?;
     let subjects = ["bees", "rivers", "clocks", "bread", "stars", "boats", "wool", "salt", "kites", "moss"];
@@ -265,8 +269,9 @@ async fn holders(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Result<()> {
-    let Some(model) = model("a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked") else { return Ok(()) };
+    let model = model();
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "2", "--replicate-interval-s", "0.3"]);
     let (mut cluster, answers) = make_hot(&builder).await?;
@@ -303,8 +308,9 @@ async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Res
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<()> {
-    let Some(model) = model("without_replication_a_hot_prefix_stays_where_it_is") else { return Ok(()) };
+    let model = model();
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "0", "--replicate-interval-s", "0.3"]);
     let (cluster, _) = make_hot(&builder).await?;

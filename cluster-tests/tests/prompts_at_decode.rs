@@ -1,5 +1,7 @@
 //! Prompts that decode nodes compute: where no prefill node is left, and short ones.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::time::{Duration, Instant};
@@ -18,8 +20,9 @@ fn prompt(n: u32, tokens: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn without_a_prefill_node_decode_nodes_answer_with_the_same_tokens() -> anyhow::Result<()> {
-    let Some(model) = model("without_a_prefill_node_decode_nodes_answer_with_the_same_tokens") else { return Ok(()) };
+    let model = model();
     let mut cluster = Cluster::model(&model).start().await?;
     let asks = [
         Ask::tokens(prompt(1, 300)).max_tokens(12).ignore_eos(),
@@ -110,38 +113,34 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_same_tokens() -> anyhow::Result<()> {
-    let Some(model) = model("short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_same_tokens") else {
-        return Ok(());
-    };
-    // `make test-long` takes five turns of each.
-    let is_long = std::env::var_os("BATON_TEST_LONG").is_some();
-    // Two nodes at one prompt are another matter.
-    let whole = ["--split-prompts", "false"];
-    let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]).conductor_flags(&whole);
+    let model = model();
+    let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]);
     let whole_way = builder().conductor_flags(&["--prompts-at-decode", "never"]).start().await?;
     let short = builder().conductor_flags(&["--prompts-at-decode", "short"]).start().await?;
-    for busy in [false, true].into_iter().filter(|busy| is_long || *busy) {
-        let (mut ways, mut shorts, mut worst, mut at_decode) = (Vec::new(), Vec::new(), Duration::ZERO, 0);
-        let rounds = if is_long { 5 } else { 1 };
+    let rounds = if std::env::var_os("BATON_TEST_LONG").is_some() { 9 } else { 3 };
+    for busy in [false, true] {
+        let (mut ratios, mut worst, mut at_decode) = (Vec::new(), Duration::ZERO, 0);
         for round in 0..rounds {
-            let (ttfts, _, at) = short_prompts(&whole_way, round, busy).await?;
+            let (whole, _, at) = short_prompts(&whole_way, round, busy).await?;
             assert_eq!(at, 0);
-            ways.push(median(ttfts));
             let (ttfts, tails, at) = short_prompts(&short, round, busy).await?;
-            shorts.push(median(ttfts));
+            ratios.push(median(ttfts).as_secs_f64() / median(whole).as_secs_f64());
             worst = worst.max(tails.into_iter().max().unwrap());
             at_decode += at;
         }
+        ratios.sort_by(f64::total_cmp);
+        let ratio = ratios[ratios.len() / 2];
         println!(
-            "prefill node {}: TTFT of 64 tokens, medians: {:?} the whole way, {:?} where the conductor chooses ({at_decode} of {} at the decode node); the worst stream's tail {worst:?} \
-             of {TBT_MS} ms",
+            "prefill node {}: TTFT of 64 tokens over that of the whole way {ratio:.2} of {ratios:.2?} ({at_decode} of {} at the decode node); the worst stream's tail {worst:?} of {TBT_MS} ms",
             if busy { "busy" } else { "idle" },
-            median(ways),
-            median(shorts),
             rounds * 6
         );
         assert!(at_decode > 0 || !busy, "a queue of long prompts is no place for a short one");
+        // Two clusters share two cores: a tenth is noise.
+        assert!(ratio <= 1.1, "no later than the whole way: {ratio}");
+        assert!(worst.as_secs_f64() * 1e3 <= TBT_MS, "the streams keep their objective: {worst:?}");
     }
     // Alone, a prompt of one chunk need not cross the network.
     let alone = short.ask(Ask::tokens(prompt(5000, 32)).max_tokens(4).ignore_eos()).await?;

@@ -1,5 +1,7 @@
 //! Prompts that two nodes compute, the decode node the tail: the same tokens, whatever becomes of either.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::time::Duration;
@@ -20,8 +22,9 @@ async fn split(cluster: &Cluster) -> anyhow::Result<f64> {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Result<()> {
-    let Some(model) = model("the_tokens_are_those_of_a_prompt_that_one_node_computes") else { return Ok(()) };
+    let model = model();
     let asks: Vec<_> = [700, 333, 1000, 150]
         .into_iter()
         .zip(0..)

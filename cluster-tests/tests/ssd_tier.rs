@@ -53,9 +53,9 @@ fn builder(model: &Path, ssd: Option<&Path>) -> baton_cluster_tests::Builder {
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_none_of_it() -> anyhow::Result<()> {
-    let name = "a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_none_of_it";
-    let Some(model) = model(name) else { return Ok(()) };
+    let model = model();
     let mut seen = Vec::new();
     let memory = builder(&model, None).start().await?;
     round(&memory, &mut seen).await?;
@@ -90,8 +90,9 @@ async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_
 
 /// Sequences that gave way at a decode node come back from its SSD.
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn what_a_decode_node_had_no_room_for_comes_back_from_its_ssd() -> anyhow::Result<()> {
-    let Some(model) = model("what_a_decode_node_had_no_room_for_comes_back_from_its_ssd") else { return Ok(()) };
+    let model = model();
     let folder = tempfile::tempdir()?;
     // Memory for half of the sequences, of 8 blocks each.
     let mut decode_flags = flags(folder.path(), 1 << 30);
@@ -119,18 +120,16 @@ async fn what_a_decode_node_had_no_room_for_comes_back_from_its_ssd() -> anyhow:
 }
 
 #[tokio::test]
+#[ignore = "needs root, to mount a small file system, and a model: BATON_MODEL"]
 async fn a_full_disk_costs_cache_and_nothing_else() -> anyhow::Result<()> {
-    let Some(model) = model("a_full_disk_costs_cache_and_nothing_else") else { return Ok(()) };
+    let model = model();
     let folder = tempfile::tempdir()?;
     // A disk of 16 MiB: room for some 40 of the working set's 128 blocks.
     let mounted = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"])
         .arg(folder.path())
-        .output();
-    if !mounted.is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED a_full_disk_costs_cache_and_nothing_else: a small file system cannot be mounted here");
-        return Ok(());
-    }
+        .output()?;
+    assert!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));
     let result = on_a_full_disk(&model, folder.path()).await;
     let unmounted = std::process::Command::new("umount").arg("-l").arg(folder.path()).status()?;
     assert!(unmounted.success());

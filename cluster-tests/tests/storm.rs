@@ -1,5 +1,7 @@
 //! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left is accounted for.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use tokio::task::JoinSet;
 enum End {
     Finished { tokens: Vec<u32> },
     Abandoned,
-    Refused(tonic::Code),
+    Failed(tonic::Code),
 }
 
 /// SplitMix64: the same requests in every run.
@@ -74,7 +76,7 @@ async fn storm(cluster: &Cluster, requests: u64, at_once: usize) -> Vec<End> {
                 Some(after) => tokio::time::timeout(after, served).await.unwrap_or(Ok(End::Abandoned)),
                 None => served.await,
             };
-            (index, end.unwrap_or_else(|status| End::Refused(status.code())))
+            (index, end.unwrap_or_else(|status| End::Failed(status.code())))
         });
     }
     let mut ends: Vec<_> = (0..requests).map(|_| End::Abandoned).collect();
@@ -97,12 +99,6 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
         tokio::time::sleep(Duration::from_millis(200)).await;
         dying_prefill.kill().await.unwrap();
     });
-    // What was refused was refused for a reason that a client can act on.
-    for end in &first {
-        if let End::Refused(code) = end {
-            assert!(matches!(code, tonic::Code::ResourceExhausted | tonic::Code::Unavailable), "{code:?}");
-        }
-    }
     cluster.wait_ready(4).await?;
     cluster
         .wait_for("idle nodes", Duration::from_secs(2), || async {
@@ -114,11 +110,12 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
         })
         .await?;
     let finished = first.iter().filter(|end| matches!(end, End::Finished { .. })).count();
-    println!(
-        "{finished} of {requests} finished, {} refused",
-        first.iter().filter(|end| matches!(end, End::Refused(_))).count()
-    );
-    assert!(finished * 2 > requests as usize, "{finished} of {requests}");
+    let abandoned = first.iter().filter(|end| **end == End::Abandoned).count();
+    println!("{finished} of {requests} finished, {abandoned} abandoned");
+    // There is room for all, so a death costs time and nothing else.
+    let failed: Vec<_> = first.iter().filter(|end| matches!(end, End::Failed(_))).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(finished * 2 > requests as usize, "{finished} of {requests}: too few to say anything");
 
     // In peace every request gives the tokens that it gave in the storm.
     for index in (0..requests).filter(|index| index % 7 == 1) {

@@ -101,8 +101,9 @@ async fn nodes_of_one_host_share_memory_and_tcp_gives_the_same_tokens() -> anyho
 }
 
 #[tokio::test]
+#[ignore = "needs a model: BATON_MODEL"]
 async fn a_models_tokens_do_not_depend_on_the_transport() -> anyhow::Result<()> {
-    let Some(model) = model("a_models_tokens_do_not_depend_on_the_transport") else { return Ok(()) };
+    let model = model();
     let questions = ["What is the capital of France?", "Name three rivers of Europe.", "Why is the sky blue?"];
     let asks: Vec<_> = questions.iter().map(|question| Ask::user(question).max_tokens(16)).collect();
     the_same_over_shm_and_tcp(Cluster::model(&model), &asks).await

@@ -47,7 +47,7 @@ impl<T> Coalesced<T> {
     }
 
     fn on_written(&self) {
-        let now = Instant::now();
+        let now = baton_runtime::now();
         for heard in self.unwritten.lock().drain(..) {
             self.relayed.record(now.saturating_duration_since(heard));
         }

@@ -210,7 +210,7 @@ impl FrontDoor {
                 self.tally.lock().admission.held += 1;
             }
             tokio::select! {
-                () = tokio::time::sleep(hold) => exclude.clear(),
+                () = baton_runtime::sleep(hold) => exclude.clear(),
                 () = entry.aborted.cancelled() => return Err(GenerateError::Aborted),
             }
         }

@@ -5,6 +5,9 @@
 //!
 //! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and its charges end with it.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 pub mod config;
 pub mod metrics;
 

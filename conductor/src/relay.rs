@@ -121,7 +121,7 @@ impl Relay {
             failed_nodes: Vec::new(),
             interrupted: interrupted(door, &entry, &out),
             heard: placed,
-            silence: Box::pin(tokio::time::sleep(door.limits.stall_timeout)),
+            silence: Box::pin(baton_runtime::sleep(door.limits.stall_timeout)),
             entry,
             out,
             output,
@@ -343,7 +343,7 @@ impl Relay {
     /// Keeps the first token back, a step at most, so that the gap to the next one is not longer than the others.
     async fn pace(&mut self) -> Result<(), GenerateError> {
         tokio::select! {
-            () = tokio::time::sleep(self.placement.pace) => Ok(()),
+            () = baton_runtime::sleep(self.placement.pace) => Ok(()),
             error = &mut self.interrupted => Err(error),
         }
     }
@@ -482,7 +482,7 @@ impl Relay {
                 Err(_) => {}
             }
             tokio::select! {
-                () = tokio::time::sleep(RECOVERY_POLL) => {}
+                () = baton_runtime::sleep(RECOVERY_POLL) => {}
                 _ = &mut self.interrupted => return None,
             }
         }
@@ -500,7 +500,7 @@ impl Relay {
         tokio::select! {
             sent = self.out.send(outgoing) => sent.map_err(|_| GenerateError::Aborted),
             error = &mut self.interrupted => Err(error),
-            () = tokio::time::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
+            () = baton_runtime::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
         }
     }
 

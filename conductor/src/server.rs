@@ -61,7 +61,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     tracing::info!(signal, requests = door.live.len(), ?grace, "draining");
     let drained = async {
         while !door.live.is_empty() {
-            tokio::time::sleep(DRAIN_POLL).await;
+            baton_runtime::sleep(DRAIN_POLL).await;
         }
     };
     if !shutdown.drain(grace, drained).await {
@@ -69,7 +69,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         // Each gets its terminal status before the server goes.
         let ended = async {
             while !door.live.is_empty() {
-                tokio::time::sleep(DRAIN_POLL).await;
+                baton_runtime::sleep(DRAIN_POLL).await;
             }
         };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
@@ -192,7 +192,7 @@ fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry
 fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
     let end = tasks.clone();
     tasks.spawn("upkeep", async move {
-        let mut ticks = tokio::time::interval(Duration::from_millis(500));
+        let mut ticks = baton_runtime::interval(Duration::from_millis(500));
         let mut last_upkeep = door.clock.now();
         loop {
             tokio::select! {
@@ -221,7 +221,7 @@ fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet)
     }
     let end = tasks.clone();
     tasks.spawn("replication", async move {
-        let mut ticks = tokio::time::interval(interval);
+        let mut ticks = baton_runtime::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {

@@ -3,6 +3,9 @@
 //! **Invariant**: every effect that names an answer gets it exactly once, whatever happens to the peer; a block is not given back to the core while the transfer
 //! engine still reads it.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod metrics;
 mod role;
 

@@ -225,7 +225,7 @@ impl PrefillRole {
 
     fn lease(&mut self, effect: LeaseEffect) {
         if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-            self.core.on_release_lease(Instant::now(), failed);
+            self.core.on_release_lease(baton_runtime::now(), failed);
         }
     }
 
@@ -242,7 +242,7 @@ impl PrefillRole {
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
         let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
         self.answer("grant request", async move {
-            tokio::time::sleep(delay).await;
+            baton_runtime::sleep(delay).await;
             PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, &info).await)
         });
     }
@@ -259,10 +259,10 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let due = self.parts.pacer.as_mut().map(|link| link.reserve(Instant::now(), bytes * spans.len() as u64));
+        let due = self.parts.pacer.as_mut().map(|link| link.reserve(baton_runtime::now(), bytes * spans.len() as u64));
         let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
         let write = move || {
-            let options = BatchOptions::new(Instant::now() + PUSH_DEADLINE).tag(push.0);
+            let options = BatchOptions::new(baton_runtime::now() + PUSH_DEADLINE).tag(push.0);
             transfer.write(source, &remote, grant, pairs, options)
         };
         let (batch, cancel) = paced(due, write);
@@ -305,7 +305,7 @@ impl PrefillRole {
                     Ok(_) => return,
                     Err(status) => {
                         tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
-                        tokio::time::sleep(Duration::from_millis(200) * attempt).await;
+                        baton_runtime::sleep(Duration::from_millis(200) * attempt).await;
                     }
                 }
             }

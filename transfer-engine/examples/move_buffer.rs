@@ -2,6 +2,8 @@
 //!
 //! The owner of the target memory starts this program once more, as the writer, and gives it the descriptor on the command line.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(unsafe_code)] // fills and reads registered memory; see the SAFETY notes
 #![allow(clippy::single_range_in_vec_init)] // a grant of one range is a list of one range
 

@@ -250,11 +250,12 @@ impl TransferEngine {
     fn start(&self, job: Job, held: (Slot, Option<Urgent>), deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
         let batch = Batch::new(receiver, Arc::clone(&job.gate));
-        let (host, transport, started) = (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), Instant::now());
+        let (host, transport, started) =
+            (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), baton_runtime::now());
         let (bytes, spans) = (total(&job.spans), job.spans.len());
         self.0.host.tasks.spawn_request("transfer batch", async move {
             let result = carry(&host, transport, job, deadline).await;
-            let completed = Instant::now();
+            let completed = baton_runtime::now();
             drop(held);
             host.metrics.on_batch(completed - started, result.as_ref().copied());
             // The caller may have dropped the batch.
@@ -304,7 +305,7 @@ async fn carry(
         result = transport.carry(job) => result,
         () = gate.closed() => Err(TransferError::Cancelled),
         () = host.closed.cancelled() => Err(TransferError::Closed),
-        () = tokio::time::sleep_until(deadline.into()) => Err(TransferError::Deadline),
+        () = baton_runtime::sleep_until(deadline) => Err(TransferError::Deadline),
     };
     gate.close();
     gate.drained().await;

@@ -22,6 +22,8 @@
 //! - Bytes that a failed connection still carries never land after a retry of them has begun: the owner closes the old connection first.
 //! - Everything queued is bounded; a peer that failed is tried again, for ever.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init))] // a grant of one range is a list of one range
 
 mod batch;

@@ -137,7 +137,7 @@ impl PathStats {
         // A path that comes and goes is counted, and said now and then.
         let is_news = falls_back && state.warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL);
         if is_news {
-            state.warned = Some(Instant::now());
+            state.warned = Some(baton_runtime::now());
         }
         drop(state);
         counter!(FAILOVERS, "peer" => self.peer.clone(), "from" => from.as_str(), "to" => kind.as_str()).increment(1);
@@ -195,9 +195,9 @@ pub(crate) struct InFlight {
 impl InFlight {
     pub(crate) fn new(stats: &Arc<PathStats>, bytes: u64) -> Self {
         let mut state = stats.state();
-        let elapsed = state.account(Instant::now());
+        let elapsed = state.account(baton_runtime::now());
         state.in_flight += bytes;
-        state.since.get_or_insert_with(Instant::now);
+        state.since.get_or_insert_with(baton_runtime::now);
         drop(state);
         stats.busy.increment(elapsed.as_micros() as u64);
         stats.in_flight.increment(bytes as f64);
@@ -209,7 +209,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.stats.state();
         state.in_flight -= self.bytes;
-        let elapsed = state.account(Instant::now());
+        let elapsed = state.account(baton_runtime::now());
         let bandwidth = state.bandwidth();
         drop(state);
         self.stats.busy.increment(elapsed.as_micros() as u64);

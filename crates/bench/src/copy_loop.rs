@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -92,11 +92,11 @@ fn send_for(
     stream: &mut std::net::TcpStream,
 ) -> Result<Tally, BenchError> {
     let (layout, mut tally) = (Layout::new(plan), Tally::new()?);
-    let began = Instant::now();
+    let began = baton_runtime::now();
     let mut now = began;
     while now - began < duration {
         memory.send(layout.places(first + tally.batches).0, plan.block_bytes, stream)?;
-        let after = Instant::now();
+        let after = baton_runtime::now();
         tally.add(plan.block_bytes, after - now);
         now = after;
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_runtime::{TaskSet, new_generation};
 use baton_transfer_engine::{
@@ -136,7 +136,7 @@ impl Grants {
 
     fn spec(&self, id: GrantId) -> Result<GrantSpec, TransferError> {
         let node = NodeId::new(INITIATOR).map_err(|error| TransferError::Protocol(error.to_string()))?;
-        let (ranges, expires) = (std::iter::once(0..self.bytes).collect(), Instant::now() + GRANT_LIFE);
+        let (ranges, expires) = (std::iter::once(0..self.bytes).collect(), baton_runtime::now() + GRANT_LIFE);
         Ok(GrantSpec { id, segment: self.segment, ranges, writer: Some((node, self.writer)), expires })
     }
 
@@ -197,7 +197,7 @@ impl EngineInitiator {
         let mut tally = Tally::new()?;
         let mut carried = self.plan.carrier.as_str();
         let mut under_way = FuturesUnordered::new();
-        let (began, mut next) = (Instant::now(), 0);
+        let (began, mut next) = (baton_runtime::now(), 0);
         let mut ended = began;
         loop {
             while under_way.len() < self.plan.depth as usize && began.elapsed() < duration {
@@ -217,7 +217,7 @@ impl EngineInitiator {
     fn start(&mut self, batch: u64) -> Batch {
         let blocks = batch * u64::from(self.plan.spans)..(batch + 1) * u64::from(self.plan.spans);
         let (len, places) = (self.plan.block_bytes, self.layout.all(blocks));
-        let options = BatchOptions::new(Instant::now() + BATCH_DEADLINE).tag(self.started);
+        let options = BatchOptions::new(baton_runtime::now() + BATCH_DEADLINE).tag(self.started);
         let grant = GrantId(self.started / BATCHES_PER_GRANT);
         self.started += 1;
         let End { engine, segment, .. } = &self.end;

@@ -1,7 +1,5 @@
 //! Baseline: one thread copies blocks from one region to another, within one process.
 
-use std::time::Instant;
-
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::plan::Plan;
@@ -28,12 +26,12 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
 
 fn copy(plan: &Plan, layout: &Layout, source: &Memory, target: &Memory, seconds: f64) -> Result<Tally, BenchError> {
     let mut tally = Tally::new()?;
-    let began = Instant::now();
+    let began = baton_runtime::now();
     let mut now = began;
     while (now - began).as_secs_f64() < seconds {
         let (from, to) = layout.places(tally.batches);
         source.copy_to(from, target, to, plan.block_bytes);
-        let after = Instant::now();
+        let after = baton_runtime::now();
         tally.add(plan.block_bytes, after - now);
         now = after;
     }

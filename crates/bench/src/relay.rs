@@ -4,7 +4,7 @@
 //! node's step, whatever the way of the tokens takes, and what a gap is longer than that mean has been added on the way: by the conductor, but by the node's timer and by this
 //! client, too, which share a machine with it. So the figures are upper bounds of what the conductor adds.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::inference_client::InferenceClient;
@@ -15,7 +15,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::timeout_at;
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -72,7 +72,7 @@ pub struct RelayReport {
 /// Opens the streams, measures, and prints the figures.
 pub(crate) async fn run(args: &RelayArgs, conductor: &str, json: bool) -> Result<(), BenchError> {
     let clients = Clients::connect("--conductor", conductor, args.streams.div_ceil(STREAMS_PER_CONNECTION)).await?;
-    let start = Instant::now();
+    let start = baton_runtime::now();
     let from = start + START_EVERY * args.streams + WARM_UP;
     let to = from + Duration::from_secs(args.seconds);
     let open = |stream: u32| {
@@ -119,12 +119,12 @@ async fn listen(
     from: Instant,
     to: Instant,
 ) -> Result<Heard, Status> {
-    sleep_until(begin).await;
+    baton_runtime::sleep_until(begin).await;
     let mut stream = client.generate(request).await?.into_inner();
     let mut heard = Heard::default();
     let hear = async {
         while let Some(response) = stream.message().await? {
-            let (Some(Event::Delta(delta)), now) = (response.event, Instant::now()) else { continue };
+            let (Some(Event::Delta(delta)), now) = (response.event, baton_runtime::now()) else { continue };
             if now >= from {
                 heard.at.push(now);
                 heard.tokens += delta.token_ids.len() as u64;
@@ -134,7 +134,7 @@ async fn listen(
         Err(Status::aborted("a stream ended before the measurement did: --max-tokens is too low"))
     };
     // One timer for all of it: one for each message would be a tenth of this client's work.
-    match timeout_at(to, hear).await {
+    match timeout_at(to.into(), hear).await {
         Ok(ended) => ended.map(|()| heard),
         Err(_) => Ok(heard),
     }

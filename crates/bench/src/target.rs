@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_types::Generation;
 use tokio::net::TcpListener;
@@ -130,9 +130,9 @@ impl Side {
     }
 
     async fn wait_for(&self, bytes: u64) -> Result<(), BenchError> {
-        let began = Instant::now();
+        let began = baton_runtime::now();
         while self.arrived() < bytes && began.elapsed() < ANSWER_TIMEOUT / 2 {
-            tokio::time::sleep(POLL).await;
+            baton_runtime::sleep(POLL).await;
         }
         match self.arrived() {
             arrived if arrived == bytes => Ok(()),

@@ -8,33 +8,28 @@
 #[path = "../../engine/tests/retyped/mod.rs"]
 mod retyped;
 
-use baton_bench::score::{Likelihood, Windows, score};
+use baton_bench::score::{Likelihood, Windows, compare, score};
 use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Isa, KvCapacity};
 use baton_formats::ModelFile;
 use baton_text::Tokenizer;
 use baton_types::KvDtype;
 
+const LLAMA_CPP: &str = include_str!("fixtures/llama_cpp.json");
 const TEXT: &str = include_str!("fixtures/alice.txt");
 /// What the slowest instruction set scores in a few seconds, bytes of the text.
 const FEW_BYTES: usize = 48;
 const CONTEXT: u32 = 512;
 
-fn model(test: &str) -> Option<ModelFile> {
-    let Some(path) = std::env::var_os("BATON_MODEL") else {
-        println!("SKIPPED {test}: BATON_MODEL is not set (make test fetches the model)");
-        return None;
-    };
-    Some(ModelFile::open(path.as_ref()).expect("BATON_MODEL is a model"))
+fn model() -> ModelFile {
+    let path = std::env::var_os("BATON_MODEL").expect("BATON_MODEL names a model file (make test sets it)");
+    ModelFile::open(path.as_ref()).expect("BATON_MODEL is a model")
 }
 
 /// What a model makes of a text.
 fn likelihood(file: &ModelFile, text: &str, options: CpuOptions) -> Likelihood {
     let windows = Windows::of_text(&Tokenizer::from_model(file).unwrap(), text, CONTEXT).unwrap();
-    let kv_capacity = KvCapacity::Blocks(CONTEXT.div_ceil(options.block_tokens));
-    let options = CpuOptions { kv_capacity, ..options };
-    let mut engine = CpuEngine::load(file, &options, &mut |_| ()).unwrap();
     let mut last = 0.0;
-    let found = score(&mut engine, &windows, &mut |share| last = share).unwrap();
+    let found = score(&mut engine(file, options), &windows, &mut |share| last = share).unwrap();
     assert_eq!((last, found.tokens as usize), (1.0, windows.scored()), "all of it was scored");
     found
 }
@@ -53,8 +48,9 @@ fn stored(file: &ModelFile, kv_dtype: KvDtype) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn eight_bit_activations_and_kv_cost_less_than_a_hundredth() {
-    let Some(file) = model("eight_bit_activations_and_kv_cost_less_than_a_hundredth") else { return };
+    let file = model();
     let expected = exact(&file);
     for kv_dtype in [KvDtype::F16, KvDtype::Int8] {
         let found = stored(&file, kv_dtype);
@@ -66,9 +62,39 @@ fn eight_bit_activations_and_kv_cost_less_than_a_hundredth() {
     }
 }
 
+/// An engine with room for one window.
+fn engine(file: &ModelFile, options: CpuOptions) -> CpuEngine {
+    let kv_capacity = KvCapacity::Blocks(CONTEXT.div_ceil(options.block_tokens));
+    CpuEngine::load(file, &CpuOptions { kv_capacity, ..options }, &mut |_| ()).unwrap()
+}
+
+/// As nodes compute it by default, beside llama.cpp as it computes by default: the same file, text, positions and formulas (`fixtures/llama_cpp.py`).
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
+fn quantized_arithmetic_is_as_near_to_single_precision_as_llama_cpps() {
+    let theirs: serde_json::Value = serde_json::from_str(LLAMA_CPP).unwrap();
+    let their = |figure: &str| theirs[figure].as_f64().unwrap();
+    let file = model();
+    let mut reference =
+        engine(&file, CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..Default::default() });
+    let windows = Windows::of_text(&Tokenizer::from_model(&file).unwrap(), TEXT, CONTEXT).unwrap();
+    assert_eq!(windows.scored() as u64, theirs["positions"].as_u64().unwrap(), "the same positions");
+    let (_, ours) = compare(&mut reference, &mut engine(&file, CpuOptions::default()), &windows, &mut |_| ()).unwrap();
+    println!(
+        "mean KL {:.6} nats (llama.cpp {:.6}), same best token {:.4} ({:.4})",
+        ours.mean_kl,
+        their("mean_kl"),
+        ours.top1_agreement,
+        their("top1_agreement")
+    );
+    assert!(ours.mean_kl <= their("mean_kl"), "{ours:?}");
+    assert!(ours.top1_agreement >= their("top1_agreement"), "{ours:?}");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn bfloat16_costs_less_than_half_a_hundredth() {
-    let Some(file) = model("bfloat16_costs_less_than_half_a_hundredth") else { return };
+    let file = model();
     let rounded = retyped::as_bf16(file.path());
     let file = ModelFile::open(rounded.path()).unwrap();
     let (expected, found) = (exact(&file), stored(&file, KvDtype::F16));
@@ -77,8 +103,9 @@ fn bfloat16_costs_less_than_half_a_hundredth() {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn codes_that_become_bfloat16_cost_less_than_half_a_hundredth() {
-    let Some(file) = model("codes_that_become_bfloat16_cost_less_than_half_a_hundredth") else { return };
+    let file = model();
     let options = CpuOptions { arithmetic: Arithmetic::Bf16, ..Default::default() };
     let (expected, found) = (exact(&file), likelihood(&file, TEXT, options).perplexity());
     println!("perplexity: {found} with codes that become bfloat16, {expected} in single precision");
@@ -86,8 +113,9 @@ fn codes_that_become_bfloat16_cost_less_than_half_a_hundredth() {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
-    let Some(file) = model("every_instruction_set_gives_the_same_number_or_with_tiles_nearly") else { return };
+    let file = model();
     let start = TEXT.find("Alice").unwrap();
     for arithmetic in Arithmetic::ALL {
         let of = |isa| {

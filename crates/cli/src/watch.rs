@@ -13,7 +13,7 @@ pub async fn watch(
     look: impl AsyncFn() -> Result<String, CliError>,
 ) -> Result<(), CliError> {
     let Some(seconds) = every else { return Ok(line(&look().await?)?) };
-    let mut ticks = tokio::time::interval(Duration::from_secs_f64(seconds));
+    let mut ticks = baton_runtime::interval(Duration::from_secs_f64(seconds));
     let clear = std::io::stdout().is_terminal() && !json;
     loop {
         tokio::select! {

@@ -1,5 +1,7 @@
 //! `baton up` over shell scripts that stand in for the roles, and a conductor's services that this test plays.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 // The whole file is a test; clippy only knows functions that are marked as one.
 #![allow(clippy::unwrap_used)]
 

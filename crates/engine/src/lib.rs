@@ -2,6 +2,9 @@
 //!
 //! **Invariant**: a row's logits are bitwise the same whatever the batch, the chunk boundaries, the threads, and whether prefill or decode computes it.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod arena;
 mod cpu;
 mod engine;

@@ -1,5 +1,7 @@
 //! The engine on a real model: SmolLM2-135M-Instruct, Q4_1, the file that `BATON_MODEL` names.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod common;
@@ -78,9 +80,24 @@ fn differences(mut engine: CpuEngine, most: usize) -> Differences {
     Differences { mean, most: differences.into_iter().fold(0.0, f32::max), missed }
 }
 
-/// Mean and largest difference stay below `most`, on every instruction set, those that are not the fastest over prompts of at most `slower` tokens; where the reference leads by `sure`, its best
-/// token is ours.
-fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usize, sure: f32, most: (f32, f32)) {
+/// How near to the reference an arithmetic has to be.
+struct Near {
+    /// Mean difference of log-probabilities.
+    mean: f32,
+    /// Largest difference.
+    most: f32,
+    /// Margin from which on the reference's best token must be ours.
+    sure: f32,
+}
+
+/// Single precision, and bfloat16.
+const EXACT: Near = Near { mean: 0.03, most: 0.25, sure: 0.15 };
+/// 8 bits move log-probabilities by 0.036 on average, and which tokens that swaps changes with every order of summation. So a margin says little here:
+/// `crates/bench/tests/score.rs` counts swapped tokens over a whole text, beside llama.cpp's.
+const QUANTIZED: Near = Near { mean: 0.05, most: 0.5, sure: f32::INFINITY };
+
+/// On every instruction set; those that are not the fastest over prompts of at most `slower` tokens.
+fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usize, near: &Near) {
     let is_long = std::env::var_os("BATON_TEST_LONG").is_some();
     for isa in Isa::available() {
         let engine = load(path, &CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
@@ -96,52 +113,51 @@ fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usiz
             "{isa}: mean difference {:.5}, most {:.5}, another token at a margin of {margin:.3}",
             found.mean, found.most
         );
-        assert!(margin < sure, "{isa}: another token at a margin of {margin}, {place}");
-        assert!(found.mean < most.0 && found.most < most.1, "{isa}: mean {}, most {}", found.mean, found.most);
+        assert!(margin < near.sure, "{isa}: another token at a margin of {margin}, {place}");
+        assert!(found.mean < near.mean && found.most < near.most, "{isa}: mean {}, most {}", found.mean, found.most);
     }
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_those_of_the_reference() {
-    let Some(path) = real_model("teacher_forced_log_probabilities_are_those_of_the_reference") else { return };
-    assert_near(&path, Arithmetic::F32, "cpu-f32", SLOWER_PROMPT, 0.15, (0.03, 0.25));
+    let path = real_model();
+    assert_near(&path, Arithmetic::F32, "cpu-f32", SLOWER_PROMPT, &EXACT);
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
-    let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations";
-    let Some(path) = real_model(name) else { return };
-    // 8 bits move log-probabilities by 0.036 on average, and which tokens that swaps changes with every order of summation: at margins of up to 0.22 (entry 4, position 28), with matrix
-    // tiles 0.19 (entry 4, position 9). llama.cpp's 8 bits swap up to 0.21.
-    assert_near(&path, Arithmetic::Stored, "cpu-int8", EVERY_PROMPT, 0.25, (0.05, 0.5));
+    let path = real_model();
+    assert_near(&path, Arithmetic::Stored, "cpu-int8", EVERY_PROMPT, &QUANTIZED);
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16() {
-    let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16";
-    let Some(path) = real_model(name) else { return };
+    let path = real_model();
     // The reference has the weights as they were before they were rounded.
-    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", SLOWER_PROMPT, 0.15, (0.03, 0.25));
+    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", SLOWER_PROMPT, &EXACT);
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16() {
-    let name = "teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16";
-    let Some(path) = real_model(name) else { return };
-    assert_near(&path, Arithmetic::Bf16, "cpu-bf16", SLOWER_PROMPT, 0.15, (0.03, 0.25));
+    let path = real_model();
+    assert_near(&path, Arithmetic::Bf16, "cpu-bf16", SLOWER_PROMPT, &EXACT);
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn matrices_of_parts_of_several_types_are_near_the_reference() {
-    let Some(path) = real_model("matrices_of_parts_of_several_types_are_near_the_reference") else { return };
+    let path = real_model();
     // As files for k-quants have it: values, and what goes down, in more bits than what they are fused with, or are beside.
     let wider = |name: &str| name.contains("attn_v") || name.contains("ffn_up") || name.contains("ffn_down");
     let file = retyped(&path, |tensor| if wider(tensor.name) { Dtype::Q8_0 } else { tensor.dtype });
     // These weights were rounded once more than the reference's.
     let found = differences(load(file.path(), &options(2, KvDtype::F16, 4096)), EVERY_PROMPT);
     println!("mean difference {:.5}, most {:.5}", found.mean, found.most);
-    assert!(found.mean < 0.05 && found.most < 0.5, "mean {}, most {}", found.mean, found.most);
-    assert!(found.missed.0 < 0.6, "another token at a margin of {}, {}", found.missed.0, found.missed.1);
+    assert!(found.mean < QUANTIZED.mean && found.most < QUANTIZED.most, "mean {}, most {}", found.mean, found.most);
     let prompt = tokens(1, 49_152, 150);
     let mut engine = load(file.path(), &options(1, KvDtype::F16, 16 * 160));
     let blocks = table(&engine, 0, prompt.len());
@@ -150,8 +166,9 @@ fn matrices_of_parts_of_several_types_are_near_the_reference() {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn all_instruction_sets_of_a_class_compute_the_same_bits() {
-    let Some(path) = real_model("all_instruction_sets_of_a_class_compute_the_same_bits") else { return };
+    let path = real_model();
     let prompt = tokens(11, 49_152, 19);
     for isas in classes(&path, &options(2, KvDtype::F16, 64)) {
         let mut expected: Option<Vec<Vec<f32>>> = None;
@@ -166,8 +183,9 @@ fn all_instruction_sets_of_a_class_compute_the_same_bits() {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads() {
-    let Some(path) = real_model("a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads") else { return };
+    let path = real_model();
     let prompt = tokens(1, 49_152, 150);
     let options = options(1, KvDtype::F16, 16 * 160);
     for isas in classes(&path, &options) {
@@ -196,8 +214,9 @@ fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[Vec<
 
 /// Several sequences of several splits of 256 positions each, of which each is a task of its own where there are few.
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn long_sequences_of_a_batch_are_as_alone() {
-    let Some(path) = real_model("long_sequences_of_a_batch_are_as_alone") else { return };
+    let path = real_model();
     let prompts = [tokens(3, 49_152, 300), tokens(4, 49_152, 700)];
     let options = options(1, KvDtype::F16, 1024 + 64);
     let mut alone = load(&path, &options);
@@ -217,8 +236,9 @@ fn long_sequences_of_a_batch_are_as_alone() {
 }
 
 #[test]
+#[ignore = "needs a model: BATON_MODEL"]
 fn a_long_prompt_takes_seconds() {
-    let Some(path) = real_model("a_long_prompt_takes_seconds") else { return };
+    let path = real_model();
     let began = Instant::now();
     let mut engine = load(&path, &options(2, KvDtype::F16, 2048));
     println!("loaded in {:?}", began.elapsed());

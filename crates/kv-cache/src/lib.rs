@@ -8,6 +8,9 @@
 //! **Invariants**: every block is in exactly one state, and [`BlockPool::check_integrity_with`] proves it against the holders' own lists; a block that somebody
 //! holds, that a grant receives into or that is quarantined is never evicted or allocated; a hash names at most one block of a pool.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod event_log;
 mod eviction;
 mod hash;

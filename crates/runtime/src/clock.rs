@@ -1,4 +1,7 @@
-//! The only place that reads the clock of the machine or its randomness.
+//! The only place that reads the clock of the machine or its randomness, or waits for time to pass.
+
+// This is the one place.
+#![allow(clippy::disallowed_methods)]
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -56,7 +59,26 @@ impl Clock for ManualClock {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // this is the one place
+/// Monotonic time, for the shells; cores are given theirs.
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Waits.
+pub fn sleep(duration: Duration) -> tokio::time::Sleep {
+    tokio::time::sleep(duration)
+}
+
+/// Waits until then; not at all if that has passed.
+pub fn sleep_until(at: Instant) -> tokio::time::Sleep {
+    tokio::time::sleep_until(at.into())
+}
+
+/// Ticks, the first at once.
+pub fn interval(period: Duration) -> tokio::time::Interval {
+    tokio::time::interval(period)
+}
+
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,6 +1,9 @@
 //! What every process of Baton needs around its work: clock, settings, telemetry, supervised tasks, shutdown phases, and the reason in an error.
 //!
-//! **Invariant**: only `clock` reads the machine's clock and randomness; only `tasks` starts tasks.
+//! **Invariant**: only `clock` reads the machine's clock and randomness, and waits; only `tasks` starts tasks.
+
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod settings;
 pub mod telemetry;
@@ -10,7 +13,7 @@ mod innermost;
 mod shutdown;
 mod tasks;
 
-pub use clock::{Clock, ManualClock, SystemClock, new_generation, random_u64};
+pub use clock::{Clock, ManualClock, SystemClock, interval, new_generation, now, random_u64, sleep, sleep_until};
 pub use innermost::innermost;
 pub use shutdown::{Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};

@@ -7,6 +7,9 @@
 //! **Invariants**: a request that a core accepted ends exactly once; blocks are given back only when neither the engine nor the transfer engine touches them;
 //! every queue is bounded, and what is beyond a bound is refused with the numbers.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod admission;
 mod backlog;
 mod backoff;

@@ -44,6 +44,7 @@ pub(crate) struct EventQueue<E> {
 impl<E> EventQueue<E> {
     /// At time 0. The cores count in `Instant`s; only differences between them mean anything.
     pub(crate) fn new() -> Self {
+        #[allow(clippy::disallowed_methods)] // an origin is needed, and which one it is decides nothing
         let start = Instant::now();
         Self { heap: BinaryHeap::new(), start, now: start, turns: 0 }
     }

@@ -8,6 +8,9 @@
 //!
 //! **Invariant**: the same trace, options and seed give the same result, to the last bit.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod cache_replay;
 mod command;
 mod decode_node;

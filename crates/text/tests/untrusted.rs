@@ -1,5 +1,8 @@
 //! Files and texts that no model came with: an error or a result, in bounded time, and no panic.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
+
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};

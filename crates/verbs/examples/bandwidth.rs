@@ -1,6 +1,8 @@
 //! Bandwidth of one queue pair between two threads of this process, to compare with `ib_write_bw` and `ib_read_bw`:
 //! `bandwidth DEVICE write|read BYTES COUNT DEPTH SIGNAL_EVERY poll|events [WORKING_SET_BYTES]`. MB are 2^20 bytes, as in perftest.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(unsafe_code)] // posting, and poll(2)
 
 use std::error::Error;

@@ -95,7 +95,7 @@ fn run<T: From<EngineEvent>>(
     events: &mpsc::Sender<T>,
 ) {
     while let Ok(task) = queue.recv() {
-        let (began, step_id) = (Instant::now(), task.plan.id);
+        let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let result = step(&mut *engine, task, watch_layers, events, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
@@ -141,7 +141,7 @@ fn step_slice<T: From<EngineEvent>>(
 ) -> Result<Vec<StepOutput>, EngineError> {
     let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), events, times);
     let slice = LayerSlice { sequence: sequence_step(&sequence), layers, hidden: &mut hidden };
-    let began = Instant::now();
+    let began = baton_runtime::now();
     let stepped = engine.step_layers(slice, &mut observer);
     observer.times.slice = began.elapsed();
     let mut outputs = observer.outputs(stepped)?;
@@ -238,7 +238,7 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
 
     fn await_prefix(&mut self, layer: u32) {
         for (key, gate) in std::mem::take(&mut self.gates) {
-            let began = Instant::now();
+            let began = baton_runtime::now();
             let here = gate.wait(layer, MAX_WAIT_PER_STEP.saturating_sub(self.times.waited));
             self.times.waited += began.elapsed();
             if here {
@@ -252,7 +252,7 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
     }
 
     fn layers_done(&mut self) {
-        self.times.layers_ended = Instant::now();
+        self.times.layers_ended = baton_runtime::now();
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {

@@ -105,7 +105,7 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
     let layer_bytes = (parts.model.layout.block_bytes() * destinations.len()) as u64;
-    let due = |link: &mut LinkPacer| link.reserve(Instant::now(), layer_bytes);
+    let due = |link: &mut LinkPacer| link.reserve(baton_runtime::now(), layer_bytes);
     let dues = (0..parts.model.layout.num_layers).map(|_| parts.pacer.as_mut().map(due)).collect();
     let fetch = Fetch {
         dues,
@@ -154,7 +154,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         cancel: &CancellationToken,
         open: &mut Open,
     ) -> Result<FetchedBytes, Refused> {
-        let deadline = Instant::now() + FETCH_DEADLINE;
+        let deadline = baton_runtime::now() + FETCH_DEADLINE;
         let leased = self.ask(cancel, open).await?;
         self.read(&leased, keeper, cancel, deadline, &mut open.reads).await
     }
@@ -186,7 +186,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         let answer = tokio::select! {
             reply = &mut call => Ok(reply?),
             () = cancel.cancelled() => Err(failed(ErrorKind::Cancelled, "it is not needed any more".into())),
-            () = tokio::time::sleep(LEASE_DEADLINE) => {
+            () = baton_runtime::sleep(LEASE_DEADLINE) => {
                 let message = format!("{} did not answer within {LEASE_DEADLINE:?}", self.source.node);
                 Err(failed(ErrorKind::DeadlineExceeded, message))
             }
@@ -227,7 +227,9 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             let Some((read, stop)) = reads.front_mut() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
             let until = match self.priority {
-                Priority::Urgent => due.map_or_else(Instant::now, |due| due.max(Instant::now())) + LAYER_DEADLINE,
+                Priority::Urgent => {
+                    due.map_or_else(baton_runtime::now, |due| due.max(baton_runtime::now())) + LAYER_DEADLINE
+                }
                 // No engine waits for it, and it may have to wait for others.
                 Priority::Bulk => deadline,
             };
@@ -296,7 +298,7 @@ async fn cancellable(
     let error = tokio::select! {
         report = &mut *read => return report,
         () = cancel.cancelled() => TransferError::Cancelled,
-        () = tokio::time::sleep_until(until.into()) => TransferError::Deadline,
+        () = baton_runtime::sleep_until(until) => TransferError::Deadline,
     };
     stop.cancel();
     // It may have been complete before.

@@ -53,7 +53,7 @@ pub struct LayerGateKeeper(Arc<Gate>);
 
 /// Both sides, with no layer here.
 pub fn layer_gate() -> (LayerGateKeeper, LayerGate) {
-    let now = Instant::now();
+    let now = baton_runtime::now();
     let gate = Arc::new(Gate { made: now, state: Mutex::new(State::Coming(0, now)), changed: Condvar::new() });
     (LayerGateKeeper(Arc::clone(&gate)), LayerGate(gate))
 }
@@ -81,7 +81,7 @@ impl LayerGate {
 impl LayerGateKeeper {
     /// The first `layers` layers are here.
     pub fn open(&self, layers: u32) {
-        self.0.set(State::Coming(layers, Instant::now()));
+        self.0.set(State::Coming(layers, baton_runtime::now()));
     }
 
     /// The core knows how it ended.

@@ -1,7 +1,7 @@
 //! Leases in the shell of a node: what the core decided, told to the transfer engine and to the reader.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_proto::v1;
 use baton_scheduler::LeaseEffect;
@@ -41,7 +41,7 @@ impl LeaseDesk {
                     segment: parts.segment,
                     ranges: parts.model.layout.ranges(&reply.blocks),
                     writer: Some((reader, reader_generation)),
-                    expires: Instant::now() + LEASE_LIFETIME,
+                    expires: baton_runtime::now() + LEASE_LIFETIME,
                 };
                 let opened = parts.transfer.lease(spec);
                 let is_open = opened.is_ok();

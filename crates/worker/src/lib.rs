@@ -4,6 +4,9 @@
 //!
 //! **Invariants**: the loop never waits for anything but its inputs; a conductor's session is the lifeline of its requests.
 
+// Tests read the clock and wait.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 pub mod config;
 
 mod engine_thread;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use baton_engine::{CpuEngine, CpuOptions, Engine, KvArena, KvCapacity, MockEngine};
@@ -104,7 +104,7 @@ async fn serve<R: Role>(
     let load = move || load_engine(&engine_settings, role, engine_played.as_ref());
     let mut engine = tokio::task::spawn_blocking(load).await.context("loading the model")??;
     check_shared(settings.transport, &*engine)?;
-    let began = Instant::now();
+    let began = baton_runtime::now();
     let profile = match &played {
         Some(played) => node_profile(&settings, played),
         None => profile(&mut *engine, &settings).context("start-up profile")?,
@@ -372,7 +372,7 @@ fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
     tasks.spawn("upkeep", async move {
         loop {
             tokio::select! {
-                () = tokio::time::sleep(Telemetry::UPKEEP_INTERVAL) => telemetry.upkeep(),
+                () = baton_runtime::sleep(Telemetry::UPKEEP_INTERVAL) => telemetry.upkeep(),
                 () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
             }
         }

@@ -66,7 +66,7 @@ pub struct NodeLoop<R: Role> {
 impl<R: Role> NodeLoop<R> {
     /// Runs until the node has drained, or has to close.
     pub async fn run(mut self) -> anyhow::Result<()> {
-        let mut reports = tokio::time::interval(REPORT_INTERVAL);
+        let mut reports = baton_runtime::interval(REPORT_INTERVAL);
         reports.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut draining, mut reported) = (false, 0u64);
         loop {
@@ -157,7 +157,7 @@ fn kv_message(batch: &KvEventBatch) -> Event {
 
 async fn sleep_until(wakeup: Option<Instant>) {
     match wakeup {
-        Some(wakeup) => tokio::time::sleep_until(wakeup.into()).await,
+        Some(wakeup) => baton_runtime::sleep_until(wakeup).await,
         None => std::future::pending().await,
     }
 }

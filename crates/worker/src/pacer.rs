@@ -63,11 +63,11 @@ pub fn paced(
         let cancel = PacedCancel::Batch(batch.cancel_handle());
         return (batch.boxed(), cancel);
     };
-    let (cancelled, started) = (CancellationToken::new(), Instant::now());
+    let (cancelled, started) = (CancellationToken::new(), baton_runtime::now());
     let cancel = PacedCancel::Waiting(cancelled.clone());
     let later = async move {
         tokio::select! {
-            () = tokio::time::sleep_until(due.into()) => {}
+            () = baton_runtime::sleep_until(due) => {}
             () = cancelled.cancelled() => return Err(TransferError::Cancelled),
         }
         let mut batch = begin();

@@ -1,7 +1,5 @@
 //! The start-up profile: a few steps on an empty arena seed the conductor's cost models.
 
-use std::time::Instant;
-
 use baton_engine::{Engine, EngineError, LogitsWanted, SequenceStep, StepObserver};
 use baton_types::{BlockId, NodeProfile};
 
@@ -48,7 +46,7 @@ fn seconds(engine: &mut dyn Engine, start: u32, tokens: usize) -> Result<f64, En
     let table: Vec<_> = (0..blocks).map(BlockId).collect();
     let tokens = vec![0; tokens];
     let step = SequenceStep { tokens: &tokens, start, block_table: &table, logits: LogitsWanted::Last };
-    let began = Instant::now();
+    let began = baton_runtime::now();
     engine.step(&[step], &mut Quiet)?;
     Ok(began.elapsed().as_secs_f64())
 }

@@ -47,14 +47,14 @@ pub async fn keep_registered(conductor: String, info: &NodeInfo) -> Result<(), R
                     known = Some(response.conductor_id);
                 }
                 wait = RETRY;
-                tokio::time::sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
+                baton_runtime::sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
             }
             Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
                 return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
             }
             Err(status) => {
                 tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register");
-                tokio::time::sleep(wait).await;
+                baton_runtime::sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MAX);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use baton_engine::KvArena;
@@ -126,10 +126,10 @@ impl Ssd {
         let reserved = self.store.reserve(hash, parent);
         let reservation = match reserved {
             Ok(Some(reservation)) => reservation,
-            Ok(None) => return core.on_stored(Instant::now(), hash, self.store.contains(hash)),
+            Ok(None) => return core.on_stored(baton_runtime::now(), hash, self.store.contains(hash)),
             Err(error) => {
                 self.on_write(&Err(error));
-                return core.on_stored(Instant::now(), hash, false);
+                return core.on_stored(baton_runtime::now(), hash, false);
             }
         };
         if let Some(evicted) = reservation.evicted() {
@@ -159,7 +159,7 @@ impl Ssd {
         if let Some(result) = &result {
             self.on_write(result);
         }
-        core.on_stored(Instant::now(), hash, matches!(result, Some(Ok(()))));
+        core.on_stored(baton_runtime::now(), hash, matches!(result, Some(Ok(()))));
         self.metrics.bytes.set(self.store.bytes() as f64);
     }
 
@@ -374,7 +374,7 @@ impl<E: From<TierEvent>> Load<E> {
                 () = cancel.cancelled() => {
                     return Err(Refused { kind: ErrorKind::Cancelled, message: "it is not needed any more".to_owned() });
                 }
-                () = tokio::time::sleep(LAYER_DEADLINE) => {
+                () = baton_runtime::sleep(LAYER_DEADLINE) => {
                     let message = format!("the SSD did not give layer {layer} within {LAYER_DEADLINE:?}");
                     return Err(Refused { kind: ErrorKind::DeadlineExceeded, message });
                 }

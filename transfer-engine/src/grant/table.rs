@@ -170,7 +170,7 @@ impl GrantTable {
             let next = self.lock().by_expiry.first().copied();
             let due = async {
                 match next {
-                    Some((at, _)) => tokio::time::sleep_until(at.into()).await,
+                    Some((at, _)) => baton_runtime::sleep_until(at).await,
                     None => std::future::pending().await,
                 }
             };
@@ -184,7 +184,7 @@ impl GrantTable {
 
     /// Closes the grants whose time is over.
     fn take_expired(&self) -> Vec<(Arc<Grant>, bool)> {
-        let (mut table, now, mut expired) = (self.lock(), Instant::now(), Vec::new());
+        let (mut table, now, mut expired) = (self.lock(), baton_runtime::now(), Vec::new());
         while let Some(&(at, id)) = table.by_expiry.first()
             && at <= now
         {
@@ -234,7 +234,7 @@ impl GrantTable {
         let settled = self.find(id).and_then(|grant| {
             // A fence waits for the notification, too: none comes after it.
             let _pass = grant.gate.enter().ok_or_else(|| ended(id, Reason::Revoked))?;
-            let complete = grant.commit(key, segment, trailer, Instant::now())?;
+            let complete = grant.commit(key, segment, trailer, baton_runtime::now())?;
             if let (Some(room), Some(bytes)) = (room, complete) {
                 room.send(Arrival::Batch { grant: id, tag: trailer.tag, bytes, from: key.writer.node.clone() });
             }

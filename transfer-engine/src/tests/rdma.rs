@@ -17,7 +17,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn it_is_chosen_before_all_others_and_uses_every_rail() {
     let bytes = 8u64 << 20;
     let (writer, mut owner) = pair_over(TransportChoice::Auto, bytes as usize).await;
@@ -32,7 +32,7 @@ async fn it_is_chosen_before_all_others_and_uses_every_rail() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 fn random_spans_arrive_as_a_copy_would_put_them() {
     let runtime = runtime();
     let (writer, owner) = runtime.block_on(pair_over(RDMA, 1 << 20));
@@ -40,7 +40,7 @@ fn random_spans_arrive_as_a_copy_would_put_them() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 fn what_is_read_is_what_is_there() {
     let runtime = runtime();
     let (reader, holder) = runtime.block_on(pair_over(RDMA, 1 << 20));
@@ -48,7 +48,7 @@ fn what_is_read_is_what_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn violations_are_refused_with_their_reasons() {
     let (writer, mut owner) = pair_over(RDMA, 1 << 16).await;
     let reason = |error| match error {
@@ -72,25 +72,25 @@ async fn violations_are_refused_with_their_reasons() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn after_a_fence_at_any_moment_the_memory_never_changes() {
     shm::check_fence(RDMA, 4 << 20, Duration::from_millis(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn a_cancelled_batch_never_arrives_with_later_bytes() {
     shm::check_cancel(RDMA, 4 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn bytes_that_changed_after_the_lease_are_not_delivered() {
     reads::check_changing_bytes(TransportKind::Rdma, 2 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn a_read_survives_its_connections() {
     reads::check_lost_connections(TransportKind::Rdma).await;
 }
@@ -159,24 +159,45 @@ impl Stream {
         all
     }
 
-    /// Bytes per second of unverified batches: the engine's rate, not the check's. The best of several, as the machine is noisy.
+    /// Bytes per second of unverified batches: the engine's rate, not the check's.
     async fn rate(&mut self) -> f64 {
-        let mut best = 0.0f64;
+        self.next += 1;
+        let grant = self.owner.grant(self.next, &self.writer, vec![0..BATCH_BYTES as u64]);
+        let started = Instant::now();
         for _ in 0..8 {
-            self.next += 1;
-            let grant = self.owner.grant(self.next, &self.writer, vec![0..BATCH_BYTES as u64]);
-            let started = Instant::now();
-            for _ in 0..8 {
-                let options = BatchOptions::new(Instant::now() + DEADLINE);
-                let spans = whole(BATCH_BYTES as u64);
-                self.writer.engine.write(self.writer.segment, &self.remote, grant, spans, options).await.unwrap();
-                self.owner.arrival().await;
-            }
-            best = best.max((8 * BATCH_BYTES) as f64 / started.elapsed().as_secs_f64());
-            self.owner.engine.revoke(grant).await;
+            let options = BatchOptions::new(Instant::now() + DEADLINE);
+            let spans = whole(BATCH_BYTES as u64);
+            self.writer.engine.write(self.writer.segment, &self.remote, grant, spans, options).await.unwrap();
+            self.owner.arrival().await;
         }
-        best
+        self.owner.engine.revoke(grant).await;
+        (8 * BATCH_BYTES) as f64 / started.elapsed().as_secs_f64()
     }
+
+    /// All rails have their connections.
+    async fn until_whole(&mut self) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while self.writer.engine.paths()[0].lanes < 3 && Instant::now() < limit {
+            self.batch().await;
+        }
+    }
+}
+
+/// The rate of one stream over another's: the median of rounds in which both are measured, one right after the other, in turns. The emulated machine's own speed changes by a third from one second to the next.
+async fn ratio(one: &mut Stream, other: &mut Stream) -> f64 {
+    let mut ratios = Vec::new();
+    for round in 0..41 {
+        let (rate, beside) = if round % 2 == 0 {
+            let rate = one.rate().await;
+            (rate, other.rate().await)
+        } else {
+            let beside = other.rate().await;
+            (one.rate().await, beside)
+        };
+        ratios.push(rate / beside);
+    }
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }
 
 fn link(interface: &str, state: &str) {
@@ -184,11 +205,10 @@ fn link(interface: &str, state: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn rails_go_and_come_back_and_no_batch_is_lost() {
     let mut stream = Stream::new().await;
     assert_eq!(stream.batch().await, TransportKind::Rdma);
-    let before = stream.rate().await;
     link("v0", "down");
     let one = stream.until(TransportKind::Rdma, 10).await;
     link("v0", "up");
@@ -199,17 +219,16 @@ async fn rails_go_and_come_back_and_no_batch_is_lost() {
     link("v0", "up");
     link("v1", "up");
     let back = stream.until(TransportKind::Rdma, 10).await;
-    let limit = Instant::now() + Duration::from_secs(10);
-    while stream.writer.engine.paths()[0].lanes < 3 && Instant::now() < limit {
-        stream.batch().await;
-    }
-    let after = stream.rate().await;
+    stream.until_whole().await;
+    // Beside one that never lost a rail.
+    let mut fresh = Stream::new().await;
+    fresh.until_whole().await;
+    let ratio = ratio(&mut stream, &mut fresh).await;
     let path = stream.writer.engine.paths().remove(0);
     println!(
         "{} batches, none lost or wrong; {one} until rdma with rail 0 down, {none} until tcp with both down, {back} until rdma again",
         stream.next
     );
-    println!("rate {:.1} MB/s before, {:.1} after: {:.2}; {path:?}", before / 1e6, after / 1e6, after / before);
-    // The machine is noisy; a rail that did not come back would halve it.
-    assert!(after >= 0.6 * before, "{after} after {before}");
+    println!("rate after all of that, over that of a stream that never lost a rail: {ratio:.3}; {path:?}");
+    assert!(ratio >= 0.95, "{ratio}");
 }

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_memory::MemoryRegion;
 use baton_types::NodeId;
@@ -108,7 +108,7 @@ impl FakeTransport {
 
     async fn deliver(&self, job: Job) -> Result<(), TransferError> {
         let faults = self.network.faults_of_next_batch();
-        tokio::time::sleep(faults.delay).await;
+        baton_runtime::sleep(faults.delay).await;
         if faults.drop_batches > 0 {
             std::future::pending::<()>().await;
         }
@@ -144,8 +144,8 @@ impl FakeTransport {
     ) -> Result<(), TransferError> {
         let remote = RemoteSpan { offset: span.remote_offset, len: span.len as u32 };
         match job.op {
-            Op::Read => grant.admit_read(&key.writer, job.segment, &[remote], Instant::now())?,
-            Op::Write if grant.admit(key, 0, job.segment, &[remote], Instant::now())? == Admission::Duplicate => {
+            Op::Read => grant.admit_read(&key.writer, job.segment, &[remote], baton_runtime::now())?,
+            Op::Write if grant.admit(key, 0, job.segment, &[remote], baton_runtime::now())? == Admission::Duplicate => {
                 return Ok(());
             }
             Op::Write => {}

@@ -1,5 +1,7 @@
 //! The engine among peers that die, hang, lie and flood. Engines in several processes, over each transport that this machine has.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 #![allow(clippy::single_range_in_vec_init)] // a grant of one range is a list of one range
 

@@ -11,7 +11,7 @@ use crate::{crowd, fencing, torn_writes};
 const RDMA: TransportChoice = TransportChoice::Only(TransportKind::Rdma);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_rdma() {
     let batches = if std::env::var_os("BATON_TEST_LONG").is_some() { 10_000 } else { 2_000 };
     let scale = torn_writes::Scale { batches, slot_bytes: 32 << 10, disconnect_ms: (10, 100) };
@@ -19,7 +19,7 @@ async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
     let scale = fencing::Scale {
         batch_bytes: 16 << 20,
@@ -33,7 +33,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs RDMA devices"]
+#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn idle_peers_cost_little_and_are_let_go_over_rdma() {
     let (peers, idle) = if std::env::var_os("BATON_TEST_LONG").is_some() { (1000, 25) } else { (200, 6) };
     crowd::idle_peers(RDMA, peers, Duration::from_secs(idle)).await;

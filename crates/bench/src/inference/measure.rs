@@ -1,7 +1,5 @@
 //! Steps of an engine, timed.
 
-use std::time::Instant;
-
 use baton_engine::{Engine, EngineError, LogitsWanted, SequenceStep, StepObserver};
 use baton_types::{BlockId, TokenId};
 
@@ -41,7 +39,7 @@ impl<'a> Bench<'a> {
         self.compute(&prompt[..CHUNK.min(tokens)], &table)?; // warms buffers and pages
         let mut seconds = Vec::new();
         for _ in 0..self.rounds {
-            let began = Instant::now();
+            let began = baton_runtime::now();
             self.compute(&prompt, &table)?;
             seconds.push(began.elapsed().as_secs_f64());
         }
@@ -59,7 +57,7 @@ impl<'a> Bench<'a> {
         self.decode_step(&tables, CONTEXT)?;
         let mut seconds = Vec::new();
         for _ in 0..self.rounds {
-            let began = Instant::now();
+            let began = baton_runtime::now();
             for step in 0..STEPS {
                 self.decode_step(&tables, CONTEXT + 1 + step)?;
             }

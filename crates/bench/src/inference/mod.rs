@@ -9,7 +9,6 @@ mod model;
 mod report;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use baton_engine::{Engine, EngineError};
 use clap::Args;
@@ -45,7 +44,7 @@ pub struct EngineArgs {
 pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     let options = args.compute.options(ARENA_TOKENS);
     let bar = progress(json);
-    let began = Instant::now();
+    let began = baton_runtime::now();
     let mut engine = load(&open(&args.model)?, &options, &bar)?;
     check_context(&engine, "--model", LONGEST_PROMPT)?;
     let load_s = began.elapsed().as_secs_f64();

@@ -1,7 +1,7 @@
 //! The clients: each request at its time, over a few connections.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_proto::v1::generate_response::Event;
@@ -11,7 +11,7 @@ use baton_sim::{RejectStage, RequestRecord, SimOptions, Trace, TraceRequest};
 use baton_types::Tbt;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -71,7 +71,7 @@ impl Clients {
 
     /// Sends every request at its time, and waits for the end of all.
     pub(super) async fn play(&self, trace: &Trace, options: &SimOptions) -> Played {
-        let start = Instant::now();
+        let start = baton_runtime::now();
         let slo = ServiceLevelObjectives {
             ttft_ms: Some(options.ttft_slo.as_secs_f64() * 1e3),
             tbt_ms: Some(options.tbt_slo.as_secs_f64() * 1e3),
@@ -82,7 +82,7 @@ impl Clients {
             ask(index, client, request, slo, start, record)
         };
         let mut under_way: FuturesUnordered<_> = trace.requests.iter().enumerate().map(one).collect();
-        let (mut ended, mut progress) = (Vec::new(), tokio::time::interval(PROGRESS_EVERY));
+        let (mut ended, mut progress) = (Vec::new(), baton_runtime::interval(PROGRESS_EVERY));
         loop {
             tokio::select! {
                 next = under_way.next() => match next {
@@ -120,7 +120,7 @@ async fn ask(
     mut record: RequestRecord,
 ) -> Ended {
     let due = start + record.arrived;
-    sleep_until(due).await;
+    baton_runtime::sleep_until(due).await;
     let wire = GenerateRequest {
         prompt: Some(v1::generate_request::Prompt::TokenIds(TokenIds { ids: prompt(&request) })),
         sampling: Some(SamplingParameters {
@@ -171,7 +171,7 @@ impl Heard {
         while let Some(response) = stream.message().await? {
             match response.event {
                 Some(Event::Accepted(_)) => self.accepted = true,
-                Some(Event::Delta(delta)) => self.tokens.extend(delta.token_ids.iter().map(|_| Instant::now())),
+                Some(Event::Delta(delta)) => self.tokens.extend(delta.token_ids.iter().map(|_| baton_runtime::now())),
                 Some(Event::Finished(finished)) => self.on_finished(&finished, record),
                 Some(Event::PromptLogprobs(_)) | None => {}
             }

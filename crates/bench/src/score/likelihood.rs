@@ -3,6 +3,8 @@
 use baton_engine::StepObserver;
 use baton_types::TokenId;
 
+use super::divergence::log_sum_exp;
+
 /// How likely the tokens so far were.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Likelihood {
@@ -44,11 +46,9 @@ impl StepObserver for Listener<'_> {
     }
 }
 
-/// `-ln softmax(logits)[token]`, nats, by ln sum exp(x) = m + ln sum exp(x - m) with the largest m, so that nothing overflows. The engine has seen to it that all are numbers.
+/// `-ln softmax(logits)[token]`, nats. The engine has seen to it that all are numbers.
 fn surprise(logits: &[f32], token: TokenId) -> f64 {
-    let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - most).exp()).sum();
-    most + sum.ln() - f64::from(logits[token as usize])
+    log_sum_exp(logits) - f64::from(logits[token as usize])
 }
 
 #[cfg(test)]

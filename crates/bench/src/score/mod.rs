@@ -9,22 +9,23 @@
 //!
 //! **Invariant**: sums are of f64, in the order of the text, so that the same logits give the same number to the last bit.
 
+mod divergence;
 mod likelihood;
 mod report;
 mod windows;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
-use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep};
+use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep, StepObserver};
 use baton_formats::ModelFile;
 use baton_text::{EncodeOptions, Tokenizer};
-use baton_types::{BlockId, TokenId};
+use baton_types::{BlockId, KvDtype, TokenId};
 use clap::Args;
 
 use crate::BenchError;
 use crate::inference::{ComputeArgs, check_context, load, open, progress};
+pub use divergence::{Divergence, compare};
 pub use likelihood::Likelihood;
 use likelihood::Listener;
 use report::Report;
@@ -48,6 +49,9 @@ pub struct ScoreArgs {
     /// a window begins with the last token of the one before, and the text's first token is not scored, for nothing stands before it
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     pub context: u32,
+    /// Compute the text in single precision too, KV included, and print the KL divergence from it and how often the best token is the same
+    #[arg(long)]
+    pub kl_divergence: bool,
     /// Threads, arithmetic, and how KV is kept
     #[command(flatten)]
     pub compute: ComputeArgs,
@@ -57,6 +61,11 @@ impl ScoreArgs {
     /// Room for one window.
     fn options(&self) -> CpuOptions {
         self.compute.options(self.context)
+    }
+
+    /// The same in single precision.
+    fn reference_options(&self) -> CpuOptions {
+        CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..self.options() }
     }
 }
 
@@ -69,10 +78,17 @@ pub fn run(args: &ScoreArgs, json: bool) -> Result<(), BenchError> {
     let mut engine = load(&file, &args.options(), &bar)?;
     check_context(&engine, "--context", args.context)?;
     bar.set_message("scoring");
-    let began = Instant::now();
-    let found = score(&mut engine, &windows, &mut |share| bar.set_position((share * 100.0) as u64))?;
+    let progress = &mut |share| bar.set_position((share * 100.0) as u64);
+    let began = baton_runtime::now();
+    let (found, divergence) = if args.kl_divergence {
+        let mut reference = load(&file, &args.reference_options(), &bar)?;
+        let (found, divergence) = compare(&mut reference, &mut engine, &windows, progress)?;
+        (found, Some(divergence))
+    } else {
+        (score(&mut engine, &windows, progress)?, None)
+    };
     bar.finish_and_clear();
-    let report = Report::new(args, &engine, &windows, &found, began.elapsed());
+    let report = Report::new(args, &engine, &windows, &found, divergence, began.elapsed());
     report.print(json).map_err(BenchError::Output)
 }
 
@@ -121,27 +137,21 @@ pub fn score(
     windows: &Windows,
     progress: &mut dyn FnMut(f64),
 ) -> Result<Likelihood, EngineError> {
-    let blocks = engine.arena().layout().num_blocks;
-    let table: Vec<_> = (0..blocks).map(BlockId).collect();
     let mut found = Likelihood::default();
     for window in windows.iter() {
-        compute(engine, &window, &table, &mut found)?;
+        steps(engine, &window, &mut Listener { window: &window, found: &mut found })?;
         progress(found.tokens as f64 / windows.scored() as f64);
     }
     Ok(found)
 }
 
 /// One window, in chunks. Its last token is not computed: nothing that it predicts is scored.
-fn compute(
-    engine: &mut CpuEngine,
-    window: &[TokenId],
-    block_table: &[BlockId],
-    found: &mut Likelihood,
-) -> Result<(), EngineError> {
+fn steps(engine: &mut CpuEngine, window: &[TokenId], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
+    let block_table: Vec<_> = (0..engine.arena().layout().num_blocks).map(BlockId).collect();
     let mut start = 0;
     for tokens in window[..window.len() - 1].chunks(CHUNK) {
-        let step = SequenceStep { tokens, start: start as u32, block_table, logits: LogitsWanted::All };
-        engine.step(&[step], &mut Listener { window, found })?;
+        let step = SequenceStep { tokens, start: start as u32, block_table: &block_table, logits: LogitsWanted::All };
+        engine.step(&[step], observer)?;
         start += tokens.len();
     }
     Ok(())
@@ -150,8 +160,6 @@ fn compute(
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-
-    use baton_engine::Arithmetic;
 
     use super::*;
 

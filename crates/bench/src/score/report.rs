@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_engine::{CpuEngine, Engine};
 use serde::Serialize;
 
-use super::{Likelihood, ScoreArgs, Windows};
+use super::{Divergence, Likelihood, ScoreArgs, Windows};
 
 /// The figures of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -35,6 +35,9 @@ pub(super) struct Report {
     threads: usize,
     /// From the first window's beginning to the last one's end.
     seconds: f64,
+    /// From single precision, with `--kl-divergence`.
+    #[serde(flatten)]
+    divergence: Option<Divergence>,
 }
 
 impl Report {
@@ -43,6 +46,7 @@ impl Report {
         engine: &CpuEngine,
         windows: &Windows,
         found: &Likelihood,
+        divergence: Option<Divergence>,
         took: Duration,
     ) -> Self {
         let (model, options) = (engine.model(), args.options());
@@ -59,6 +63,7 @@ impl Report {
             numerics: model.numerics.clone(),
             threads: options.threads,
             seconds: took.as_secs_f64(),
+            divergence,
         }
     }
 
@@ -70,7 +75,7 @@ impl Report {
 
     fn table(&self) -> String {
         let rate = self.tokens as f64 / self.seconds.max(1e-9);
-        let rows = [
+        let mut rows = vec![
             ("perplexity", format!("{:.4}", self.perplexity)),
             ("nll", format!("{:.6} nats per token", self.nll)),
             ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
@@ -81,7 +86,13 @@ impl Report {
             ),
             ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
         ];
-        rows.map(|(name, value)| format!("{name:<12}{value}")).join("\n")
+        if let Some(Divergence { mean_kl, top1_agreement, reference_perplexity }) = self.divergence {
+            let from = format!("from single precision, whose perplexity is {reference_perplexity:.4}");
+            rows.insert(1, ("KL", format!("{mean_kl:.6} nats per token {from}")));
+            rows.insert(2, ("same best", format!("{:.2} % of positions", top1_agreement * 100.0)));
+        }
+        let lines: Vec<_> = rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect();
+        lines.join("\n")
     }
 }
 
@@ -103,7 +114,19 @@ mod tests {
             numerics: "cpu-int8-3".into(),
             threads: 2,
             seconds: 0.5,
+            divergence: None,
         }
+    }
+
+    #[test]
+    fn a_comparison_stands_beside_the_likelihood() {
+        let divergence = Divergence { mean_kl: 0.00125, top1_agreement: 0.975, reference_perplexity: 12.0 };
+        let report = Report { divergence: Some(divergence), ..report() };
+        let table = report.table();
+        assert!(table.contains("KL          0.001250 nats per token from single precision"), "{table}");
+        assert!(table.contains("same best   97.50 % of positions"), "{table}");
+        let json = serde_json::to_value(report).unwrap();
+        assert_eq!((json["mean_kl"].as_f64(), json["top1_agreement"].as_f64()), (Some(0.00125), Some(0.975)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a client hears of one request, and how its tokens are counted.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 /// Sizes of a request, as its server says them. Tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Heard {
     /// # Errors
     /// There have been too many.
     pub fn tokens(&mut self, tokens: u64) -> Result<(), Problem> {
-        self.add(Message { at: Instant::now(), tokens, shows: true })
+        self.add(Message { at: baton_runtime::now(), tokens, shows: true })
     }
 
     /// A message that does not say how many tokens it stands for, now.
@@ -81,7 +81,7 @@ impl Heard {
     /// # Errors
     /// There have been too many.
     pub fn chunk(&mut self, shows: bool) -> Result<(), Problem> {
-        self.add(Message { at: Instant::now(), tokens: 1, shows })
+        self.add(Message { at: baton_runtime::now(), tokens: 1, shows })
     }
 
     /// The server's own figures.

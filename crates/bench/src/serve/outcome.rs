@@ -1,10 +1,9 @@
 //! How each request ended, and what all of them amount to.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_sim::Spread;
 use baton_types::Tbt;
-use tokio::time::Instant;
 
 use super::gaps::GapCounts;
 use super::heard::{Heard, Problem, Tokens, Usage};

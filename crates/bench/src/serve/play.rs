@@ -2,12 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use indicatif::ProgressBar;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::args::{ServeArgs, Target};
 use super::arrivals::Arrival;
@@ -91,7 +91,7 @@ where
 pub async fn play(server: &Server, arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
     let limits = Limits { ttft: args.ttft_limit, tbt: args.tbt_limit };
     let (mut sums, mut under_way, mut in_flight_max) = (Sums::default(), FuturesUnordered::new(), 0);
-    let start = Instant::now() + LEAD;
+    let start = baton_runtime::now() + LEAD;
     let mut ended = |(end, slip): (End, Duration), left: usize| {
         sums.add(end, slip, limits);
         bar.set_message(format!("{left} under way"));
@@ -100,7 +100,7 @@ pub async fn play(server: &Server, arrivals: &[Arrival], args: &ServeArgs, bar: 
     for (index, arrival) in arrivals.iter().enumerate() {
         let due = start + arrival.due;
         let request = server.request(index, arrival, due, args.timeout);
-        let mut wait = std::pin::pin!(sleep_until(due));
+        let mut wait = std::pin::pin!(baton_runtime::sleep_until(due));
         loop {
             tokio::select! {
                 () = &mut wait => break,

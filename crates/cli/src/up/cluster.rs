@@ -7,7 +7,6 @@ use baton_proto::v1;
 use baton_runtime::{Signals, TaskSet};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 
 use super::console::{Console, RoleLog};
 use super::lines::Ready;
@@ -164,7 +163,7 @@ impl Cluster {
     }
 
     async fn stop_members(&mut self, signals: &mut Signals, stopping: &mut Stopping, of: impl Fn(Role) -> bool) {
-        let mut deadline = Instant::now() + stopping.allowed;
+        let mut deadline = baton_runtime::now() + stopping.allowed;
         let mut order = Order::Stop;
         self.order(&of, order);
         while self.members.iter().any(|member| of(member.role) && !member.ended) {
@@ -178,11 +177,11 @@ impl Cluster {
                 _ = signals.recv() => {
                     // The third signal means now.
                     stopping.allowed = if order < Order::Hurry { HURRY } else { Duration::ZERO };
-                    deadline = deadline.min(Instant::now() + stopping.allowed);
+                    deadline = deadline.min(baton_runtime::now() + stopping.allowed);
                     order = order.max(Order::Hurry);
                     self.order(&of, order);
                 }
-                () = tokio::time::sleep_until(deadline), if order < Order::Kill => {
+                () = baton_runtime::sleep_until(deadline), if order < Order::Kill => {
                     for member in self.members.iter().filter(|member| of(member.role) && !member.ended) {
                         self.say(&self.console.paint.red(&format!("{} did not end in time: killing it", member.name)));
                     }
@@ -299,7 +298,7 @@ async fn registered(conductor: String, names: Vec<String>) -> Result<(), CliErro
         if names.iter().all(is_ready) {
             return Ok(());
         }
-        tokio::time::sleep(REGISTERED_POLL).await;
+        baton_runtime::sleep(REGISTERED_POLL).await;
     }
 }
 

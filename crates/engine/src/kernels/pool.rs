@@ -174,6 +174,7 @@ impl Shared {
     }
 
     /// Waits for another epoch than `seen`; `None` at the end.
+    #[allow(clippy::disallowed_methods)] // how long to spin is no decision
     fn next_epoch(&self, helper: usize, seen: u64) -> Option<u64> {
         let mut deadline = Instant::now() + SPIN;
         loop {

@@ -1,5 +1,7 @@
 //! The store as its owner sees it: against a model, with damaged files, killed, on a full disk, and from many threads.
 
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod damage;

@@ -27,7 +27,7 @@ struct Made(Instant);
 
 impl Default for Made {
     fn default() -> Self {
-        Self(Instant::now())
+        Self(baton_runtime::now())
     }
 }
 

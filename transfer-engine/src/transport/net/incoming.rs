@@ -91,7 +91,7 @@ impl Incoming {
             self.bytes = Vec::new();
             return stream.readable().await;
         }
-        let limit = *self.waits_since.get_or_insert_with(Instant::now) + self.patience;
+        let limit = *self.waits_since.get_or_insert_with(baton_runtime::now) + self.patience;
         let ready = timeout_at(limit.into(), stream.readable()).await;
         ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }

@@ -78,7 +78,7 @@ impl Lane {
         id: u64,
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
-        let (kind, opened, end) = (route.kind(), Instant::now(), CancellationToken::new());
+        let (kind, opened, end) = (route.kind(), baton_runtime::now(), CancellationToken::new());
         let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
         (
@@ -165,7 +165,7 @@ impl LaneTask {
         {
             self.lane.route.on_failure(&self.target, reason);
         }
-        let (lane, at, sent) = (Arc::clone(&self.lane), Instant::now(), std::mem::take(&mut *self.sent()));
+        let (lane, at, sent) = (Arc::clone(&self.lane), baton_runtime::now(), std::mem::take(&mut *self.sent()));
         // Closed before anybody hears of the loss: a retry finds it so. With the carrier goes what still reads or writes local memory.
         drop(self.stream);
         drop(self.carrier);
@@ -200,7 +200,7 @@ impl LaneTask {
         let interval = config.progress_timeout.min(config.idle_timeout) / 8;
         let mut work = Work::default();
         loop {
-            tokio::time::sleep(interval.clamp(Duration::from_millis(1), Duration::from_secs(1))).await;
+            baton_runtime::sleep(interval.clamp(Duration::from_millis(1), Duration::from_secs(1))).await;
             let open = self.lane.opened.elapsed();
             let still = open.saturating_sub(Duration::from_micros(self.activity.load(Relaxed)));
             match work.seen(open, self.lane.load() > 0) {
@@ -338,7 +338,7 @@ impl LaneTask {
             while let Some(follow_up) = follow_ups.as_mut().and_then(|follow_ups| follow_ups.try_recv().ok()) {
                 self.follow_up(follow_up).await?;
             }
-            tokio::time::sleep(ROOM_INTERVAL).await;
+            baton_runtime::sleep(ROOM_INTERVAL).await;
         }
         Ok(())
     }

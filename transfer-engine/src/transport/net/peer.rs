@@ -136,7 +136,7 @@ impl Peer {
             if route.probing.load(Relaxed) {
                 continue;
             }
-            let asked = Instant::now();
+            let asked = baton_runtime::now();
             let mut attempts = route.attempts.lock().await;
             if let Some(lane) = self.best(routes, wanted) {
                 return Ok(lane);
@@ -172,7 +172,7 @@ impl Peer {
     /// Connects, whether or not the batch lives to see it: what comes of it is for those after it, too.
     async fn open_beside(self: &Arc<Self>, route: &Arc<Route>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let (done, result) = oneshot::channel();
-        let (peer, route, wanted, asked) = (Arc::clone(self), Arc::clone(route), wanted.clone(), Instant::now());
+        let (peer, route, wanted, asked) = (Arc::clone(self), Arc::clone(route), wanted.clone(), baton_runtime::now());
         self.host.tasks.spawn_request("transfer connect", async move {
             let mut attempts = route.attempts.lock().await;
             // Somebody else may have been first.
@@ -236,7 +236,7 @@ impl Peer {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
         }
-        let (asked, mut error) = (Instant::now(), self.no_way(wanted));
+        let (asked, mut error) = (baton_runtime::now(), self.no_way(wanted));
         let limit = asked + self.host.config.connect_timeout;
         loop {
             let (mut gone, mut next) = (true, limit);
@@ -245,7 +245,7 @@ impl Peer {
                 if let Some(lane) = self.best(routes, wanted) {
                     return Ok(lane);
                 }
-                if Instant::now() >= limit {
+                if baton_runtime::now() >= limit {
                     return Err(attempts.failed_after(asked).unwrap_or(error));
                 }
                 let opened = match attempts.pausing() {
@@ -263,7 +263,7 @@ impl Peer {
                 gone &= attempts.is_gone(asked);
                 next = next.min(attempts.next().unwrap_or(limit));
             }
-            if gone || Instant::now() >= limit {
+            if gone || baton_runtime::now() >= limit {
                 return Err(error);
             }
             sleep_until(next.into()).await;

@@ -76,7 +76,7 @@ impl<'a> Receiver<'a> {
         registered: &'a Registered,
     ) -> Self {
         let incoming = Incoming::new(host.config.progress_timeout * PATIENCE);
-        let (views, last_reply) = (Views::default(), Instant::now());
+        let (views, last_reply) = (Views::default(), baton_runtime::now());
         Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
@@ -161,7 +161,7 @@ impl<'a> Receiver<'a> {
         }
         let key = self.key(target.id.batch);
         let admitted = self.host.grants.find(target.grant).and_then(|grant| {
-            let admission = grant.admit(&key, target.id.part, target.segment, spans, Instant::now())?;
+            let admission = grant.admit(&key, target.id.part, target.segment, spans, baton_runtime::now())?;
             Ok((grant, admission))
         });
         match admitted {
@@ -266,7 +266,7 @@ impl<'a> Receiver<'a> {
 
     /// Waits for bytes, or for the grant's end.
     async fn readable(&mut self, grant: &Grant, limit: Instant, missing: usize) -> io::Result<()> {
-        let limit = limit.min(Instant::now() + self.patience());
+        let limit = limit.min(baton_runtime::now() + self.patience());
         let ready = async {
             tokio::select! {
                 ready = self.incoming.wait_for_payload(self.stream, missing) => ready,
@@ -278,7 +278,7 @@ impl<'a> Receiver<'a> {
 
     /// When a payload must be here: a trickle is as bad as none.
     fn payload_limit(&self, bytes: u64) -> Instant {
-        Instant::now() + self.patience() + Duration::from_secs(bytes / SLOWEST)
+        baton_runtime::now() + self.patience() + Duration::from_secs(bytes / SLOWEST)
     }
 
     async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
@@ -296,7 +296,7 @@ impl<'a> Receiver<'a> {
         let limit = self.payload_limit(bytes);
         while bytes > 0 {
             let piece = bytes.min(DROPPED_AT_ONCE as u64);
-            let soon = limit.min(Instant::now() + self.patience());
+            let soon = limit.min(baton_runtime::now() + self.patience());
             let dropped = timeout_at(soon.into(), self.incoming.drop_all(self.stream, piece as usize)).await;
             dropped.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             bytes -= piece;
@@ -367,7 +367,7 @@ impl<'a> Receiver<'a> {
     }
 
     pub(super) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
-        self.last_reply = Instant::now();
+        self.last_reply = baton_runtime::now();
         let written = timeout(self.host.config.progress_timeout, self.stream.write_all(&reply.encode())).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }

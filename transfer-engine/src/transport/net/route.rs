@@ -101,13 +101,13 @@ impl Attempts {
     pub(super) fn failed(&mut self, Failure { error, refused }: Failure) {
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         self.failures.fetch_add(1, Relaxed);
-        self.last = Some((Instant::now(), error));
+        self.last = Some((baton_runtime::now(), error));
     }
 
     /// One more connection could not be had: no other is tried for a while. Those that have none are not concerned.
     pub(super) fn no_more_for_now(&mut self) {
         self.another_failures = self.another_failures.saturating_add(1);
-        self.another_after = Some(Instant::now() + pause(self.another_failures));
+        self.another_after = Some(baton_runtime::now() + pause(self.another_failures));
     }
 
     /// Whether the owner is taken for gone, by what was seen after `moment`.
@@ -123,7 +123,7 @@ impl Attempts {
 
     /// Whether an attempt may be made now.
     fn is_due(&self) -> bool {
-        self.next().is_none_or(|next| next <= Instant::now())
+        self.next().is_none_or(|next| next <= baton_runtime::now())
     }
 
     /// Whether no attempt at another connection has failed since the last success.
@@ -133,7 +133,7 @@ impl Attempts {
 
     /// Whether one for another connection may be.
     pub(super) fn another_is_due(&self) -> bool {
-        self.is_due() && self.another_after.is_none_or(|after| after <= Instant::now())
+        self.is_due() && self.another_after.is_none_or(|after| after <= baton_runtime::now())
     }
 
     /// The last failure, if it came after `moment`.
@@ -154,7 +154,7 @@ impl Attempts {
     /// Makes the next attempt this caller's: others wait for another pause. The last failure, if there was one.
     pub(super) fn take_turn(&mut self) -> Option<TransferError> {
         let (at, error) = self.last.as_mut()?;
-        *at = Instant::now();
+        *at = baton_runtime::now();
         Some(error.clone())
     }
 }
@@ -213,7 +213,7 @@ impl Route {
 
     /// One attempt, with its handshake. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
     pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
-        let limit = Instant::now() + peer.host.config.connect_timeout / 2;
+        let limit = baton_runtime::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
         connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into()).into()))
     }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::time::timeout;
 
@@ -17,7 +16,7 @@ impl Receiver<'_> {
     /// Checks a read against its lease.
     fn lease(&self, read: &Read) -> Result<Arc<Grant>, Refusal> {
         let lease = self.host.grants.find(read.target.grant)?;
-        lease.admit_read(self.registered.writer(), read.target.segment, &read.spans, Instant::now())?;
+        lease.admit_read(self.registered.writer(), read.target.segment, &read.spans, baton_runtime::now())?;
         Ok(lease)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_types::GrantId;
 use baton_verbs::CompletionStatus;
@@ -107,7 +107,7 @@ impl Landing {
         {
             tracing::warn!(%error, "cannot post a receive to a queue pair in the error state");
         }
-        let limit = Instant::now() + FLUSH_LIMIT;
+        let limit = baton_runtime::now() + FLUSH_LIMIT;
         let flushed = async {
             loop {
                 match self.link.completed().await {
@@ -210,7 +210,7 @@ impl Receiver<'_> {
             return self.reply(&Reply::Ack(id)).await;
         }
         let access = (Access::Write, self.registered.writer());
-        let allowed = self.host.grants.find(grant).and_then(|grant| grant.check(access, segment, Instant::now()));
+        let allowed = self.host.grants.find(grant).and_then(|grant| grant.check(access, segment, baton_runtime::now()));
         // One that lives is asked about by nobody who keeps to the protocol.
         let lives = || Refusal::new(RefusalReason::Revoked, format!("grant {} was said to have ended", grant.0));
         self.refuse(id, allowed.err().unwrap_or_else(lives)).await
@@ -227,7 +227,7 @@ impl Receiver<'_> {
         // First, so that a revocation either finds it here or has closed the grant by the next line.
         let first = self.registered.remember_grant(grant);
         let opened = self.host.grants.find(grant).and_then(|grant| {
-            let (writer, now) = (self.registered.writer(), Instant::now());
+            let (writer, now) = (self.registered.writer(), baton_runtime::now());
             let allowed = grant.check((grant.access(), writer), segment, now);
             allowed.map(|()| (grant.access(), grant.ranges().to_vec()))
         });

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_types::GrantId;
 use baton_verbs::{LocalSpan, MemoryRegistration, RemoteSpan, WorkRequests};
@@ -443,7 +443,7 @@ pub(crate) async fn completions(lane: &LaneTask, flow: &Flow) -> LaneEnd {
         }
         // A batch that is over must get its memory back, whatever the network does.
         let over = flow.state().under_way.iter().any(|posted| posted.gate.is_closed());
-        lingering = over.then(|| lingering.unwrap_or_else(Instant::now));
+        lingering = over.then(|| lingering.unwrap_or_else(baton_runtime::now));
         if lingering.is_some_and(|since| since.elapsed() > LINGER) {
             return LaneEnd::Failed("the device holds on to the memory of a batch that is over".into());
         }
