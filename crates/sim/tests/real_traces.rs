@@ -1,50 +1,79 @@
-//! Eviction over Mooncake's traces, which are too large to be committed: `$BATON_FIXTURES/traces/*.jsonl`.
+//! The published claims on Mooncake's own traces, `$BATON_FIXTURES/traces/*.jsonl`: too large to commit.
+//!
+//! `published` has the same claims on small traces.
+
+mod claims;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use baton_sim::{Row, Trace, eviction_table};
+use baton_sim::{EVICTION_SIZES, SimOptions, Trace, eviction_table};
+use claims::Source;
 
-const SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
-
-/// The traces that there are; none, and a line that says so, where the folder is not named.
-fn traces(test: &str) -> Vec<Trace> {
-    let Some(fixtures) = std::env::var_os("BATON_FIXTURES") else {
-        println!("SKIPPED {test}: BATON_FIXTURES is not set");
-        return Vec::new();
-    };
-    let folder = PathBuf::from(fixtures).join("traces");
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
-    paths.sort();
-    assert!(!paths.is_empty(), "no traces in {}", folder.display());
-    paths.iter().map(|path| Trace::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).collect()
+fn trace_file(file: &str) -> PathBuf {
+    let folder = std::env::var_os("BATON_FIXTURES").unwrap_or_else(|| {
+        panic!("BATON_FIXTURES is not set: it names the folder that holds traces/{file}, of the Mooncake release")
+    });
+    let path = PathBuf::from(folder).join("traces").join(file);
+    assert!(path.is_file(), "{}: no such file; it comes with the Mooncake release", path.display());
+    path
 }
 
-/// Whether hit density beats LRU and LFU here; it must not lose.
-fn wins(trace: &Trace, row: &Row) -> bool {
-    let (rate, baseline) = (row.hit_density.second_half.rate(), row.baseline());
-    assert!(rate >= baseline, "{}, {} blocks: {rate:.4}, but {baseline:.4}", trace.name, row.num_blocks);
-    rate > baseline
+fn conversation() -> Source {
+    Source { path: trace_file("conversation_trace_first_half.jsonl"), rounded_to: Duration::from_secs(3) }
+}
+
+fn synthetic() -> Source {
+    Source { path: trace_file("synthetic_trace.jsonl"), rounded_to: Duration::ZERO }
+}
+
+fn open(source: &Source) -> Trace {
+    Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()))
 }
 
 #[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
+fn the_order_and_the_scale_are_the_papers() {
+    claims::check_order_of_placements(&conversation());
+}
+
+#[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
+fn baton_is_faster_than_mooncake_on_conversations_and_its_tail_is_no_longer() {
+    claims::check_baton_against_mooncake(&conversation(), SimOptions { speed: 1.3, ..SimOptions::default() });
+}
+
+#[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
+fn baton_is_faster_than_mooncake_on_documents_and_its_tail_is_no_longer() {
+    let options = SimOptions { cache_blocks: Some(2500), ..SimOptions::default() };
+    claims::check_baton_against_mooncake(&synthetic(), options);
+}
+
+#[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
+fn under_overload_early_rejection_wastes_less_and_selection_serves_more() {
+    claims::check_admission_under_overload(&conversation());
+}
+
+#[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
+fn fetched_prefixes_double_the_hits_of_caches_that_stay_apart() {
+    claims::check_hits_of_fetched_prefixes(&conversation());
+}
+
+#[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
 fn hit_density_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
-    for trace in traces("hit_density_is_nowhere_worse_than_lru_or_lfu_and_mostly_better") {
-        let rows = eviction_table(&trace, &SIZES);
-        let won = rows.iter().filter(|row| wins(&trace, row)).count();
-        assert!(won * 2 > SIZES.len(), "{}: better at {won} sizes", trace.name);
+    for source in [conversation(), synthetic()] {
+        claims::check_hit_density(&open(&source), &EVICTION_SIZES);
     }
 }
 
 /// The figure known for LRU shows that the replay counts as others do.
 #[test]
+#[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
 fn lru_has_the_hits_that_are_known_for_the_synthetic_trace() {
-    for trace in traces("lru_has_the_hits_that_are_known_for_the_synthetic_trace")
-        .iter()
-        .filter(|trace| trace.name == "synthetic_trace")
-    {
-        let rate = eviction_table(trace, &[10_000])[0].lru.whole.rate();
-        assert!((rate - 0.424).abs() < 0.0005, "{rate}");
-    }
+    let rate = eviction_table(&open(&synthetic()), &[10_000])[0].lru.whole.rate();
+    assert!((rate - 0.424).abs() < 0.0005, "{rate}");
 }

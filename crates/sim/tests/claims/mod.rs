@@ -1,0 +1,124 @@
+//! What Baton claims of placement, admission and eviction, as checks of any trace.
+//!
+//! Each figure is the mean of three seeds, over the second half of the trace's time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_kv_cache::EvictionKind;
+use baton_scheduler::{AdmissionKind, PlacementKind};
+use baton_sim::{ModelProfile, Row, SimOptions, Summary, Trace, Window, eviction_table, simulate};
+
+/// A trace's file, and to what its timestamps are rounded.
+pub struct Source {
+    /// JSON lines.
+    pub path: PathBuf,
+    /// Requests are spread over this time, or their batches would be bursts that no client sent.
+    pub rounded_to: Duration,
+}
+
+/// A run with each seed.
+struct Runs(Vec<Summary>);
+
+impl Runs {
+    fn of(source: &Source, placement: PlacementKind, options: SimOptions) -> Self {
+        let eviction = match placement {
+            PlacementKind::Baton => EvictionKind::HitDensity,
+            _ => EvictionKind::Lru,
+        };
+        let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
+        let trace = Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
+        let summary = |seed| {
+            let trace = trace.clone().played(None, source.rounded_to, seed);
+            let options = SimOptions { placement, eviction, seed, window: Window::SECOND_HALF, ..options };
+            Summary::of(&simulate(&trace, &profile, &options), &options)
+        };
+        Self((1..=3).map(summary).collect())
+    }
+
+    fn mean(&self, figure: impl Fn(&Summary) -> f64) -> f64 {
+        self.0.iter().map(figure).sum::<f64>() / self.0.len() as f64
+    }
+}
+
+fn mooncake() -> PlacementKind {
+    "mooncake".parse().expect("a placement")
+}
+
+/// Random is worst and Mooncake's Algorithm 1 best, by the steps that its paper has.
+pub fn check_order_of_placements(source: &Source) {
+    let ttft = |name: &str| {
+        let runs = Runs::of(source, name.parse().expect("a placement"), SimOptions::default());
+        let ttft = runs.mean(|run| run.ttft_mean_s);
+        println!("{name}: {ttft:.2} s");
+        ttft
+    };
+    let means = ["random", "load-balance", "cache-aware", "mooncake"].map(ttft);
+    for pair in means.windows(2) {
+        assert!(pair[1] <= 0.9 * pair[0], "{means:?}");
+    }
+    assert!(means[0] >= 4.0 * means[3], "{means:?}");
+}
+
+/// Baton's mean time to first token is below that of Mooncake's Algorithm 1, and its tail is no longer.
+pub fn check_baton_against_mooncake(source: &Source, options: SimOptions) {
+    let [theirs, ours] = [mooncake(), PlacementKind::Baton].map(|placement| Runs::of(source, placement, options));
+    let [theirs_mean, ours_mean] = [&theirs, &ours].map(|runs| runs.mean(|run| run.ttft_mean_s));
+    let [theirs_tail, ours_tail] = [&theirs, &ours].map(|runs| runs.mean(|run| run.ttft_p99_s));
+    println!(
+        "{}: mean {ours_mean:.3} s for {theirs_mean:.3} s, p99 {ours_tail:.1} s for {theirs_tail:.1} s; \
+         Mooncake's prefill load {:.3}, hits {:.3}",
+        source.path.display(),
+        theirs.mean(|run| run.prefill_load_mean),
+        theirs.mean(|run| run.cache_hit_ratio),
+    );
+    assert!(ours_mean < 0.85 * theirs_mean, "{ours_mean} for {theirs_mean}");
+    // Tails of 10 to 30 prompts differ by a few percent from run to run.
+    assert!(ours_tail < 1.05 * theirs_tail, "{ours_tail} for {theirs_tail}");
+}
+
+/// Early rejection computes fewer prompts in vain, and prediction fewer still. Selection serves more
+/// within the objectives.
+pub fn check_admission_under_overload(source: &Source) {
+    let runs = |admission| {
+        let options = SimOptions { admission, prefill: 14, decode: 2, speed: 3.0, ..SimOptions::default() };
+        Runs::of(source, PlacementKind::Baton, options)
+    };
+    let wasted = |runs: &Runs| runs.mean(|run| run.wasted_prefill_tokens as f64);
+    let predictive = runs(AdmissionKind::Predictive);
+    let baseline_waste = wasted(&runs(AdmissionKind::Baseline));
+    let early_waste = wasted(&runs(AdmissionKind::Early));
+    let predictive_waste = wasted(&predictive);
+    println!("wasted: {baseline_waste:.0}, {early_waste:.0}, {predictive_waste:.0} tokens");
+    assert!(baseline_waste > early_waste && early_waste > predictive_waste);
+    let selective = runs(AdmissionKind::Selective);
+    for met in [|run: &Summary| run.slo_met_share, |run: &Summary| run.slo_met_token_share] {
+        let [theirs, ours] = [predictive.mean(met), selective.mean(met)];
+        println!("within objectives: {ours:.3} for {theirs:.3}");
+        assert!(ours > 1.05 * theirs, "{ours} for {theirs}");
+    }
+}
+
+/// Nodes that fetch prefixes from one another have twice the hits of nodes that do not.
+pub fn check_hits_of_fetched_prefixes(source: &Source) {
+    let hits = |name: &str| {
+        let options = SimOptions { prefill: 16, ..SimOptions::default() };
+        Runs::of(source, name.parse().expect("a placement"), options).mean(|run| run.cache_hit_ratio)
+    };
+    let [apart, fetched] = ["load-balance", "baton"].map(hits);
+    println!("hits: {fetched:.3} for {apart:.3}");
+    assert!(fetched > 2.0 * apart, "{fetched} for {apart}");
+}
+
+/// Eviction by least hit density has at no size fewer hits than the better of LRU and LFU, and at most
+/// sizes more.
+pub fn check_hit_density(trace: &Trace, sizes: &[u32]) {
+    let wins = |row: &Row| {
+        let (rate, baseline) = (row.hit_density.second_half.rate(), row.baseline());
+        println!("{}, {} blocks: {rate:.4} for {baseline:.4}", trace.name, row.num_blocks);
+        assert!(rate >= baseline, "{}, {} blocks: {rate:.4}, but {baseline:.4}", trace.name, row.num_blocks);
+        rate > baseline
+    };
+    let won = eviction_table(trace, sizes).iter().filter(|row| wins(row)).count();
+    assert!(won * 2 > sizes.len(), "{}: better at {won} sizes", trace.name);
+}
