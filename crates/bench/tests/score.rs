@@ -14,7 +14,8 @@ use baton_formats::ModelFile;
 use baton_text::Tokenizer;
 use baton_types::KvDtype;
 
-const LLAMA_CPP: &str = include_str!("fixtures/llama_cpp.json");
+/// What `fixtures/score_llama_cpp.py` measured.
+const LLAMA_CPP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama_cpp.json");
 const TEXT: &str = include_str!("fixtures/alice.txt");
 /// What the slowest instruction set scores in a few seconds, bytes of the text.
 const FEW_BYTES: usize = 48;
@@ -68,11 +69,11 @@ fn engine(file: &ModelFile, options: CpuOptions) -> CpuEngine {
     CpuEngine::load(file, &CpuOptions { kv_capacity, ..options }, &mut |_| ()).unwrap()
 }
 
-/// As nodes compute it by default, beside llama.cpp as it computes by default: the same file, text, positions and formulas (`fixtures/llama_cpp.py`).
+/// As nodes compute it by default, beside llama.cpp as it computes by default: the same file, text, positions and formulas (`fixtures/score_llama_cpp.py`).
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn quantized_arithmetic_is_as_near_to_single_precision_as_llama_cpps() {
-    let theirs: serde_json::Value = serde_json::from_str(LLAMA_CPP).unwrap();
+    let theirs: serde_json::Value = serde_json::from_slice(&std::fs::read(LLAMA_CPP).unwrap()).unwrap();
     let their = |figure: &str| theirs[figure].as_f64().unwrap();
     let file = model();
     let mut reference =

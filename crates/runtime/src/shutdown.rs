@@ -88,7 +88,7 @@ impl Shutdown {
         self.advance(Phase::Draining);
         let finished = tokio::select! {
             () = drained => true,
-            () = tokio::time::sleep(grace) => false,
+            () = crate::sleep(grace) => false,
             _ = Self::signal() => false,
         };
         self.advance(Phase::Closing);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connections::{Connections, Registered};
@@ -190,7 +190,7 @@ impl Acceptor {
 
 async fn pause(error: &io::Error) {
     tracing::warn!(%error, "cannot accept a transfer connection");
-    sleep(ACCEPT_PAUSE).await;
+    baton_runtime::sleep(ACCEPT_PAUSE).await;
 }
 
 async fn read_hello(stream: &Stream) -> io::Result<Hello> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, oneshot};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
@@ -266,7 +266,7 @@ impl Peer {
             if gone || baton_runtime::now() >= limit {
                 return Err(error);
             }
-            sleep_until(next.into()).await;
+            baton_runtime::sleep_until(next).await;
         }
     }
 
