@@ -472,9 +472,8 @@ impl Job {
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
-        let ttft = self.slo.ttft.map(|Ttft(limit)| Ttft(limit.saturating_sub(waited)));
         // What was accepted is not refused by prediction any more.
-        let slo = if key.attempt == Attempt(0) { Slo { ttft, ..self.slo } } else { Slo::default() };
+        let slo = if key.attempt == Attempt(0) { self.slo } else { Slo::default() };
         PlacementRequest {
             key,
             prompt_tokens: self.tokens.len() as u32,
@@ -482,6 +481,7 @@ impl Job {
             max_tokens: self.sampling.max_tokens,
             wants_decode: self.wants_decode(),
             slo,
+            waited,
             priority: self.priority,
             bypass_cache: self.bypasses_cache(),
             exclude,

@@ -98,6 +98,7 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             max_tokens: 1024,
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
+            waited: Duration::ZERO,
             priority: 0,
             bypass_cache: false,
             exclude: &[],

@@ -265,18 +265,20 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The objectives, less what the request has waited.
-    fn slo_left(&self, request: usize) -> Slo {
-        let waited = self.queue.elapsed().saturating_sub(self.records[request].arrived);
-        let ttft = Ttft(self.options.ttft_slo.saturating_sub(waited));
-        Slo { ttft: Some(ttft), tbt: Some(Tbt(self.options.tbt_slo)) }
+    fn slo(&self) -> Slo {
+        Slo { ttft: Some(Ttft(self.options.ttft_slo)), tbt: Some(Tbt(self.options.tbt_slo)) }
+    }
+
+    /// Since the request arrived.
+    fn waited(&self, request: usize) -> Duration {
+        self.queue.elapsed().saturating_sub(self.records[request].arrived)
     }
 
     fn on_arrival(&mut self, request: usize) {
         let traced = &self.requests[request];
         let full = (traced.input_length / BLOCK_TOKENS) as usize;
         let hashes: Arc<[_]> = traced.hash_ids.iter().take(full).map(|id| block_hash(*id)).collect();
-        let slo = self.slo_left(request);
+        let (slo, waited) = (self.slo(), self.waited(request));
         let wanted = PlacementRequest {
             key: key(request),
             prompt_tokens: traced.input_length,
@@ -284,6 +286,7 @@ impl<'a> World<'a> {
             max_tokens: self.asked_for(request),
             wants_decode: !self.options.as_live || self.asked_for(request) > 1,
             slo,
+            waited,
             priority: 0,
             bypass_cache: false,
             exclude: &[],
@@ -471,7 +474,7 @@ impl<'a> World<'a> {
         if self.options.as_live {
             return self.on_first_token(request, node, blocks);
         }
-        let slo = self.slo_left(request);
+        let slo = self.slo().after(self.waited(request));
         match self.cluster.recheck_decode(self.queue.now(), key(request), slo) {
             Ok(decode) => {
                 if let Some(decode) = decode {

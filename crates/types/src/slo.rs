@@ -21,6 +21,13 @@ pub struct Slo {
     pub tbt: Option<Tbt>,
 }
 
+impl Slo {
+    /// What is left of them `waited` after the request's arrival: its first token comes nearer, the time between tokens stays.
+    pub fn after(self, waited: Duration) -> Self {
+        Self { ttft: self.ttft.map(|Ttft(limit)| Ttft(limit.saturating_sub(waited))), ..self }
+    }
+}
+
 impl Tbt {
     /// Mean of the longest 10 % (at least one) of `gaps`, or `None` where there are none. Sorts `gaps`.
     pub fn of_gaps(gaps: &mut [Duration]) -> Option<Self> {

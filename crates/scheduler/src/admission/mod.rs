@@ -41,7 +41,7 @@ impl DecodeLoad {
     fn check_tbt(&self, slo: Slo, estimate: Duration) -> Result<(), Excess> {
         let Some(Tbt(limit)) = slo.tbt else { return Ok(()) };
         if estimate > limit {
-            return Err(Excess::Tbt { estimate, limit });
+            return Err(Excess::Tbt { estimate: Tbt(estimate), objective: Tbt(limit) });
         }
         if self.kv_share > 1.0 { Err(Excess::DecodeRoom { share: self.kv_share }) } else { Ok(()) }
     }
@@ -52,8 +52,10 @@ impl DecodeLoad {
 pub struct Assessment {
     /// When it is placed.
     pub now: Instant,
-    /// Its objectives.
+    /// Its objectives, from its arrival on.
     pub slo: Slo,
+    /// How long ago that was.
+    pub waited: Duration,
     /// Larger is worth more; 0 is ordinary.
     pub priority: i32,
     /// Tokens of its prompt.
@@ -81,14 +83,19 @@ pub struct Assessment {
 }
 
 impl Assessment {
-    /// Predicted time to first token over its objective.
+    /// What its objectives leave now.
+    pub fn slo_left(&self) -> Slo {
+        self.slo.after(self.waited)
+    }
+
+    /// Predicted time to first token over what its objective leaves.
     pub fn prefill_load(&self) -> f64 {
-        self.slo.ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit))
+        self.slo_left().ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit))
     }
 
     fn check_ttft(&self, estimate: Duration) -> Result<(), Excess> {
-        let Some(Ttft(limit)) = self.slo.ttft else { return Ok(()) };
-        if estimate > limit { Err(Excess::Ttft { estimate, limit }) } else { Ok(()) }
+        let (Some(objective), Some(left)) = (self.slo.ttft, self.slo_left().ttft) else { return Ok(()) };
+        if Ttft(estimate) > left { Err(Excess::Ttft { estimate: Ttft(estimate), objective, left }) } else { Ok(()) }
     }
 
     fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
@@ -126,20 +133,22 @@ pub struct Relief {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Excess {
     /// Time to first token.
-    #[error("the time to first token would be {estimate:.3?}, the objective is {limit:.3?}")]
+    #[error("the time to first token would be {:.1?}, the objective is {:?}{}", estimate.0, objective.0, rest(*objective, *left))]
     Ttft {
-        /// Predicted.
-        estimate: Duration,
-        /// Its objective.
-        limit: Duration,
+        /// Predicted, from now on.
+        estimate: Ttft,
+        /// What the request asked for.
+        objective: Ttft,
+        /// What is left of that: less than all of it where the request waited to be taken in.
+        left: Ttft,
     },
     /// Time between tokens.
-    #[error("the time between tokens would be {estimate:.3?}, the objective is {limit:.3?}")]
+    #[error("the time between tokens would be {:.1?}, the objective is {:?}", estimate.0, objective.0)]
     Tbt {
         /// Predicted.
-        estimate: Duration,
-        /// Its objective.
-        limit: Duration,
+        estimate: Tbt,
+        /// What the request asked for.
+        objective: Tbt,
     },
     /// The decode node's blocks.
     #[error("the decode node would need {:.0} % of its KV blocks", share * 100.0)]
@@ -171,11 +180,20 @@ pub enum Excess {
     },
 }
 
+/// What is left of an objective, where it is noticeably less: checking a request takes some of it, too.
+fn rest(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
+    match left {
+        _ if left >= objective.mul_f64(0.99) => String::new(),
+        Duration::ZERO => ", of which nothing is left".to_owned(),
+        left => format!(", of which {left:.1?} are left"),
+    }
+}
+
 impl Excess {
     /// When a retry may find a better estimate: when what stands in the way has been worked off.
     pub fn retry_after(&self, relief: Relief) -> Duration {
         match self {
-            Self::Ttft { estimate, limit } => estimate.saturating_sub(*limit),
+            Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => estimate.saturating_sub(*left),
             Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::AdmittedTbt { .. } => relief.decode,
             Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
         }
@@ -301,6 +319,7 @@ mod tests {
         Assessment {
             now: Instant::now(),
             slo: Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND / 10)) },
+            waited: Duration::ZERO,
             priority: 0,
             prompt_tokens: 1000,
             compute: SECOND,
@@ -352,12 +371,30 @@ mod tests {
     fn refusals_name_estimate_and_objective() {
         let late = Assessment { ttft: 31 * SECOND, ..assessment() };
         let excess = Early.admit(&late).unwrap_err();
-        assert_eq!(excess.to_string(), "the time to first token would be 31.000s, the objective is 30.000s");
+        assert_eq!(excess.to_string(), "the time to first token would be 31.0s, the objective is 30s");
         assert_eq!(excess.retry_after(late.relief), SECOND);
+        let slow = DecodeLoad { tbt: SECOND / 4, ..late.decode_now.unwrap() };
+        let excess = Baseline.admit_decode(&slow, 0, late.slo).unwrap_err();
+        assert_eq!(excess.to_string(), "the time between tokens would be 250.0ms, the objective is 100ms");
         let full = DecodeLoad { kv_share: 1.25, ..late.decode_now.unwrap() };
         let excess = Baseline.admit_decode(&full, 0, late.slo).unwrap_err();
         assert_eq!(excess.retry_after(late.relief), late.relief.decode, "when a sequence is over");
         assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
+    }
+
+    #[test]
+    fn a_refusal_after_waiting_names_the_whole_objective_and_what_is_left() {
+        let slo = Slo { ttft: Some(Ttft(SECOND * 3 / 10)), tbt: None };
+        let held = Assessment { slo, waited: SECOND / 4, ttft: SECOND / 5, ttft_high: SECOND / 5, ..assessment() };
+        let expected = "the time to first token would be 200.0ms, the objective is 300ms, of which 50.0ms are left";
+        assert_eq!(Early.admit(&held).unwrap_err().to_string(), expected);
+        assert_eq!(Selective::default().admit(&held).unwrap_err().to_string(), expected);
+        let at_once = Assessment { waited: SECOND / 1000, ttft: SECOND, ..held };
+        let said = Early.admit(&at_once).unwrap_err().to_string();
+        assert_eq!(said, "the time to first token would be 1.0s, the objective is 300ms", "it did not wait");
+        let too_late = Assessment { waited: SECOND, ..held };
+        let said = Early.admit(&too_late).unwrap_err().to_string();
+        assert!(said.ends_with("the objective is 300ms, of which nothing is left"), "{said}");
     }
 
     #[test]

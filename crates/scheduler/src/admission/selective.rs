@@ -91,7 +91,7 @@ impl AdmissionPolicy for Selective {
     /// gap. A step later it is none to one, as in a player's jitter buffer; only where the objective of the time to first token leaves ten times as much.
     fn pace(&self, request: &Assessment) -> Duration {
         let (Some(Ttft(ttft)), Some(Tbt(tbt)), Some(load)) =
-            (request.slo.ttft, request.slo.tbt, request.decode_expected)
+            (request.slo_left().ttft, request.slo.tbt, request.decode_expected)
         else {
             return Duration::ZERO;
         };

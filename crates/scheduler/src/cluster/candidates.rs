@@ -136,7 +136,7 @@ impl Cluster {
     /// Leaves out nodes whose queue alone is longer than the objective, while others' is not.
     fn leave_out_busy(&self, now: Instant, request: &PlacementRequest<'_>, nodes: &mut Vec<&ClusterNode>) {
         // A prompt that may pass others does not wait for all of them.
-        let Some(Ttft(limit)) = request.slo.ttft.filter(|_| !self.placement.reorders()) else { return };
+        let Some(Ttft(limit)) = request.slo_left().ttft.filter(|_| !self.placement.reorders()) else { return };
         let within = |node: &&ClusterNode| node.charges.backlog.total(now) <= limit.as_secs_f64();
         if nodes.iter().any(within) {
             nodes.retain(within);
@@ -151,7 +151,7 @@ impl Cluster {
             () if !self.is_usable(node) => LeftOut::State(node.state()),
             () if !fits_prefill(request.prompt_tokens, node) => LeftOut::TooSmall,
             () if !has_place(node) => LeftOut::QueueFull,
-            () if node.warmth(now, self.config.slow_start) < 1.0 && !request.slo.ttft.is_some_and(busy) => {
+            () if node.warmth(now, self.config.slow_start) < 1.0 && !request.slo_left().ttft.is_some_and(busy) => {
                 LeftOut::SlowStart
             }
             () => LeftOut::Busy,

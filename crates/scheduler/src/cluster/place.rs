@@ -73,7 +73,7 @@ pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessme
     match admission.admit(assessment) {
         Ok(()) => Ok(admission.pace(assessment)),
         Err(excess) => {
-            let hold = admission.hold(assessment.slo, assessment.ttft_high, &excess);
+            let hold = admission.hold(assessment.slo_left(), assessment.ttft_high, &excess);
             Err(Refusal { hold, ..refusal_of(&excess, assessment.relief) })
         }
     }
@@ -164,10 +164,10 @@ impl Cluster {
             }
             // Decode nodes are there, and cannot take it now: that is what the client waits for.
             (Err(_), Err(refusal)) if alone && refusal.kind == ErrorKind::Overloaded => {
-                Err(self.held(refusal.clone(), request.slo))
+                Err(self.held(refusal.clone(), request.slo_left()))
             }
             (Err(refusal), _) => Err(refusal.clone()),
-            (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo)),
+            (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo_left())),
         };
         let rows = keep.map(|keep| {
             let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
@@ -330,6 +330,7 @@ impl Cluster {
         Assessment {
             now,
             slo: request.slo,
+            waited: request.waited,
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,
             compute: duration(chosen.plan.compute),
@@ -432,6 +433,6 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
         tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.tail_tokens))
             .saturating_sub(chosen.plan.matched_tokens)
             .max(1),
-        deadline: request.slo.ttft.and_then(|Ttft(limit)| now.checked_add(limit)),
+        deadline: request.slo_left().ttft.and_then(|Ttft(limit)| now.checked_add(limit)),
     }
 }

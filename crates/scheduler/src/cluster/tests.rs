@@ -71,6 +71,7 @@ pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         max_tokens: 16,
         wants_decode: true,
         slo: Slo::default(),
+        waited: Duration::ZERO,
         priority: 0,
         bypass_cache: false,
         exclude: &[],

@@ -97,7 +97,7 @@ impl Baton {
         let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
         for target in targets {
             for (plan, fetch) in candidate.plans() {
-                let cost = self.prefill_cost(plan, target, request.slo) + target.cost;
+                let cost = self.prefill_cost(plan, target, request.slo_left()) + target.cost;
                 if cost < best.cost {
                     best = Pair { cost, fetch, decode: target.index() };
                 }
@@ -179,7 +179,7 @@ impl PlacementPolicy for Baton {
         decode: &[DecodeCandidate<'_>],
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice {
-        let targets = self.targets(decode, request.slo, rng);
+        let targets = self.targets(decode, request.slo_left(), rng);
         let pairs: Vec<_> = prefill.iter().map(|candidate| self.best_pair(request, candidate, &targets)).collect();
         let chosen = least(pairs.iter().map(|pair| pair.cost), 0.0, rng).unwrap_or(0);
         Choice { prefill: chosen, fetch: pairs[chosen].fetch, decode: pairs[chosen].decode }
@@ -191,7 +191,7 @@ impl PlacementPolicy for Baton {
         prefill: &PrefillCandidate<'_>,
         decode: Option<&DecodeCandidate<'_>>,
     ) -> Option<f64> {
-        let target = decode.map_or(Target::NONE, |decode| self.target(0, decode, request.slo));
+        let target = decode.map_or(Target::NONE, |decode| self.target(0, decode, request.slo_left()));
         Some(self.best_pair(request, prefill, &[target]).cost)
     }
 
@@ -206,8 +206,8 @@ impl PlacementPolicy for Baton {
         }
         QueueTerms {
             priority,
-            patience: duration(self.patience(compute, request.slo)),
-            deadline: request.slo.ttft.map(|Ttft(limit)| limit),
+            patience: duration(self.patience(compute, request.slo_left())),
+            deadline: request.slo_left().ttft.map(|Ttft(limit)| limit),
             // Between counting requests and counting tokens.
             value: f64::from(request.prompt_tokens.max(1)).sqrt(),
             max_wait: config.max_wait,

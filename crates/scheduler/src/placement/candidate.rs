@@ -124,6 +124,7 @@ pub(super) mod tests {
             max_tokens: 200,
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
+            waited: Duration::ZERO,
             priority: 0,
             bypass_cache: false,
             exclude: &[],

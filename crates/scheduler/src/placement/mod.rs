@@ -39,14 +39,23 @@ pub struct PlacementRequest<'a> {
     pub max_tokens: u32,
     /// Whether more than one token is wanted, so that a decode node is needed.
     pub wants_decode: bool,
-    /// Its objectives.
+    /// Its objectives, from its arrival on.
     pub slo: Slo,
+    /// How long ago that was.
+    pub waited: Duration,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
     /// Whether the prompt is computed whole, whatever is cached.
     pub bypass_cache: bool,
     /// Nodes that are not to be taken.
     pub exclude: &'a [NodeId],
+}
+
+impl PlacementRequest<'_> {
+    /// What its objectives leave now.
+    pub fn slo_left(&self) -> Slo {
+        self.slo.after(self.waited)
+    }
 }
 
 /// A prefix that is brought to the prefill node before it computes the rest.
