@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
-use baton_scheduler::Applied;
+use baton_scheduler::{Applied, NodeState};
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
@@ -21,7 +21,9 @@ pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
     let door = Arc::clone(door);
     door.clone().tasks.spawn_request("node session", async move {
         tokio::select! {
-            error = run_session(&door.nodes, dial, door.id, &*door) => tracing::warn!(%node, %error, "session with a node ended"),
+            begun = run_session(&door.nodes, dial, door.id, &*door) => if let Err(error) = begun {
+                tracing::warn!(%node, %error, "no session with a node");
+            },
             // The nodes see their sessions end and abort what is left.
             () = door.tasks.cancelled() => {}
         }
@@ -88,14 +90,24 @@ impl SessionEvents for FrontDoor {
         }
     }
 
-    fn on_lost(&self, info: &NodeInfo, error: &SessionError) {
-        tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
+    fn on_left(&self, info: &NodeInfo, error: &SessionError) {
         let now = self.clock.now();
-        self.cluster().on_node_left(now, &info.node, info.generation);
+        let state = match error {
+            SessionError::Ended => self.cluster().on_node_goodbye(now, &info.node, info.generation),
+            _ => {
+                self.cluster().on_node_left(now, &info.node, info.generation);
+                NodeState::Lost
+            }
+        };
+        if state == NodeState::Drained {
+            tracing::info!(node = %info.node, generation = %info.generation, "node drained");
+        } else {
+            tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
+            self.metrics.on_node_lost(info.role);
+        }
         self.transfers.forget(&info.node, info.generation);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         self.live.node_lost(now, &info.node, info.generation);
-        self.metrics.on_node_lost(info.role);
     }
 }
 

@@ -149,7 +149,12 @@ pub const METRICS: &[MetricDoc] = &[
     ),
     doc(COPIED_BYTES, MetricKind::Counter, &[], "Bytes of KV that came by them."),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that take requests."),
-    doc(NODES_LOST, MetricKind::Counter, &["role"], "Sessions with nodes that ended."),
+    doc(
+        NODES_LOST,
+        MetricKind::Counter,
+        &["role"],
+        "Sessions with nodes that ended, those of nodes that had drained not counted.",
+    ),
 ];
 
 const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static str], help: &'static str) -> MetricDoc {

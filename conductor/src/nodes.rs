@@ -51,6 +51,9 @@ pub enum SessionError {
     /// Something else answers there.
     #[error("{0}")]
     WrongNode(String),
+    /// The node ended it.
+    #[error("the node ended it")]
+    Ended,
     /// It broke off.
     #[error("the session broke: {0}")]
     Broken(String),
@@ -152,16 +155,16 @@ pub trait SessionEvents {
     /// The node said something.
     fn on_event(&self, info: &NodeInfo, event: v1::node_event::Event);
     /// The session is over; `error` says why. Called once after a successful `on_welcome`.
-    fn on_lost(&self, info: &NodeInfo, error: &SessionError);
+    fn on_left(&self, info: &NodeInfo, error: &SessionError);
 }
 
-/// Runs a session to its end.
+/// Runs a session to its end. Says why it did not begin; where it did, `events` are told why it ended.
 pub async fn run_session(
     sessions: &NodeSessions,
     dial: Dial,
     conductor: ConductorId,
     events: &impl SessionEvents,
-) -> SessionError {
+) -> Result<(), SessionError> {
     let (node, generation, closed) = (dial.info.node.clone(), dial.info.generation, dial.closed.clone());
     let mut welcomed = None;
     let error = tokio::select! {
@@ -169,10 +172,9 @@ pub async fn run_session(
         () = closed.cancelled() => SessionError::Closed,
     };
     sessions.remove(&node, generation);
-    if let Some(info) = welcomed {
-        events.on_lost(&info, &error);
-    }
-    error
+    let Some(info) = welcomed else { return Err(error) };
+    events.on_left(&info, &error);
+    Ok(())
 }
 
 async fn talk(
@@ -200,7 +202,7 @@ async fn talk(
                     events.on_event(info, event);
                 }
             }
-            Ok(Ok(None)) => return SessionError::Broken("the node ended it".to_owned()),
+            Ok(Ok(None)) => return SessionError::Ended,
             Ok(Err(status)) => return SessionError::Broken(status.message().to_owned()),
             Err(_) => return SessionError::Silent(SILENCE_TIMEOUT),
         }

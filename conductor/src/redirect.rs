@@ -1,7 +1,6 @@
 //! A request whose decode node refuses it a grant, for want of room or because its steps are too long by now, is sent to another one while its prompt is computed.
 
 use baton_proto::v1::node_command::Command;
-use baton_scheduler::NodeState;
 use baton_types::{DecodeTarget, ErrorKind, NodeId, Redirect, Refused};
 
 use crate::error::GenerateError;
@@ -49,7 +48,7 @@ impl FrontDoor {
     /// A decode node that is here.
     fn target(&self, node: &NodeId) -> Option<DecodeTarget> {
         let cluster = self.cluster();
-        let known = cluster.node(node).filter(|node| node.state() != NodeState::Lost)?;
+        let known = cluster.node(node).filter(|node| !node.state().is_gone())?;
         Some(decode_target(known.info(), None))
     }
 }

@@ -227,13 +227,13 @@ impl Cluster {
 
     /// Chained hashes of a prompt's full blocks as the nodes compute them; `None` while no node says how.
     pub fn block_hashes(&self, tokens: &[TokenId], salt: &[u8]) -> Option<Vec<BlockHash>> {
-        let layout = &self.nodes.values().find(|node| node.state() != NodeState::Lost)?.info().layout;
+        let layout = &self.nodes.values().find(|node| !node.state().is_gone())?.info().layout;
         Some(BlockHasher::new(layout.fingerprint(), salt).chain(tokens, layout.block_tokens))
     }
 
     /// A node is here, or here again in a later generation. An older one is ignored.
     pub fn on_node_joined(&mut self, now: Instant, info: NodeInfo) {
-        let known = self.nodes.get(&info.node).filter(|node| node.state() != NodeState::Lost);
+        let known = self.nodes.get(&info.node).filter(|node| !node.state().is_gone());
         if known.is_some_and(|node| node.info().generation >= info.generation) {
             return;
         }
@@ -263,10 +263,22 @@ impl Cluster {
         })
     }
 
-    /// A node is gone. What it held and was charged is forgotten; the requests on it are their owners' to end.
+    /// A node is lost. What it held and was charged is forgotten; the requests on it are their owners' to end.
     pub fn on_node_left(&mut self, now: Instant, node: &NodeId, generation: Generation) {
-        let Some(lost) = self.nodes.get_mut(node).filter(|lost| lost.info().generation == generation) else { return };
-        lost.on_left(now);
+        self.leave(now, node, generation, NodeState::Lost);
+    }
+
+    /// A node ended its session itself: after a drain that is its goodbye, and lost otherwise. Says which; the rest is as in [`Cluster::on_node_left`].
+    pub fn on_node_goodbye(&mut self, now: Instant, node: &NodeId, generation: Generation) -> NodeState {
+        let drained = self.nodes.get(node).is_some_and(|node| node.state() == NodeState::Draining);
+        let state = if drained { NodeState::Drained } else { NodeState::Lost };
+        self.leave(now, node, generation, state);
+        state
+    }
+
+    fn leave(&mut self, now: Instant, node: &NodeId, generation: Generation, state: NodeState) {
+        let Some(left) = self.nodes.get_mut(node).filter(|left| left.info().generation == generation) else { return };
+        left.on_left(now, state);
         self.index.remove_node(node);
         self.transfers.forget(node);
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
@@ -279,8 +291,8 @@ impl Cluster {
             charge.fetch.take_if(|(from, _)| *from == gone);
             charge.decode.take_if(|(decode, _)| *decode == gone);
         }
-        let lost = self.nodes.values().filter(|node| node.state() == NodeState::Lost);
-        let mut by_age: Vec<_> = lost.map(|node| (node.reported(), node.info().node.clone())).collect();
+        let gone = self.nodes.values().filter(|node| node.state().is_gone());
+        let mut by_age: Vec<_> = gone.map(|node| (node.reported(), node.info().node.clone())).collect();
         by_age.sort();
         let surplus = by_age.len().saturating_sub(self.config.max_lost_nodes);
         for (_, node) in by_age.into_iter().take(surplus) {
@@ -418,6 +430,6 @@ impl Cluster {
 
 /// The node that was charged, if it has not left or restarted since.
 fn charged<'a>(nodes: &'a mut NodeTable, (node, generation): &NodeStart) -> Option<&'a mut ClusterNode> {
-    let alive = |node: &&mut ClusterNode| node.info().generation == *generation && node.state() != NodeState::Lost;
+    let alive = |node: &&mut ClusterNode| node.info().generation == *generation && !node.state().is_gone();
     nodes.get_mut(node).filter(alive)
 }

@@ -18,19 +18,27 @@ pub enum NodeState {
     Suspect,
     /// It finishes what it has.
     Draining,
-    /// It is gone.
+    /// It finished what it had, and left.
+    Drained,
+    /// It is gone, and nobody expected that.
     Lost,
 }
 
 impl NodeState {
-    /// `ready`, `suspect`, `draining` or `lost`.
+    /// `ready`, `suspect`, `draining`, `drained` or `lost`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::Suspect => "suspect",
             Self::Draining => "draining",
+            Self::Drained => "drained",
             Self::Lost => "lost",
         }
+    }
+
+    /// Whether the node is not here any more.
+    pub const fn is_gone(self) -> bool {
+        matches!(self, Self::Drained | Self::Lost)
     }
 }
 
@@ -117,7 +125,7 @@ impl ClusterNode {
     }
 
     pub(super) fn on_load(&mut self, now: Instant, load: Load) {
-        if self.state == NodeState::Lost {
+        if self.state.is_gone() {
             return;
         }
         let draining = load.draining || self.state == NodeState::Draining;
@@ -134,13 +142,13 @@ impl ClusterNode {
     }
 
     pub(super) fn on_draining(&mut self) {
-        if self.state != NodeState::Lost {
+        if !self.state.is_gone() {
             self.state = NodeState::Draining;
         }
     }
 
-    pub(super) fn on_left(&mut self, now: Instant) {
-        self.state = NodeState::Lost;
+    pub(super) fn on_left(&mut self, now: Instant, state: NodeState) {
+        self.state = state;
         self.reported = now;
         self.charges = NodeCharges::default();
     }
