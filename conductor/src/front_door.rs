@@ -252,6 +252,11 @@ impl FrontDoor {
         }
     }
 
+    /// Whether a request could be served now: what every health check tells.
+    pub fn is_ready(&self) -> bool {
+        self.shutdown.phase() == Phase::Serving && self.cluster().is_ready()
+    }
+
     /// What the nodes that are ready can take.
     pub fn node_limits(&self) -> Option<Limits> {
         let cluster = self.cluster();

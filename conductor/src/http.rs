@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
-use baton_runtime::{Phase, Telemetry};
+use baton_runtime::Telemetry;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_stream::wrappers::ReceiverStream;
@@ -45,7 +45,7 @@ pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
 /// 200 where a request could be served now, 503 where not; the body says what is there.
 async fn health(State(shared): State<Shared>) -> Response {
     let card = shared.door.model_card();
-    let ready = card.prefill_nodes > 0 && card.decode_nodes > 0 && shared.door.shutdown.phase() == Phase::Serving;
+    let ready = shared.door.is_ready();
     let body = json!({
         "status": if ready { "ready" } else { "not ready" },
         "model": card.name,

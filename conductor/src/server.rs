@@ -14,8 +14,11 @@ use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, Placeme
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
 use tokio::net::TcpListener;
+use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::coalesce::coalesced;
 use crate::config::Settings;
@@ -30,6 +33,8 @@ use crate::prompt::TextModel;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// To look for prefixes to copy takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
+/// How often is looked whether the health that watchers were told is still true.
+const HEALTH_POLL: Duration = Duration::from_millis(100);
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -47,7 +52,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
     let door = Arc::new(front_door(&settings, tasks.clone(), shutdown.clone())?);
 
-    start_grpc(&door, grpc, &tasks, &shutdown).await?;
+    start_grpc(&door, grpc, &tasks).await?;
     start_http(&door, http, telemetry.clone(), &tasks);
     start_upkeep(Arc::clone(&door), telemetry, &tasks);
     start_replication(&settings, Arc::clone(&door), &tasks)?;
@@ -143,14 +148,8 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
 }
 
-async fn start_grpc(
-    door: &Arc<FrontDoor>,
-    listener: TcpListener,
-    tasks: &TaskSet,
-    shutdown: &Shutdown,
-) -> anyhow::Result<()> {
+async fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSet) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<v1::inference_server::InferenceServer<InferenceService>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -172,12 +171,36 @@ async fn start_grpc(
         let stop = async move { end.cancelled().await };
         server.serve_with_incoming_shutdown(coalesced(incoming, relayed), stop).await
     });
-    let draining = shutdown.clone();
-    tasks.spawn_request("health", async move {
-        draining.wait_for(Phase::NotReady).await;
-        health.set_not_serving::<v1::inference_server::InferenceServer<InferenceService>>().await;
-    });
+    start_health(Arc::clone(door), health, tasks).await;
     Ok(())
+}
+
+/// Keeps gRPC's health what `/health` says: of the server as a whole, whose service has no name, and of the one that clients call.
+async fn start_health(door: Arc<FrontDoor>, health: HealthReporter, tasks: &TaskSet) {
+    let end = tasks.clone();
+    let mut told = None;
+    tell_health(&door, &health, &mut told).await;
+    tasks.spawn("health", async move {
+        let mut looks = tokio::time::interval(HEALTH_POLL);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = looks.tick() => tell_health(&door, &health, &mut told).await,
+                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+}
+
+async fn tell_health(door: &FrontDoor, health: &HealthReporter, told: &mut Option<bool>) {
+    let ready = door.is_ready();
+    if told.replace(ready) == Some(ready) {
+        return;
+    }
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in ["", <v1::inference_server::InferenceServer<InferenceService> as NamedService>::NAME] {
+        health.set_service_status(service, status).await;
+    }
 }
 
 fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry, tasks: &TaskSet) {

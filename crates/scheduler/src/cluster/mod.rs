@@ -220,6 +220,15 @@ impl Cluster {
         self.config.admission.as_str()
     }
 
+    /// Whether a request could be served now: a decode node takes requests, and a prefill node does or is not needed.
+    pub fn is_ready(&self) -> bool {
+        let takes = |node: &ClusterNode| matches!(node.state(), NodeState::Ready | NodeState::Suspect);
+        let any = |role| self.nodes.of_role(role).any(takes);
+        let prompts = self.config.prompts_at_decode != PromptsAtDecode::Never || any(NodeRole::Prefill);
+        // Nodes that missed reports are a last resort, and alone none: how long a prompt may be is asked of nodes that are ready.
+        prompts && any(NodeRole::Decode) && self.nodes.values().any(ClusterNode::is_ready)
+    }
+
     /// Requests that are charged.
     pub fn placed(&self) -> usize {
         self.charges.len()

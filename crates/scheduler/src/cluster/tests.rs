@@ -573,6 +573,45 @@ fn a_node_that_measures_slow_gets_less() {
 }
 
 #[test]
+fn a_node_that_drained_and_left_is_not_lost() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::RoundRobin);
+    let state = |cluster: &Cluster, node| cluster.node(&id(node)).unwrap().state();
+    cluster.on_load(now, &id("p0"), Load { draining: true, ..Load::default() });
+    assert_eq!(cluster.on_node_goodbye(now, &id("p0"), Generation(1)), NodeState::Drained);
+    cluster.on_load(now, &id("p0"), Load::default());
+    cluster.on_node_draining(&id("p0"));
+    assert_eq!(state(&cluster, "p0"), NodeState::Drained, "what it sent before it left changes nothing");
+    assert_eq!(place(&mut cluster, now, &request(0, &[])).unwrap().prefill, id("p1"));
+    assert_eq!(cluster.on_node_goodbye(now, &id("d0"), Generation(1)), NodeState::Lost, "nobody had asked it to drain");
+    cluster.on_load(now, &id("d1"), Load { draining: true, ..Load::default() });
+    cluster.on_node_left(now, &id("d1"), Generation(1));
+    assert_eq!(state(&cluster, "d1"), NodeState::Lost, "its session broke before it was done");
+    cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 2));
+    assert_eq!(state(&cluster, "p0"), NodeState::Ready, "it was started again");
+}
+
+#[test]
+fn a_cluster_is_ready_where_a_request_could_be_served() {
+    let now = Instant::now();
+    let is_ready = |prompts_at_decode, nodes: &[(&str, NodeRole)]| {
+        let mut cluster = Cluster::new(ClusterConfig { prompts_at_decode, ..ClusterConfig::default() });
+        nodes.iter().for_each(|(name, role)| cluster.on_node_joined(now, info(name, *role, 1)));
+        let ready = cluster.is_ready();
+        assert_eq!(ready, place(&mut cluster, now, &request(0, &[])).is_ok(), "{nodes:?}");
+        nodes.iter().for_each(|(name, _)| cluster.on_node_draining(&id(name)));
+        assert!(!cluster.is_ready(), "{nodes:?} drain");
+        ready
+    };
+    let (prefill, decode) = (("p0", NodeRole::Prefill), ("d0", NodeRole::Decode));
+    for at_decode in [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short] {
+        assert!(is_ready(at_decode, &[prefill, decode]));
+        assert!(!is_ready(at_decode, &[prefill]) && !is_ready(at_decode, &[]));
+        assert_eq!(is_ready(at_decode, &[decode]), at_decode != PromptsAtDecode::Never);
+    }
+}
+
+#[test]
 fn lost_nodes_are_shown_for_a_while_only() {
     let now = Instant::now();
     let mut cluster = Cluster::new(ClusterConfig { max_lost_nodes: 2, ..ClusterConfig::default() });
