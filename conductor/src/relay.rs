@@ -26,6 +26,7 @@ use crate::live::{Entry, LiveEvent, Told};
 use crate::moves::Moves;
 use crate::output::{Output, OutputToken, Piece};
 use crate::records::RequestEnd;
+use crate::tally::Kept;
 
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -158,8 +159,7 @@ impl Relay {
         self.timeline.total = door.clock.now() - self.arrived;
         door.metrics.on_end(&outcome, &self.timeline, &self.usage());
         let tbt = Tbt::of_gaps(&mut self.gaps);
-        let within = outcome.is_ok() && self.job.is_met_by(self.timeline.ttft, tbt);
-        door.tally.lock().goodput.on_end(door.clock.now(), within);
+        door.tally.lock().goodput.on_end(door.clock.now(), self.kept(&outcome, tbt));
         if outcome.is_ok() {
             self.learn(door, tbt);
         }
@@ -172,6 +172,15 @@ impl Relay {
         self.entry.leave();
         let last = Outgoing { response: last, heard: None };
         let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
+    }
+
+    /// Whether the objectives were kept.
+    fn kept(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) -> Kept {
+        match outcome {
+            Ok(_) if self.job.is_met_by(self.timeline.ttft, tbt) => Kept::Met,
+            Err(GenerateError::Aborted) => Kept::Unknown,
+            Ok(_) | Err(_) => Kept::Missed,
+        }
     }
 
     fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {

@@ -75,10 +75,23 @@ pub struct Goodput {
 /// Requests that ended in some time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GoodputCount {
-    /// Taken in, and ended one way or the other.
+    /// Taken in, and finished or failed.
     pub ended: u64,
     /// Finished within their objectives; those without any are within them.
     pub within: u64,
+    /// Given up by their clients: neither met nor missed, and not among those that ended.
+    pub aborted: u64,
+}
+
+/// What the end of a request says of its objectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It finished within them.
+    Met,
+    /// It finished later, or failed.
+    Missed,
+    /// Its client gave it up: nobody knows.
+    Unknown,
 }
 
 impl Goodput {
@@ -87,7 +100,7 @@ impl Goodput {
     }
 
     /// A request that was taken in ended.
-    pub fn on_end(&mut self, now: Instant, within: bool) {
+    pub fn on_end(&mut self, now: Instant, kept: Kept) {
         while self.steps.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > GOODPUT_WINDOW) {
             self.steps.pop_front();
         }
@@ -96,8 +109,13 @@ impl Goodput {
             self.steps.push_back((now, GoodputCount::default()));
         }
         if let Some((_, count)) = self.steps.back_mut() {
-            count.ended += 1;
-            count.within += u64::from(within);
+            match kept {
+                Kept::Unknown => count.aborted += 1,
+                kept => {
+                    count.ended += 1;
+                    count.within += u64::from(kept == Kept::Met);
+                }
+            }
         }
     }
 
@@ -107,6 +125,7 @@ impl Goodput {
         let sum = recent.fold(GoodputCount::default(), |sum, (_, count)| GoodputCount {
             ended: sum.ended + count.ended,
             within: sum.within + count.within,
+            aborted: sum.aborted + count.aborted,
         });
         (sum, now.saturating_duration_since(self.started).clamp(GOODPUT_STEP, GOODPUT_WINDOW))
     }
@@ -138,11 +157,12 @@ mod tests {
         let start = Instant::now();
         let mut goodput = Goodput::new(start);
         for tenth in 0..10_000_u32 {
-            goodput.on_end(start + tenth * Duration::from_millis(100), tenth % 4 != 0);
+            let kept = [Kept::Missed, Kept::Met, Kept::Met, Kept::Met, Kept::Unknown][tenth as usize % 5];
+            goodput.on_end(start + tenth * Duration::from_millis(100), kept);
         }
         assert!(goodput.steps.len() <= 62, "{}", goodput.steps.len());
         let (count, window) = goodput.window(start + Duration::from_secs(1000));
-        assert_eq!((count.ended, count.within, window), (600, 450, GOODPUT_WINDOW));
+        assert_eq!((count.ended, count.within, count.aborted, window), (480, 360, 120, GOODPUT_WINDOW));
         assert_eq!(goodput.window(start + Duration::from_secs(2000)).0, GoodputCount::default());
         let young = Goodput::new(start).window(start + Duration::from_secs(5)).1;
         assert_eq!(young, Duration::from_secs(5));

@@ -76,7 +76,7 @@ fn admission_load(now: Instant, tally: &AdmissionTally) -> v1::AdmissionLoad {
 
 fn goodput(now: Instant, goodput: &Goodput) -> v1::Goodput {
     let (count, window) = goodput.window(now);
-    v1::Goodput { window_s: window.as_secs_f64(), ended: count.ended, within: count.within }
+    v1::Goodput { window_s: window.as_secs_f64(), ended: count.ended, within: count.within, aborted: count.aborted }
 }
 
 fn estimate_accuracy(accuracy: &Accuracy, estimate: Estimate) -> v1::EstimateAccuracy {

@@ -98,9 +98,10 @@ fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
 }
 
 fn goodput(goodput: v1::Goodput) -> String {
-    let v1::Goodput { window_s, ended, within } = goodput;
+    let v1::Goodput { window_s, ended, within, aborted } = goodput;
     let rate = within as f64 / window_s.max(1.0);
-    format!("goodput    {rate:.2} requests/s: {within} of {ended} within their objectives in {window_s:.0} s")
+    let aborted = if aborted == 0 { String::new() } else { format!(", {aborted} aborted") };
+    format!("goodput    {rate:.2} requests/s: {within} of {ended} within their objectives{aborted} in {window_s:.0} s")
 }
 
 fn none() -> String {
@@ -140,7 +141,7 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
             "policy": admission.policy, "accepted": admission.accepted, "refused": admission.refused,
             "held": admission.held, "holding": admission.holding, "last_refusal": last_refusal,
         },
-        "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within },
+        "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
         "estimates": estimates.collect::<Vec<_>>(),
     })
 }
@@ -190,7 +191,7 @@ mod tests {
             prefill: vec![prefill],
             decode: vec![decode],
             admission: Some(admission),
-            goodput: Some(v1::Goodput { window_s: 60.0, ended: 33, within: 30 }),
+            goodput: Some(v1::Goodput { window_s: 60.0, ended: 33, within: 30, aborted: 2 }),
             estimates: vec![measured, unknown],
         }
     }
@@ -206,7 +207,7 @@ d0      suspect  7          6        40/100     12.0 ms  -
 
 admission  selective: 9 accepted, 2 refused, 1 held, 0 wait now
 refused    3.00 s ago: full; retry in 500.0 ms
-goodput    0.50 requests/s: 30 of 33 within their objectives in 60 s
+goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 
 ESTIMATE  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
 ttft      9  100.0 ms   200.0 ms  -50 %  50 %       75 %
