@@ -189,7 +189,7 @@ def load(args, url, rate, seed, *flags):
         text, errors = child.communicate()
     finally:
         stop(child)
-    if child.returncode != 0:
+    if child.returncode != 0 and not text.strip():
         raise Unavailable(last_line(errors) or "the load generator failed")
     return json.loads(text.strip().splitlines()[-1])
 

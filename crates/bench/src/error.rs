@@ -51,6 +51,9 @@ pub enum BenchError {
         /// What is wrong.
         problem: String,
     },
+    /// Requests were sent, and none got its answer. The report is out.
+    #[error("no request succeeded; the first one ended with: {0}")]
+    NothingServed(String),
     /// The target failed, and has said why to the initiator and on stdout.
     #[error("failed")]
     Reported,
@@ -74,13 +77,21 @@ impl BenchError {
         Self::Control { end, problem: problem.into() }
     }
 
+    /// An error where no request was `completed`, and one was sent: with the first `problem`.
+    pub(crate) fn check_served(completed: usize, problem: Option<String>) -> Result<(), Self> {
+        match problem.filter(|_| completed == 0) {
+            Some(problem) => Err(Self::NothingServed(problem)),
+            None => Ok(()),
+        }
+    }
+
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid { .. } | Self::Memory(_) => ErrorKind::Invalid,
             Self::Transfer(error) => error.kind(),
             Self::Engine(error) => error.kind(),
-            Self::Control { .. } => ErrorKind::Unavailable,
+            Self::Control { .. } | Self::NothingServed(_) => ErrorKind::Unavailable,
             Self::Interrupted(_) => ErrorKind::Cancelled,
             Self::Wrong { .. } | Self::Index { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => {
                 ErrorKind::Internal

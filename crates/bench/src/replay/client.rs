@@ -36,6 +36,8 @@ pub(super) struct Played {
     pub records: Vec<RequestRecord>,
     /// Requests that neither completed nor were rejected, by reason.
     pub failures: BTreeMap<String, usize>,
+    /// Why the first request that did not complete did not, a rejection included.
+    pub first_problem: Option<String>,
     /// 99 % of the requests were sent at most this long after their time: what this machine did not manage.
     pub late_p99: Duration,
 }
@@ -45,7 +47,23 @@ struct Ended {
     index: usize,
     record: RequestRecord,
     late: Duration,
-    failure: Option<String>,
+    problem: Option<Problem>,
+}
+
+/// Why a request did not complete.
+enum Problem {
+    /// It was refused at the door.
+    Rejected(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl Problem {
+    fn reason(&self) -> &str {
+        match self {
+            Self::Rejected(reason) | Self::Failed(reason) => reason,
+        }
+    }
 }
 
 impl Clients {
@@ -105,9 +123,15 @@ fn played(mut ended: Vec<Ended>) -> Played {
     late.sort_unstable();
     let late_p99 = late.get((late.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
     let mut failures = Reasons::default();
-    ended.iter().filter_map(|one| one.failure.as_deref()).for_each(|reason| failures.add(reason));
+    let problems = || ended.iter().filter_map(|one| one.problem.as_ref());
+    for problem in problems() {
+        if let Problem::Failed(reason) = problem {
+            failures.add(reason);
+        }
+    }
+    let first_problem = problems().next().map(|problem| problem.reason().to_owned());
     let records = ended.into_iter().map(|one| one.record).collect();
-    Played { records, failures: failures.into_map(), late_p99 }
+    Played { records, failures: failures.into_map(), first_problem, late_p99 }
 }
 
 /// Sends one request at its time, and hears it to its end.
@@ -134,21 +158,22 @@ async fn ask(
     let late = due.elapsed();
     let mut heard = Heard { due, start, accepted: false, tokens: Vec::new() };
     let outcome = timeout(LONGEST, heard.hear(&mut client, wire, &mut record)).await;
-    let failure = match outcome {
-        Ok(Ok(())) => heard.sum_up(&mut record),
-        Ok(Err(status)) => reject(&status, heard.accepted, &mut record),
-        Err(_) => Some(format!("no end within {} s", LONGEST.as_secs())),
+    let problem = match outcome {
+        Ok(Ok(())) => heard.sum_up(&mut record).map(Problem::Failed),
+        Ok(Err(status)) => Some(reject(&status, heard.accepted, &mut record)),
+        Err(_) => Some(Problem::Failed(format!("no end within {} s", LONGEST.as_secs()))),
     };
-    Ended { index, record, late, failure }
+    Ended { index, record, late, problem }
 }
 
 /// A refusal counts as the simulator's; everything else is a failure.
-fn reject(status: &Status, accepted: bool, record: &mut RequestRecord) -> Option<String> {
+fn reject(status: &Status, accepted: bool, record: &mut RequestRecord) -> Problem {
+    let reason = format!("{:?}: {}", status.code(), status.message());
     if status.code() != Code::ResourceExhausted || accepted {
-        return Some(format!("{:?}: {}", status.code(), status.message()));
+        return Problem::Failed(reason);
     }
     record.rejected = Some(RejectStage::Arrival);
-    None
+    Problem::Rejected(reason)
 }
 
 /// What a client has heard.
@@ -212,17 +237,20 @@ mod tests {
     }
 
     fn ended(index: usize, failure: Option<&str>) -> Ended {
-        Ended { index, record: record(), late: Duration::from_millis(index as u64), failure: failure.map(Into::into) }
+        let problem = failure.map(|reason| Problem::Failed(reason.into()));
+        Ended { index, record: record(), late: Duration::from_millis(index as u64), problem }
     }
 
     #[test]
     fn a_refusal_at_the_door_is_a_rejection_and_nothing_else_is() {
         let mut refused = record();
-        assert_eq!(reject(&Status::resource_exhausted("full"), false, &mut refused), None);
+        let problem = reject(&Status::resource_exhausted("full"), false, &mut refused);
+        assert!(matches!(problem, Problem::Rejected(reason) if reason.contains("full")));
         assert_eq!(refused.rejected, Some(RejectStage::Arrival));
         for (status, accepted) in [(Status::resource_exhausted("late"), true), (Status::unavailable("gone"), false)] {
             let mut failed = record();
-            assert!(reject(&status, accepted, &mut failed).is_some_and(|reason| reason.contains(status.message())));
+            let problem = reject(&status, accepted, &mut failed);
+            assert!(matches!(problem, Problem::Failed(reason) if reason.contains(status.message())));
             assert_eq!(failed.rejected, None);
         }
     }
@@ -241,10 +269,12 @@ mod tests {
 
     #[test]
     fn failures_are_counted_and_records_are_in_the_order_of_arrival() {
+        let rejected = Ended { problem: Some(Problem::Rejected("full".into())), ..ended(150, None) };
         let same = (0..50).map(|index| ended(index, Some("same")));
         let fine = (50..150).map(|index| ended(index, None));
-        let played = played(same.chain(fine).rev().collect());
-        assert_eq!((played.records.len(), played.failures.len(), played.failures["same"]), (150, 1, 50));
-        assert_eq!(played.late_p99, Duration::from_millis(148));
+        let played = played(same.chain(fine).chain([rejected]).rev().collect());
+        assert_eq!((played.records.len(), played.failures.len(), played.failures["same"]), (151, 1, 50));
+        assert_eq!(played.first_problem.as_deref(), Some("same"));
+        assert_eq!(played.late_p99, Duration::from_millis(149));
     }
 }

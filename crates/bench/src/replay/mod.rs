@@ -69,10 +69,12 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
     let options = args.simulated.options();
     let clients = Clients::connect("--conductor", conductor, args.connections).await?;
     let played = clients.play(&trace, &options).await;
+    let completed = played.records.iter().filter(|record| record.finished.is_some()).count();
     let live = Summary::of(&outcome(played.records), &options);
     let simulated = args.beside_simulator.then(|| simulated(&trace, &profile, options));
     let report = Report { live, simulated, failures: played.failures, late_p99_s: played.late_p99.as_secs_f64() };
-    report.print(json).map_err(BenchError::Output)
+    report.print(json).map_err(BenchError::Output)?;
+    BenchError::check_served(completed, played.first_problem)
 }
 
 fn simulated(trace: &Trace, profile: &ModelProfile, options: SimOptions) -> Summary {

@@ -98,6 +98,7 @@ fn problem(status: &Status, accepted: bool) -> Problem {
         kind @ (ErrorKind::Overloaded | ErrorKind::Unavailable) if !accepted && !broken => {
             Problem::Rejected(http_status(kind))
         }
+        ErrorKind::Cancelled => Problem::Aborted(status.message().to_owned()),
         _ => Problem::failed(format!("{:?}: {}", status.code(), status.message())),
     }
 }
@@ -114,5 +115,6 @@ mod tests {
             let Problem::Failed(reason) = problem(&status, accepted) else { panic!("{status:?}") };
             assert!(reason.contains(status.message()), "{reason}");
         }
+        assert_eq!(problem(&Status::cancelled("aborted"), true), Problem::Aborted("aborted".into()));
     }
 }

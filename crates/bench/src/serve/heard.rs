@@ -18,6 +18,8 @@ pub struct Usage {
 pub enum Problem {
     /// The server would not take it, with this HTTP status: 429 or 503. gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE` count as these.
     Rejected(u16),
+    /// This client gave it up, or the server says that its client did.
+    Aborted(String),
     /// Anything else.
     Failed(String),
 }

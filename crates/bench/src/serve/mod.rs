@@ -3,7 +3,7 @@
 //! The server is one with OpenAI's completions (Baton, llama-server, `vllm serve`), or a conductor by Baton's own gRPC. Requests are drawn ([`arrivals`]) or a trace's; each is sent when it is due, whether or not others have
 //! been answered, for people do not wait for each other: a server that falls behind has more to do at once, and times count from when a request was due.
 //!
-//! **Invariant**: every request that is due ends exactly once: met (both limits), late, rejected (429, 503), failed, or not sent where too many were under way.
+//! **Invariant**: every request that is due ends exactly once: met (both limits), late, rejected (429, 503), aborted by its client, failed, or not sent where too many were under way.
 
 mod args;
 mod arrivals;
@@ -33,7 +33,10 @@ pub(crate) async fn run(args: &ServeArgs, json: bool) -> Result<(), BenchError> 
     let played = play(&server, &arrivals, args, &bar).await;
     bar.finish_and_clear();
     let due_s = arrivals.last().map_or(0.0, |last| last.due.as_secs_f64());
-    Report::new(args, &server, due_s, played).print(json).map_err(BenchError::Output)
+    let (completed, problem) = (played.sums.completed(), played.sums.first_problem.clone());
+    let report = Report::new(args, &server, due_s, played);
+    report.print(json).map_err(BenchError::Output)?;
+    BenchError::check_served(completed, problem)
 }
 
 /// Requests that have ended, of all; shows itself on stderr, and nowhere where that is no terminal.

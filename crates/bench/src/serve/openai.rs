@@ -191,7 +191,11 @@ impl End {
         }
         let chunk: Chunk =
             serde_json::from_str(event).map_err(|error| Problem::failed(format!("an event: {error}")))?;
-        if chunk.error.is_some() {
+        if let Some(error) = &chunk.error {
+            // As Baton names it.
+            if error["type"] == "cancelled" {
+                return Err(Problem::Aborted(reason(event.as_bytes())));
+            }
             return Err(Problem::failed(format!("in mid-answer: {}", reason(event.as_bytes()))));
         }
         if let Some(choice) = chunk.choices.first() {
@@ -247,6 +251,8 @@ mod tests {
     fn an_error_event_is_a_failure_with_its_message() {
         let (ended, _) = take(&[TEXT, r#"{"error": {"message": "no node is ready", "type": "unavailable"}}"#]);
         assert_eq!(ended, Err(Problem::failed("in mid-answer: no node is ready")));
+        let (ended, _) = take(&[r#"{"error": {"message": "the request was aborted", "type": "cancelled"}}"#]);
+        assert_eq!(ended, Err(Problem::Aborted("the request was aborted".into())));
         assert!(matches!(take(&["{"]).0, Err(Problem::Failed(reason)) if reason.starts_with("an event: ")));
     }
 

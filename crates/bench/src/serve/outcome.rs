@@ -25,6 +25,8 @@ pub enum End {
     Completed(Answer),
     /// The server would not take it: HTTP status.
     Rejected(u16),
+    /// It was given up by its client, this one or another: neither met nor late.
+    Aborted(String),
     /// Anything else, with its reason.
     Failed(String),
     /// It was due while as many as may be were under way.
@@ -63,8 +65,18 @@ impl End {
     pub fn of(due: Instant, max_tokens: u32, heard: &Heard, result: Result<(), Problem>) -> Self {
         match result {
             Err(Problem::Rejected(status)) => Self::Rejected(status),
+            Err(Problem::Aborted(reason)) => Self::Aborted(reason),
             Err(Problem::Failed(reason)) => Self::Failed(reason),
             Ok(()) => Self::completed(due, max_tokens, &heard.count(), heard.sizes()),
+        }
+    }
+
+    /// Why it did not complete, where it was sent.
+    fn problem(&self) -> Option<String> {
+        match self {
+            Self::Completed(_) | Self::NotSent => None,
+            Self::Rejected(status) => Some(format!("rejected with HTTP {status}")),
+            Self::Aborted(reason) | Self::Failed(reason) => Some(reason.clone()),
         }
     }
 
@@ -87,12 +99,18 @@ pub struct Sums {
     pub rejected_429: usize,
     /// Refused with 503.
     pub rejected_503: usize,
+    /// Given up by their client.
+    pub aborted: usize,
     /// Anything else that was sent.
     pub failed: usize,
     /// Not sent.
     pub not_sent: usize,
     /// Of what failed.
     pub failures: Reasons,
+    /// Of what was aborted.
+    pub aborts: Reasons,
+    /// Why the first request that did not complete did not.
+    pub first_problem: Option<String>,
     /// Of what was completed, as everything below. Seconds.
     pub ttft_s: Vec<f64>,
     /// Mean gap of each request, seconds.
@@ -118,10 +136,17 @@ impl Sums {
             End::NotSent => {}
             _ => self.slip_s.push(slip.as_secs_f64()),
         }
+        if let Some(problem) = end.problem().filter(|_| self.first_problem.is_none()) {
+            self.first_problem = Some(problem);
+        }
         match end {
             End::NotSent => self.not_sent += 1,
             End::Rejected(429) => self.rejected_429 += 1,
             End::Rejected(_) => self.rejected_503 += 1,
+            End::Aborted(reason) => {
+                self.aborted += 1;
+                self.aborts.add(&reason);
+            }
             End::Failed(reason) => {
                 self.failed += 1;
                 self.failures.add(&reason);
@@ -150,7 +175,12 @@ impl Sums {
 
     /// All requests that were due.
     pub fn requests(&self) -> usize {
-        self.met + self.late + self.rejected_429 + self.rejected_503 + self.failed + self.not_sent
+        self.completed() + self.rejected_429 + self.rejected_503 + self.aborted + self.failed + self.not_sent
+    }
+
+    /// Those that got their answer, however late.
+    pub fn completed(&self) -> usize {
+        self.met + self.late
     }
 }
 
@@ -197,13 +227,15 @@ mod tests {
             failed("a"),
             failed("a"),
             failed("b"),
+            End::Aborted("c".into()),
             End::NotSent,
             completed(&[], 0),
         ]);
         assert_eq!((sums.met, sums.late, sums.rejected_429, sums.rejected_503), (1, 2, 2, 1));
-        assert_eq!((sums.failed, sums.not_sent, sums.requests()), (4, 1, 11));
-        assert_eq!(sums.failures.into_map()["a"], 2);
-        assert_eq!((sums.ttft_s.len(), sums.slip_s.len()), (3, 10), "what was not sent was not late");
+        assert_eq!((sums.failed, sums.aborted, sums.not_sent, sums.requests()), (4, 1, 1, 12));
+        assert_eq!((sums.ttft_s.len(), sums.slip_s.len()), (3, 11), "what was not sent was not late");
+        assert_eq!((sums.completed(), sums.first_problem.as_deref()), (3, Some("rejected with HTTP 429")));
+        assert_eq!((sums.failures.into_map()["a"], sums.aborts.into_map()["c"]), (2, 1));
     }
 
     #[test]

@@ -83,7 +83,7 @@ where
 {
     let (slip, mut heard) = (due.elapsed(), Heard::of_at_most(max_tokens));
     let result = timeout(limit, ask(&mut heard)).await;
-    let none = || Err(Problem::failed(format!("no end within {} s", limit.as_secs_f64())));
+    let none = || Err(Problem::Aborted(format!("no end within {} s", limit.as_secs_f64())));
     (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)
 }
 

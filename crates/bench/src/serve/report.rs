@@ -29,6 +29,8 @@ pub(super) struct Report {
     ends: Ends,
     /// Of what failed, by reason.
     failures: BTreeMap<String, usize>,
+    /// Of what was aborted, by reason.
+    aborts: BTreeMap<String, usize>,
     /// From the beginning to the last end.
     seconds: f64,
     /// Requests over the time in which they were due.
@@ -82,6 +84,8 @@ struct Ends {
     late: usize,
     rejected_429: usize,
     rejected_503: usize,
+    /// Given up by their client, by this one after --timeout: neither met nor late.
+    aborted: usize,
     failed: usize,
     /// Due while as many as may be were under way.
     not_sent: usize,
@@ -109,6 +113,7 @@ impl Report {
                 late: sums.late,
                 rejected_429: sums.rejected_429,
                 rejected_503: sums.rejected_503,
+                aborted: sums.aborted,
                 failed: sums.failed,
                 not_sent: sums.not_sent,
             },
@@ -139,6 +144,7 @@ impl Report {
             gaps: sums.gaps.histogram(),
             drawn: sums.gaps,
             failures: sums.failures.into_map(),
+            aborts: sums.aborts.into_map(),
         }
     }
 
@@ -148,7 +154,7 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let Ends { met, late, rejected_429, rejected_503, failed, not_sent } = self.ends;
+        let Ends { met, late, rejected_429, rejected_503, aborted, failed, not_sent } = self.ends;
         let rows = [
             ("server", format!("{} ({}), {}", self.url, self.api, self.model)),
             (
@@ -161,7 +167,7 @@ impl Report {
             (
                 "ended",
                 format!(
-                    "{met} met, {late} late, {rejected_429} rejected (429), {rejected_503} rejected (503), {failed} failed, {not_sent} not sent"
+                    "{met} met, {late} late, {rejected_429} rejected (429), {rejected_503} rejected (503), {aborted} aborted, {failed} failed, {not_sent} not sent"
                 ),
             ),
             (
@@ -197,6 +203,7 @@ impl Report {
         if self.slip_p99_s.is_some_and(|slip| slip > SLIP_TO_TRUST_S) {
             lines.push("             the generator itself was late: times hold its delays, too".to_owned());
         }
+        lines.extend(self.aborts.iter().map(|(reason, count)| format!("{count} aborted: {reason}")));
         lines.extend(self.failures.iter().map(|(reason, count)| format!("{count} failed: {reason}")));
         lines.push("\ngaps between tokens".to_owned());
         lines.extend(self.drawn.lines());
