@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_scheduler::{Explanation, Placement, Verdict};
-use baton_types::{Attempt, FinishReason, NodeId, RequestId, Tbt, Timeline, Ttft, Usage};
+use baton_types::{Attempt, FinishReason, NodeId, RequestId, RequestIdPrefix, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
 
@@ -149,6 +149,17 @@ fn verdict_counts(counts: &[(Verdict, usize)]) -> String {
     counts.iter().map(|(verdict, nodes)| format!("{nodes} {verdict}")).collect::<Vec<_>>().join(", ")
 }
 
+/// Whose id begins with some digits.
+#[derive(Debug)]
+pub enum Found {
+    /// That of no request that is remembered.
+    None,
+    /// That of this one.
+    One(Box<RequestRecord>),
+    /// Those of several, the latest first.
+    Several(Vec<RequestId>),
+}
+
 /// A request's record while the request lasts. Dropped before its end, the request was aborted.
 pub struct OpenRecord(Arc<Mutex<RequestRecord>>);
 
@@ -217,10 +228,15 @@ impl Records {
         OpenRecord(record)
     }
 
-    /// A request's record as it stands.
-    pub fn of(&self, request: RequestId) -> Option<RequestRecord> {
-        let record = lock(&self.0).iter().rev().find(|(id, _)| *id == request).map(|(_, record)| Arc::clone(record));
-        record.map(|record| lock(&record).clone())
+    /// The record, as it stands, of the request whose id begins so.
+    pub fn find(&self, prefix: &RequestIdPrefix) -> Found {
+        let records = lock(&self.0);
+        let matching: Vec<_> = records.iter().rev().filter(|(id, _)| prefix.matches(*id)).collect();
+        match matching[..] {
+            [] => Found::None,
+            [(_, record)] => Found::One(Box::new(lock(record).clone())),
+            _ => Found::Several(matching.iter().map(|(id, _)| *id).collect()),
+        }
     }
 
     /// Requests that are remembered.
@@ -270,6 +286,15 @@ mod tests {
         }))
     }
 
+    impl Records {
+        fn of(&self, request: RequestId) -> Option<RequestRecord> {
+            match self.find(&request.to_string().parse().unwrap()) {
+                Found::One(record) => Some(*record),
+                Found::None | Found::Several(_) => None,
+            }
+        }
+    }
+
     fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
     }
@@ -292,6 +317,19 @@ mod tests {
         drop(open);
         let end = records.of(RequestId(1)).unwrap().end.unwrap();
         assert_eq!((end.outcome, end.timeline.total), (Err(GenerateError::Aborted), Duration::ZERO));
+    }
+
+    #[test]
+    fn the_first_digits_of_an_id_find_its_record_where_no_other_begins_so() {
+        let records = Records::default();
+        let ids =
+            ["aaaaaa1", "aaaaaa2", "bbbbbb1"].map(|digits| RequestId(u128::from_str_radix(digits, 16).unwrap() << 100));
+        let _open: Vec<_> = ids.iter().map(|id| records.open(*id, 1, 1)).collect();
+        let find = |digits: &str| records.find(&digits.parse().unwrap());
+        assert!(matches!(find("bbbbbb"), Found::One(record) if record.request == ids[2]));
+        assert!(matches!(find("aaaaaa2"), Found::One(record) if record.request == ids[1]));
+        assert!(matches!(find("aaaaaa"), Found::Several(several) if several == [ids[1], ids[0]]));
+        assert!(matches!(find("cccccc"), Found::None));
     }
 
     #[test]

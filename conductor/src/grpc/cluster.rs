@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
-use baton_types::{NodeInfo, RequestId};
+use baton_types::{NodeInfo, RequestId, RequestIdPrefix};
 use tonic::{Request, Response, Status};
 
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
 use crate::membership::join;
 use crate::nodes::NodeSessions;
+use crate::records::Found;
 
 /// How often nodes register again.
 const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
+/// Ids that are told where several begin alike, the latest ones.
+const TOLD_IDS: usize = 8;
 /// How long one node may take for its check.
 const INTEGRITY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -79,13 +82,18 @@ impl v1::cluster_server::Cluster for ClusterService {
     }
 
     async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
-        let id: RequestId = super::inference::request_id(&request.into_inner().request_id)?;
-        let record = self.0.records.of(id).ok_or_else(|| {
-            let problem =
-                format!("request {id} is not among the last {} that this conductor keeps", self.0.records.len());
-            Status::from(&GenerateError::NotFound { field: "request_id", problem })
-        })?;
-        Ok(Response::new(super::explain::record(&record)))
+        let prefix: RequestIdPrefix = super::inference::parse_id(&request.into_inner().request_id)?;
+        let error = match self.0.records.find(&prefix) {
+            Found::One(record) => return Ok(Response::new(super::explain::record(&record))),
+            Found::None => {
+                let kept = self.0.records.len();
+                let problem =
+                    format!("none of the last {kept} requests, which this conductor keeps, begins with {prefix}");
+                GenerateError::NotFound { field: "request_id", problem }
+            }
+            Found::Several(ids) => GenerateError::invalid("request_id", several(&prefix, &ids)),
+        };
+        Err(Status::from(&error))
     }
 
     async fn cache_status(
@@ -121,8 +129,31 @@ impl v1::cluster_server::Cluster for ClusterService {
     }
 }
 
+/// What is told of ids that begin alike.
+fn several(prefix: &RequestIdPrefix, ids: &[RequestId]) -> String {
+    let told: Vec<_> = ids.iter().take(TOLD_IDS).map(ToString::to_string).collect();
+    let more = ids.len().saturating_sub(TOLD_IDS);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{} requests begin with {prefix}; give more digits: {}{more}", ids.len(), told.join(", "))
+}
+
 async fn check_node(info: &NodeInfo) -> Result<v1::CheckIntegrityResponse, String> {
     let mut client = NodeSessions::client(&info.address).await.map_err(|error| error.to_string())?;
     let response = client.check_integrity(v1::CheckIntegrityRequest {}).await;
     response.map(Response::into_inner).map_err(|status| status.message().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_begin_alike_are_listed_and_not_all_of_them() {
+        let prefix = "000000".parse().unwrap();
+        let ids: Vec<_> = (1..=10).map(RequestId).collect();
+        let two = several(&prefix, &ids[..2]);
+        let listed = "00000000000000000000000000000001, 00000000000000000000000000000002";
+        assert_eq!(two, format!("2 requests begin with 000000; give more digits: {listed}"));
+        assert!(several(&prefix, &ids).ends_with("00000008 and 2 more"));
+    }
 }

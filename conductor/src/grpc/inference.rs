@@ -1,11 +1,12 @@
 //! `baton.v1.Inference`: what clients call.
 
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
-use baton_types::{NodeRole, RequestId};
+use baton_types::{NodeRole, ParseIdError, RequestId};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -46,7 +47,7 @@ impl v1::inference_server::Inference for InferenceService {
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
-        let id = request_id(&request.into_inner().request_id)?;
+        let id: RequestId = parse_id(&request.into_inner().request_id)?;
         if self.0.live.abort(id) {
             return Ok(Response::new(v1::AbortResponse {}));
         }
@@ -59,10 +60,9 @@ impl v1::inference_server::Inference for InferenceService {
     }
 }
 
-pub(super) fn request_id(text: &str) -> Result<RequestId, Status> {
-    text.parse().map_err(|error: baton_types::ParseIdError| {
-        Status::from(&GenerateError::invalid("request_id", error.to_string()))
-    })
+/// An id, or a part of one, from a field `request_id`.
+pub(super) fn parse_id<T: FromStr<Err = ParseIdError>>(text: &str) -> Result<T, Status> {
+    text.parse().map_err(|error: ParseIdError| Status::from(&GenerateError::invalid("request_id", error.to_string())))
 }
 
 impl FrontDoor {

@@ -40,7 +40,7 @@ pub enum Command {
     Load(LoadArgs),
     /// Show what the prefix caches hold and which prefixes are hot, look a prompt up in them, or clear them
     Cache(Box<CacheArgs>),
-    /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id, where that one went and what came of it. Nothing is generated
+    /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id or its first 6 digits, where that one went and what came of it. Nothing is generated
     Explain(Box<ExplainArgs>),
     /// Measure: what the transfer engine moves here, a model on this CPU (engine), the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
     #[command(subcommand)]

@@ -1,7 +1,7 @@
 //! `baton explain` of a request that came: what was decided, and what came of it.
 
 use baton_proto::v1;
-use baton_types::RequestId;
+use baton_types::{ErrorKind, RequestIdPrefix};
 use serde_json::{Value, json};
 
 use crate::client::Conductor;
@@ -11,22 +11,25 @@ use crate::prompt::PromptArgs;
 use crate::screen::{Paint, line};
 use crate::timeline::{bytes, seconds};
 
-/// Digits of a request's id as it is printed everywhere.
-const ID_DIGITS: usize = 32;
-
-/// The request that is meant, where what was given has the form of an id and not of a prompt.
-pub fn request_id(prompt: &PromptArgs) -> Option<RequestId> {
+/// The request that is meant, where what was given has the form of an id, or of the first digits of one, and not of a prompt.
+pub fn request_id(prompt: &PromptArgs) -> Option<RequestIdPrefix> {
     let text = prompt.prompt.as_ref().filter(|_| !prompt.raw)?;
     // As the OpenAI surface names it.
-    let id = text.strip_prefix("cmpl-").unwrap_or(text);
-    (id.len() == ID_DIGITS).then(|| id.parse().ok())?
+    text.strip_prefix("cmpl-").unwrap_or(text).parse().ok()
 }
 
 /// Prints a request's record.
-pub async fn run(id: RequestId, conductor: &str, json: bool) -> Result<(), CliError> {
+pub async fn run(id: RequestIdPrefix, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::RecallRequest { request_id: id.to_string() };
-    let record = conductor.cluster().recall(request).await?.into_inner();
+    let record = match conductor.cluster().recall(request).await.map_err(CliError::from) {
+        Ok(record) => record.into_inner(),
+        Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) => {
+            let message = format!("{message} (if it is a prompt, give it on stdin: baton explain -)");
+            return Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s });
+        }
+        Err(error) => return Err(error),
+    };
     let text = if json { to_json(&record).to_string() } else { render(&record, Paint::stdout()) };
     Ok(line(&text)?)
 }
@@ -210,7 +213,8 @@ mod tests {
         let text = "0123456789abcdef0123456789abcdef";
         assert_eq!(id(&[text]).map(|id| id.to_string()).as_deref(), Some(text));
         assert_eq!(id(&[&format!("cmpl-{text}")]).map(|id| id.to_string()).as_deref(), Some(text));
-        for prompt in [&["face"][..], &["What is worth saying, is not said"], &["--raw", text]] {
+        assert_eq!(id(&["4F0C1a"]).map(|id| id.to_string()).as_deref(), Some("4f0c1a"), "its first digits");
+        for prompt in [&["face"][..], &["-"], &["4f0c1a is what?"], &["--raw", text], &["--prompt-file", "4f0c1a"]] {
             assert_eq!(id(prompt), None, "{prompt:?}");
         }
     }

@@ -60,6 +60,40 @@ hex_id!(
     "32",
     "a request id (up to 32 hexadecimal digits)"
 );
+/// The first digits of a request's id, as people copy them: six at least, all at most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestIdPrefix(String);
+
+impl RequestIdPrefix {
+    /// Fewer are too likely a word, or several requests'.
+    const MIN_DIGITS: usize = 6;
+    /// All digits of an id.
+    const MAX_DIGITS: usize = 32;
+
+    /// Whether the id begins so.
+    pub fn matches(&self, id: RequestId) -> bool {
+        id.to_string().starts_with(&self.0)
+    }
+}
+
+impl fmt::Display for RequestIdPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for RequestIdPrefix {
+    type Err = ParseIdError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        if (Self::MIN_DIGITS..=Self::MAX_DIGITS).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Ok(Self(s.to_ascii_lowercase()));
+        }
+        let expected = "a request id, or its first 6 hexadecimal digits or more";
+        Err(ParseIdError { value: s.chars().take(80).collect(), expected })
+    }
+}
+
 hex_id!(
     /// Hash of everything that decides what a KV block's bytes mean: architecture, hyperparameters and weights of the model.
     ModelFingerprint,
@@ -199,6 +233,18 @@ mod tests {
         assert_eq!("ABC".parse::<RequestId>().unwrap(), id);
         for bad in ["", "xyz", "+1", "-1", "123456789012345678901234567890123"] {
             assert!(bad.parse::<RequestId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_known_by_its_first_digits() {
+        let id: RequestId = "4f0c1a00000000000000000000000000".parse().unwrap();
+        for prefix in ["4f0c1a", "4F0C1A0", "4f0c1a00000000000000000000000000"] {
+            assert!(prefix.parse::<RequestIdPrefix>().unwrap().matches(id), "{prefix}");
+        }
+        assert!(!"f0c1a0".parse::<RequestIdPrefix>().unwrap().matches(id), "not from its middle");
+        for bad in ["", "4f0c1", "4f0c1g", "4f0c1a ", "4f0c1a000000000000000000000000000"] {
+            assert!(bad.parse::<RequestIdPrefix>().is_err(), "{bad}");
         }
     }
 

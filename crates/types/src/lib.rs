@@ -16,7 +16,7 @@ mod transfer;
 pub use error_kind::ErrorKind;
 pub use id::{
     Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, ParseIdError,
-    RequestId, TokenId,
+    RequestId, RequestIdPrefix, TokenId,
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
 pub use message::{
