@@ -18,7 +18,7 @@ const MAX_INPUT_BYTES: u64 = MAX_MESSAGE_BYTES as u64 - (64 << 10);
 /// Where the prompt is.
 #[derive(Debug, Args)]
 pub struct PromptArgs {
-    /// What to say to the model
+    /// What to say to the model; - reads it from stdin
     #[arg(group = "source", required_unless_present_any = ["prompt_file", "messages", "token_ids"])]
     pub prompt: Option<String>,
     /// Read the prompt from a file, or from stdin with -
@@ -45,6 +45,7 @@ impl PromptArgs {
             return Ok(Prompt::TokenIds(v1::TokenIds { ids: parse_token_ids(&read("token-ids", path)?)? }));
         }
         let (field, text) = match (&self.prompt, &self.prompt_file) {
+            (Some(prompt), _) if prompt == "-" => ("prompt", read("prompt", Path::new("-"))?),
             (Some(prompt), _) => ("prompt", prompt.clone()),
             (None, Some(path)) => ("prompt-file", read("prompt-file", path)?),
             (None, None) => return Err(CliError::invalid("prompt", "missing")),
