@@ -10,9 +10,10 @@ use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_runtime::Phase;
 use baton_scheduler::Placement;
+use baton_text::Tokenizer;
 use baton_types::{
     Attempt, DecodeEvent, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey,
-    Tbt, Timeline, TokenLogprobs, Ttft, Usage,
+    Tbt, Timeline, TokenId, TokenLogprobs, Ttft, Usage,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -315,7 +316,9 @@ impl Relay {
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
                 self.timeline.prefill_compute = compute;
                 if !prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
-                    let positions = prompt_logprobs.iter().map(Into::into).collect();
+                    let next = self.job.tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
+                    let positions = next.zip(&prompt_logprobs);
+                    let positions = positions.map(|(token, l)| with_texts(&door.model.tokenizer, token, l)).collect();
                     self.send(door, Event::PromptLogprobs(v1::PromptLogprobs { positions })).await?;
                     self.prompt_logprobs_sent = true;
                 }
@@ -425,7 +428,9 @@ impl Relay {
         if self.finish.is_some() {
             self.silence.as_mut().reset((now + HANDOVER_REPORT_TIMEOUT).into());
         }
-        let logprobs = |token: &OutputToken| token.logprobs.as_ref().map(|l: &TokenLogprobs| l.into());
+        let logprobs = |token: &OutputToken| {
+            token.logprobs.as_ref().map(|l| with_texts(&door.model.tokenizer, Some(token.token), l))
+        };
         let delta = v1::Delta {
             index: piece.index,
             token_ids: piece.tokens.iter().map(|token| token.token).collect(),
@@ -527,6 +532,17 @@ impl Relay {
             decode_node: self.placement.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
         }
     }
+}
+
+/// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was taken and of its alternatives.
+fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLogprobs) -> v1::TokenLogprobs {
+    let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned();
+    let mut wire = v1::TokenLogprobs::from(logprobs);
+    wire.text = taken.map(text).unwrap_or_default();
+    for top in &mut wire.top {
+        top.text = text(top.token_id);
+    }
+    wire
 }
 
 fn response(event: Event) -> v1::GenerateResponse {

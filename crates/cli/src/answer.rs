@@ -24,14 +24,18 @@ pub enum Ended {
 /// Sends a request and shows the text as it comes. Ctrl-C drops the stream, which aborts the request.
 pub async fn answer(conductor: &Conductor, request: v1::GenerateRequest, json: bool) -> Result<Ended, CliError> {
     let mut record = Record::default();
-    let finished = {
+    let ended = {
         let following = pin!(follow(conductor, request, json, &mut record));
         tokio::select! {
-            result = following => { result?; true }
-            signal = tokio::signal::ctrl_c() => { signal?; false }
+            result = following => Some(result),
+            signal = tokio::signal::ctrl_c() => { signal?; None }
         }
     };
-    Ok(if finished { Ended::Finished(record) } else { Ended::Interrupted(record) })
+    match ended {
+        Some(Ok(())) => Ok(Ended::Finished(record)),
+        Some(Err(error)) => Err(error.of_request(record.request_id())),
+        None => Ok(Ended::Interrupted(record)),
+    }
 }
 
 async fn follow(

@@ -64,6 +64,16 @@ impl CliError {
         Self::Invalid { field: field.into(), problem: problem.into() }
     }
 
+    /// The same, of a request that was taken in: its id is what `baton explain` wants to know. An empty id is none.
+    pub fn of_request(self, id: &str) -> Self {
+        match self {
+            Self::Refused { kind, message, retry_after_s } if !id.is_empty() => {
+                Self::Refused { kind, message: format!("{message} (request {id})"), retry_after_s }
+            }
+            other => other,
+        }
+    }
+
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {

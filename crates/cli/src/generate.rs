@@ -1,14 +1,17 @@
 //! `baton generate`.
 
+use std::io::IsTerminal;
+
 use crate::answer::{Ended, answer};
 use crate::args::GenerateArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
+use crate::logprobs;
 use crate::report::Record;
 use crate::screen::{Paint, line};
 use crate::timeline;
 
-/// Generates one completion: text to stdout as it comes, or one JSON object at the end.
+/// Generates one completion: text to stdout as it comes, then log-probabilities where asked for, or one JSON object at the end. A person is told the request's id.
 pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     let mut request = args.request.request(args.prompt.load()?);
     request.idempotency_key.clone_from(&args.idempotency_key);
@@ -26,9 +29,14 @@ fn show(record: &Record, with_timeline: bool, json: bool) -> Result<(), CliError
     let report = record.report();
     if json {
         line(&serde_json::to_string(&report).map_err(std::io::Error::from)?)?;
+    } else if let Some(tables) = logprobs::render(record, Paint::stdout()) {
+        line(&format!("\n{tables}"))?;
     }
+    let paint = Paint::stderr();
     if with_timeline {
-        eprintln!("{}", timeline::render(&report, Paint::stderr()));
+        eprintln!("{}", timeline::render(&report, paint));
+    } else if !json && std::io::stderr().is_terminal() {
+        eprintln!("{}", paint.dim(&format!("request {}", report.request_id)));
     }
     Ok(())
 }

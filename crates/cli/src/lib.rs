@@ -18,6 +18,7 @@ mod error;
 mod explain;
 mod generate;
 mod load;
+mod logprobs;
 mod nodes;
 mod paths;
 mod prompt;

@@ -67,6 +67,17 @@ impl Record {
         &self.text
     }
 
+    /// Log-probabilities of the output: the token, and its own beside the alternatives.
+    pub fn token_logprobs(&self) -> impl Iterator<Item = (Option<u32>, &v1::TokenLogprobs)> {
+        self.token_ids.iter().map(|id| Some(*id)).zip(&self.logprobs)
+    }
+
+    /// The same of the prompt. No token follows the last position.
+    pub fn prompt_token_logprobs(&self) -> impl Iterator<Item = (Option<u32>, &v1::TokenLogprobs)> {
+        let next = self.accepted.prompt_token_ids.iter().skip(1).map(|id| Some(*id)).chain([None]);
+        next.zip(&self.prompt_logprobs)
+    }
+
     /// Everything, in the form of `--json`.
     pub fn report(&self) -> Report {
         let finished = self.finished.clone().unwrap_or_default();
@@ -140,7 +151,8 @@ fn named(name: String) -> Option<String> {
 /// What `baton generate --json` prints. Times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    request_id: String,
+    /// What `baton explain` wants to know.
+    pub request_id: String,
     model: String,
     seed: u64,
     /// Tokens of the prompt.
@@ -292,17 +304,21 @@ mod tests {
         v1::GenerateResponse { event: Some(event) }
     }
 
+    fn top(token_id: u32, logprob: f32) -> v1::TopLogprob {
+        v1::TopLogprob { token_id, logprob, text: String::new() }
+    }
+
     fn delta(index: u32, token_ids: &[u32], text: &str, logprob: f32) -> v1::GenerateResponse {
-        let top =
-            vec![v1::TopLogprob { token_id: 5, logprob }, v1::TopLogprob { token_id: 6, logprob: f32::NEG_INFINITY }];
-        let logprobs =
-            token_ids.iter().map(|_| v1::TokenLogprobs { logprob: Some(logprob), top: top.clone() }).collect();
+        let top = vec![top(5, logprob), top(6, f32::NEG_INFINITY)];
+        let logprobs = token_ids
+            .iter()
+            .map(|_| v1::TokenLogprobs { logprob: Some(logprob), top: top.clone(), text: String::new() })
+            .collect();
         response(Event::Delta(v1::Delta { index, token_ids: token_ids.to_vec(), text: text.into(), logprobs }))
     }
 
     fn stream() -> Vec<v1::GenerateResponse> {
-        let position =
-            |logprob| v1::TokenLogprobs { logprob, top: vec![v1::TopLogprob { token_id: 2, logprob: -0.25 }] };
+        let position = |logprob| v1::TokenLogprobs { logprob, top: vec![top(2, -0.25)], text: String::new() };
         let transfer = v1::KvTransfer {
             bytes: 640,
             transport: "tcp".into(),

@@ -6,6 +6,7 @@ use crate::screen::Paint;
 /// The timeline as a few lines.
 pub fn render(report: &Report, paint: Paint) -> String {
     let mut rows = vec![
+        ("request", report.request_id.clone()),
         ("queue", queue(report)),
         ("cached tokens", cached(report)),
         ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
@@ -15,7 +16,7 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("output", output(report)),
     ];
     if let Some(moves) = moves(report) {
-        rows.insert(4, ("decode moved", moves));
+        rows.insert(5, ("decode moved", moves));
     }
     let row = |(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}")));
     let rows: Vec<_> = rows.into_iter().map(row).collect();

@@ -7,8 +7,8 @@ use crate::v1 as w;
 
 impl From<&d::TokenLogprobs> for w::TokenLogprobs {
     fn from(l: &d::TokenLogprobs) -> Self {
-        let top = l.top.iter().map(|t| w::TopLogprob { token_id: t.token, logprob: t.logprob });
-        Self { logprob: l.logprob, top: top.collect() }
+        let top = l.top.iter().map(|t| w::TopLogprob { token_id: t.token, logprob: t.logprob, text: String::new() });
+        Self { logprob: l.logprob, top: top.collect(), text: String::new() }
     }
 }
 

@@ -1,0 +1,105 @@
+//! Log-probabilities, for people.
+
+use baton_proto::v1;
+
+use crate::report::Record;
+use crate::screen::Paint;
+use crate::table::table;
+
+/// A table of the prompt's tokens and one of the output's, where they were asked for.
+pub fn render(record: &Record, paint: Paint) -> Option<String> {
+    let tables =
+        [of("PROMPT TOKEN", record.prompt_token_logprobs(), paint), of("TOKEN", record.token_logprobs(), paint)];
+    let tables: Vec<_> = tables.into_iter().flatten().collect();
+    (!tables.is_empty()).then(|| tables.join("\n\n"))
+}
+
+fn of<'a>(
+    title: &str,
+    positions: impl Iterator<Item = (Option<u32>, &'a v1::TokenLogprobs)>,
+    paint: Paint,
+) -> Option<String> {
+    let rows: Vec<_> = positions.map(|(token, logprobs)| row(token, logprobs)).collect();
+    let told = !rows.is_empty();
+    told.then(|| table(&[title, "LOGPROB", "ALTERNATIVES"], &rows, paint, |_, _, cell| cell.to_owned()))
+}
+
+fn row(token: Option<u32>, logprobs: &v1::TokenLogprobs) -> Vec<String> {
+    let alternative = |top: &v1::TopLogprob| format!("{} {:.3}", name(top.token_id, &top.text), top.logprob);
+    vec![
+        token.map_or_else(none, |id| name(id, &logprobs.text)),
+        logprobs.logprob.map_or_else(none, |logprob| format!("{logprob:.3}")),
+        logprobs.top.iter().map(alternative).collect::<Vec<_>>().join("  "),
+    ]
+}
+
+/// A token's text, quoted: blanks count, and control characters must not reach the terminal. Its number where it has none.
+fn name(id: u32, text: &str) -> String {
+    if text.is_empty() { format!("#{id}") } else { format!("{text:?}") }
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_proto::v1::generate_response::Event;
+
+    use super::*;
+
+    fn logprobs(text: &str, logprob: Option<f32>, top: &[(u32, &str, f32)]) -> v1::TokenLogprobs {
+        let top = top.iter().map(|(token_id, text, logprob)| v1::TopLogprob {
+            token_id: *token_id,
+            logprob: *logprob,
+            text: (*text).into(),
+        });
+        v1::TokenLogprobs { logprob, top: top.collect(), text: text.into() }
+    }
+
+    fn record(events: Vec<Event>) -> Record {
+        let mut record = Record::default();
+        for event in events {
+            record.take(v1::GenerateResponse { event: Some(event) }, Duration::ZERO).unwrap();
+        }
+        record
+    }
+
+    #[test]
+    fn tokens_are_rows_with_their_alternatives() {
+        let delta = v1::Delta {
+            index: 0,
+            token_ids: vec![7, 8, 9],
+            logprobs: vec![
+                logprobs(" Paris", Some(-0.0123), &[(7, " Paris", -0.0123), (3, " the", f32::NEG_INFINITY)]),
+                logprobs("\x1b\n", Some(-1.0), &[]),
+                logprobs("", Some(-2.0), &[]),
+            ],
+            text: " Paris".into(),
+        };
+        let text = render(&record(vec![Event::Delta(delta)]), Paint::none()).unwrap();
+        let expected = r#"
+TOKEN       LOGPROB  ALTERNATIVES
+" Paris"    -0.012   " Paris" -0.012  " the" -inf
+"\u{1b}\n"  -1.000
+#9          -2.000"#;
+        assert_eq!(text, expected.trim_start());
+    }
+
+    #[test]
+    fn the_prompts_positions_are_named_by_the_tokens_that_follow() {
+        let accepted = v1::Accepted { prompt_token_ids: vec![1, 2], ..Default::default() };
+        let positions = vec![logprobs("b", Some(-0.5), &[(2, "b", -0.5)]), logprobs("", None, &[(4, "c", -0.25)])];
+        let events = vec![Event::Accepted(accepted), Event::PromptLogprobs(v1::PromptLogprobs { positions })];
+        let expected = "PROMPT TOKEN  LOGPROB  ALTERNATIVES\n\"b\"           -0.500   \"b\" -0.500\n-             -        \"c\" -0.250";
+        assert_eq!(render(&record(events), Paint::none()).unwrap(), expected);
+    }
+
+    #[test]
+    fn nothing_is_shown_of_what_was_not_asked_for() {
+        let delta = v1::Delta { token_ids: vec![7], text: "x".into(), ..Default::default() };
+        assert_eq!(render(&record(vec![Event::Delta(delta)]), Paint::none()), None);
+    }
+}
