@@ -86,8 +86,7 @@ impl TextModel {
         self.check_size(&request)?;
         let wire = request.sampling.unwrap_or_default();
         // The cheap checks come first: a bad parameter must not cost tokenizing a long prompt.
-        StopStrings::new(&wire.stop)
-            .map_err(|error| GenerateError::invalid("stop", error.to_string().trim_start_matches("stop: ")))?;
+        StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let tokens = self.tokens(request.prompt)?;
@@ -102,7 +101,7 @@ impl TextModel {
             return Ok(());
         }
         let asked: String = model.chars().take(128).collect();
-        let problem = format!("there is no model '{asked}'; this cluster serves '{}'", self.name);
+        let problem = format!("there is no '{asked}'; this cluster serves '{}'", self.name);
         Err(GenerateError::NotFound { field: "model", problem })
     }
 

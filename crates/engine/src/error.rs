@@ -9,7 +9,7 @@ pub enum EngineError {
     #[error(transparent)]
     Format(#[from] baton_formats::FormatError),
     /// The model is of a kind that this engine does not run, or its parts do not fit together.
-    #[error("model: {0}")]
+    #[error("{0}")]
     Model(String),
     /// A setting of the engine is out of range.
     #[error("{field}: {problem}")]

@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_template_refuses_with_its_own_words() {
         let error = render("{{ raise_exception('roles must alternate') }}").unwrap_err().to_string();
-        assert_eq!(error, "messages: the chat template refuses them: roles must alternate (line 1)");
+        assert_eq!(error, "the chat template refuses them: roles must alternate (line 1)");
     }
 
     #[test]

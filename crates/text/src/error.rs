@@ -3,11 +3,11 @@
 use baton_formats::FormatError;
 use baton_types::ErrorKind;
 
-/// Why text, tokens, a template or a tokenizer's file were refused.
+/// Why text, tokens, a template or a tokenizer's file were refused. What a request is refused for does not name its field: who took the request does.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// The text is longer than the tokenizer takes.
-    #[error("text: {bytes} bytes, but at most {limit} are taken")]
+    #[error("{bytes} bytes, but at most {limit} are taken")]
     TooLong {
         /// Its length.
         bytes: usize,
@@ -15,13 +15,13 @@ pub enum TextError {
         limit: usize,
     },
     /// The text holds something that cannot be tokenized in bounded time.
-    #[error("text: {0}")]
+    #[error("{0}")]
     Text(String),
     /// The stop strings of a request are refused.
-    #[error("stop: {0}")]
+    #[error("{0}")]
     Stop(String),
     /// The messages of a request are refused, by a limit or by the template.
-    #[error("messages: {0}")]
+    #[error("{0}")]
     Messages(String),
     /// The chat template is no template, or went over a limit.
     #[error("chat template: {0}")]

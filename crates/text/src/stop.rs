@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn bad_ones_name_the_field() {
         let message = |stops: &[String]| StopStrings::new(stops).unwrap_err().to_string();
-        assert!(message(&vec!["x".to_owned(); 17]).starts_with("stop: 17 strings"));
-        assert!(message(&[String::new()]).starts_with("stop: string 0 has 0 bytes"));
-        assert!(message(&["x".into(), "y".repeat(1025)]).starts_with("stop: string 1 has 1025 bytes"));
+        assert!(message(&vec!["x".to_owned(); 17]).starts_with("17 strings"));
+        assert!(message(&[String::new()]).starts_with("string 0 has 0 bytes"));
+        assert!(message(&["x".into(), "y".repeat(1025)]).starts_with("string 1 has 1025 bytes"));
         assert!(StopStrings::new(&vec!["y".repeat(1024); 16]).is_ok());
     }
 

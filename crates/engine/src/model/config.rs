@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(Limit::HEADS.check("n_head", 9).unwrap(), 9);
         for found in [0, 1025] {
             let error = Limit::HEADS.check("n_head", found).unwrap_err().to_string();
-            assert_eq!(error, format!("model: n_head is {found}, but must be from 1 to 1024"));
+            assert_eq!(error, format!("n_head is {found}, but must be from 1 to 1024"));
         }
         assert_eq!(head_dim("d", None, 576, 9).unwrap(), 64);
         assert_eq!(head_dim("d", Some(32), 576, 9).unwrap(), 32);

@@ -682,6 +682,6 @@ mod tests {
         };
         let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
         let failed = PackedMatrix::pack(&threads, &memory, Dtype::F32, (64, 4), read).err().unwrap();
-        assert_eq!(failed.to_string(), "model: row 32");
+        assert_eq!(failed.to_string(), "row 32");
     }
 }

@@ -334,6 +334,6 @@ pub(super) mod tests {
         };
         let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
         let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, (64, 32), read).err().unwrap();
-        assert_eq!(failed.to_string(), "model: row 32");
+        assert_eq!(failed.to_string(), "row 32");
     }
 }
