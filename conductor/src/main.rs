@@ -22,8 +22,9 @@ fn main() -> ExitCode {
     match baton_conductor::run(loaded.settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("baton-conductor: {error:#}");
-            ExitCode::FAILURE
+            let (said, status) = loaded.origins.last_words(error.as_ref());
+            eprintln!("baton-conductor: {said}");
+            ExitCode::from(status)
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
+use baton_runtime::error_chain;
 use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -135,17 +136,6 @@ impl NodeSessions {
         let client = v1::node_client::NodeClient::new(channel);
         Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
     }
-}
-
-/// An error with its causes: transport errors say the useful half in their source.
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// What a session does with what its node says.

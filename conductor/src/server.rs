@@ -1,15 +1,17 @@
 //! From settings to a serving process, and down again.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
-use baton_runtime::settings::SettingsError;
+use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, random_u64};
+use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind, PromptsAtDecode};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
@@ -40,7 +42,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// Serves until a signal, then drains.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
-    init_logs(settings.log_format, &settings.log).map_err(anyhow::Error::msg)?;
+    init_logs(settings.log_format, &settings.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("conductor").build()?;
     runtime.block_on(serve(settings))
 }
@@ -85,25 +87,26 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     joined.map_err(Into::into)
 }
 
-async fn listen(key: &str, address: &str) -> anyhow::Result<TcpListener> {
+async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
-    listener.with_context(|| format!("{key}: cannot listen on '{address}' (expected host:port that is free)"))
+    Ok(listener.map_err(|error| {
+        BadSetting::unavailable(key, format!("cannot listen on '{address}': {error} (expected host:port that is free)"))
+    })?)
 }
 
 fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
     let model = text_model(settings)?;
     let stall_timeout = Duration::try_from_secs_f64(settings.stall_timeout_s)
-        .with_context(|| format!("stall_timeout_s: {} is not a time in seconds", settings.stall_timeout_s))?;
+        .map_err(|_| BadSetting::invalid("stall_timeout_s", not_seconds(settings.stall_timeout_s)))?;
     let limits = FrontDoorLimits {
         max_requests: settings.max_requests,
         stall_timeout,
         max_attempts: settings.max_attempts.max(1),
     };
-    let placement: PlacementKind = settings.placement.parse().map_err(|error| anyhow::anyhow!("placement: {error}"))?;
-    let admission: AdmissionKind = settings.admission.parse().map_err(|error| anyhow::anyhow!("admission: {error}"))?;
+    let placement: PlacementKind = parsed("placement", &settings.placement)?;
+    let admission: AdmissionKind = parsed("admission", &settings.admission)?;
     let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);
-    let prompts_at_decode: PromptsAtDecode =
-        settings.prompts_at_decode.parse().map_err(|error| anyhow::anyhow!("prompts_at_decode: {error}"))?;
+    let prompts_at_decode: PromptsAtDecode = parsed("prompts_at_decode", &settings.prompts_at_decode)?;
     // Room is only guessed here: where the guess was wrong, decode nodes let sequences wait.
     let decode_room = DecodeRoom::Preferred;
     let config = ClusterConfig {
@@ -122,6 +125,14 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))
 }
 
+fn parsed<T: FromStr<Err: Display>>(key: &'static str, value: &str) -> Result<T, BadSetting> {
+    value.parse().map_err(|error: T::Err| BadSetting::invalid(key, error.to_string()))
+}
+
+fn not_seconds(value: f64) -> String {
+    format!("{value} is not a time in seconds")
+}
+
 fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
     let named = |name: String| settings.model_name.clone().unwrap_or(name);
@@ -135,16 +146,17 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
         });
     }
     if settings.engine != "cpu" {
-        let (key, value) = ("engine".to_owned(), settings.engine.clone());
-        let expected = "expected cpu or mock".to_owned();
-        bail!(SettingsError::Invalid { key, value, origin: "settings".to_owned(), expected });
+        bail!(BadSetting::invalid("engine", format!("'{}', but must be cpu or mock", settings.engine)));
     }
-    let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
-    let file = ModelFile::open(path).context("model")?;
-    let tokenizer = Tokenizer::from_model(&file).with_context(|| format!("model: tokenizer of {}", path.display()))?;
+    let not_set = || BadSetting::invalid("model", "not set; give --model FILE (or --engine mock)");
+    let path = settings.model.as_deref().ok_or_else(not_set)?;
+    let bad = |problem: String| BadSetting::invalid("model", problem);
+    let file = ModelFile::open(path).map_err(|error| bad(error_chain(&error)))?;
+    let tokenizer =
+        Tokenizer::from_model(&file).map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
     let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
     let template = ChatTemplate::from_model(&file, &tokenizer)
-        .with_context(|| format!("model: chat template of {}", path.display()))?;
+        .map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
 }
 
@@ -236,9 +248,8 @@ fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
 fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet) -> anyhow::Result<()> {
     let seconds = settings.replicate_interval_s;
     let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| *interval >= SHORTEST_REPLICATION);
-    let expected =
-        || format!("replicate_interval_s: {seconds}, but must be a time of {SHORTEST_REPLICATION:?} or more");
-    let interval = interval.with_context(expected)?;
+    let too_short = || format!("{seconds}, but must be a time of {SHORTEST_REPLICATION:?} or more");
+    let interval = interval.ok_or_else(|| BadSetting::invalid("replicate_interval_s", too_short()))?;
     if !settings.fetch_prefixes || settings.replicate_prefixes < 2 {
         return Ok(());
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use baton_proto::v1;
+use baton_runtime::settings::BadSetting;
 use baton_scheduler::{
     DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan, StepSlice,
 };
@@ -15,7 +16,7 @@ use baton_types::{
 use baton_worker::config::Settings;
 use baton_worker::{
     EngineEvent, FetchEvent, Fetching, GrantAnswer, Input, LeaseDesk, NodeParts, Peers, Role, Ssd, StepMetrics,
-    TierEvent, start_fetch,
+    TierEvent, core_refused, start_fetch,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -87,10 +88,11 @@ impl DecodeRole {
         config.eviction = settings.eviction;
         config.growth_blocks = settings.growth_blocks as usize;
         config.prompt_budget = settings.decode_chunk_tokens as usize;
-        config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s)
-            .map_err(|_| anyhow::anyhow!("grant_ttl_s: {} is not a time in seconds", settings.grant_ttl_s))?;
+        config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s).map_err(|_| {
+            BadSetting::invalid("grant_ttl_s", format!("{} is not a time in seconds", settings.grant_ttl_s))
+        })?;
         config.max_stores = Ssd::max_stores(settings);
-        let mut core = DecodeCore::new(config)?;
+        let mut core = DecodeCore::new(config).map_err(|error| core_refused(&error))?;
         let ssd = Ssd::open(settings, &parts, &mut core)?;
         forward_arrivals(&mut parts);
         Ok(Self {

@@ -15,7 +15,7 @@ use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Ha
 use baton_worker::config::Settings;
 use baton_worker::{
     EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role, Ssd,
-    StepMetrics, TierEvent, paced, refused, start_fetch,
+    StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
 };
 
 use crate::metrics::Metrics;
@@ -102,7 +102,7 @@ impl PrefillRole {
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;
         config.max_stores = Ssd::max_stores(settings);
-        let mut core = PrefillCore::new(config)?;
+        let mut core = PrefillCore::new(config).map_err(|error| core_refused(&error))?;
         let ssd = Ssd::open(settings, &parts, &mut core)?;
         Ok(Self {
             ssd,

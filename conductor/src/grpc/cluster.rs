@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
+use baton_scheduler::{ClusterNode, NodeState};
 use baton_types::{NodeInfo, RequestId, RequestIdPrefix};
 use tonic::{Request, Response, Status};
 
@@ -55,7 +56,9 @@ impl v1::cluster_server::Cluster for ClusterService {
         &self,
         _: Request<v1::CheckClusterIntegrityRequest>,
     ) -> Result<Response<v1::CheckClusterIntegrityResponse>, Status> {
-        let infos: Vec<NodeInfo> = self.0.cluster().nodes().map(|node| node.info().clone()).collect();
+        // A node that was drained has said goodbye: there is nobody to ask, and nothing wrong with that.
+        let asked = |node: &&ClusterNode| node.state() != NodeState::Drained;
+        let infos: Vec<NodeInfo> = self.0.cluster().nodes().filter(asked).map(|node| node.info().clone()).collect();
         let mut nodes = Vec::with_capacity(infos.len());
         for info in infos {
             let (problem, load) = match tokio::time::timeout(INTEGRITY_TIMEOUT, check_node(&info)).await {
@@ -88,7 +91,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             Found::None => {
                 let kept = self.0.records.len();
                 let problem =
-                    format!("none of the last {kept} requests, which this conductor keeps, begins with {prefix}");
+                    format!("no request that begins with {prefix} is among the last {kept} that this conductor keeps");
                 GenerateError::NotFound { field: "request_id", problem }
             }
             Found::Several(ids) => GenerateError::invalid("request_id", several(&prefix, &ids)),

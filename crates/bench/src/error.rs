@@ -4,6 +4,7 @@ use std::io;
 
 use baton_engine::EngineError;
 use baton_memory::MemoryError;
+use baton_runtime::error_chain;
 use baton_transfer_engine::TransferError;
 use baton_types::ErrorKind;
 
@@ -23,7 +24,7 @@ pub enum BenchError {
     Transfer(#[from] TransferError),
     /// The CPU engine cannot load the model, or failed.
     #[error("engine: {0}")]
-    Engine(#[from] EngineError),
+    Engine(EngineError),
     /// No memory for the working set.
     #[error("--working-set: {0}")]
     Memory(#[from] MemoryError),
@@ -66,6 +67,17 @@ pub enum BenchError {
     /// The report cannot be written.
     #[error("output: {0}")]
     Output(io::Error),
+}
+
+impl From<EngineError> for BenchError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Options { field: "threads", problem } => Self::invalid("--threads", problem),
+            EngineError::Options { field: "BATON_ISA", problem } => Self::invalid("BATON_ISA", problem),
+            EngineError::Format(_) | EngineError::Model(_) => Self::invalid("--model", error_chain(&error)),
+            other => Self::Engine(other),
+        }
+    }
 }
 
 impl BenchError {

@@ -42,7 +42,8 @@ impl Conductor {
 
 fn endpoint(address: &str) -> Result<Endpoint, CliError> {
     let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let wrong = || CliError::invalid("conductor", format!("'{address}' is not an address; expected http://host:port"));
+    let wrong =
+        || CliError::invalid("--conductor", format!("'{address}' is not an address; expected http://host:port"));
     let uri: tonic::transport::Uri = url.parse().map_err(|_| wrong())?;
     if uri.scheme_str() != Some("http") || uri.port_u16().is_none() {
         return Err(wrong());
@@ -61,7 +62,7 @@ mod tests {
             assert!(endpoint(right).is_ok(), "{right}");
         }
         for wrong in ["", "localhost", "https://h:1", "http://", "h:99999", "a b:1"] {
-            assert!(endpoint(wrong).unwrap_err().to_string().starts_with("conductor: "), "{wrong}");
+            assert!(endpoint(wrong).unwrap_err().to_string().starts_with("--conductor: "), "{wrong}");
         }
     }
 

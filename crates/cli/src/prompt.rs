@@ -39,15 +39,15 @@ impl PromptArgs {
     /// Reads what there is to read.
     pub fn load(&self) -> Result<Prompt, CliError> {
         if let Some(path) = &self.messages {
-            return Ok(Prompt::Messages(v1::MessagesPrompt { messages: parse_messages(&read("messages", path)?)? }));
+            return Ok(Prompt::Messages(v1::MessagesPrompt { messages: parse_messages(&read("--messages", path)?)? }));
         }
         if let Some(path) = &self.token_ids {
-            return Ok(Prompt::TokenIds(v1::TokenIds { ids: parse_token_ids(&read("token-ids", path)?)? }));
+            return Ok(Prompt::TokenIds(v1::TokenIds { ids: parse_token_ids(&read("--token-ids", path)?)? }));
         }
         let (field, text) = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) if prompt == "-" => ("prompt", read("prompt", Path::new("-"))?),
             (Some(prompt), _) => ("prompt", prompt.clone()),
-            (None, Some(path)) => ("prompt-file", read("prompt-file", path)?),
+            (None, Some(path)) => ("--prompt-file", read("--prompt-file", path)?),
             (None, None) => return Err(CliError::invalid("prompt", "missing")),
         };
         if text.is_empty() {
@@ -97,7 +97,7 @@ pub fn message(role: &str, content: String) -> v1::ChatMessage {
 
 /// Reads a file, or stdin for `-`, as text.
 fn read(field: &str, path: &Path) -> Result<String, CliError> {
-    let cannot = |error: std::io::Error| CliError::invalid(field, format!("cannot read {}: {error}", path.display()));
+    let cannot = |error: std::io::Error| CliError::invalid(field, format!("cannot read {}: {error}", shown(path)));
     let mut bytes = Vec::new();
     let mut reader: Box<dyn Read> = match path.to_str() {
         Some("-") => Box::new(std::io::stdin().lock()),
@@ -105,13 +105,17 @@ fn read(field: &str, path: &Path) -> Result<String, CliError> {
     };
     reader.as_mut().take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
-        let problem = format!("{} is larger than the {MAX_INPUT_BYTES} bytes that a request can hold", path.display());
+        let problem = format!("{} is larger than the {MAX_INPUT_BYTES} bytes that a request can hold", shown(path));
         return Err(CliError::invalid(field, problem));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        CliError::invalid(field, format!("{} is not UTF-8: byte {at} starts no character", path.display()))
+        CliError::invalid(field, format!("{} is not UTF-8: byte {at} starts no character", shown(path)))
     })
+}
+
+fn shown(path: &Path) -> std::path::Display<'_> {
+    if path == Path::new("-") { Path::new("stdin").display() } else { path.display() }
 }
 
 fn parse_list(field: &str, text: &str, expected: &str) -> Result<Vec<Value>, CliError> {
@@ -123,21 +127,21 @@ fn parse_list(field: &str, text: &str, expected: &str) -> Result<Vec<Value>, Cli
 }
 
 fn parse_token_ids(text: &str) -> Result<Vec<u32>, CliError> {
-    let list = parse_list("token-ids", text, "a list of numbers such as [1, 2, 3]")?;
+    let list = parse_list("--token-ids", text, "a list of numbers such as [1, 2, 3]")?;
     let id = |(index, value): (usize, &Value)| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| CliError::invalid(format!("token-ids[{index}]"), format!("{value} is not a token id")))
+        id.ok_or_else(|| CliError::invalid(format!("--token-ids[{index}]"), format!("{value} is not a token id")))
     };
     list.iter().enumerate().map(id).collect()
 }
 
 fn parse_messages(text: &str) -> Result<Vec<v1::ChatMessage>, CliError> {
-    let list = parse_list("messages", text, r#"a list such as [{"role": "user", "content": "Hello"}]"#)?;
+    let list = parse_list("--messages", text, r#"a list such as [{"role": "user", "content": "Hello"}]"#)?;
     list.iter().enumerate().map(|(index, value)| parse_message(index, value)).collect()
 }
 
 fn parse_message(index: usize, value: &Value) -> Result<v1::ChatMessage, CliError> {
-    let wrong = |key: &str, problem: &str| CliError::invalid(format!("messages[{index}]{key}"), problem);
+    let wrong = |key: &str, problem: &str| CliError::invalid(format!("--messages[{index}]{key}"), problem);
     let object = value.as_object().ok_or_else(|| wrong("", "not an object with role and content"))?;
     if let Some(key) = object.keys().find(|key| !["role", "content"].contains(&key.as_str())) {
         return Err(wrong(&format!(".{key}"), "not supported: a message has role and content"));
@@ -194,7 +198,7 @@ mod tests {
     fn bad_files_are_named_with_the_reason() {
         assert!(error(&args(|a| a.prompt = Some(String::new()))).starts_with("prompt: empty"));
         let missing = error(&args(|a| a.prompt_file = Some("/nowhere/at/all".into())));
-        assert!(missing.starts_with("prompt-file: cannot read /nowhere/at/all: No such file"), "{missing}");
+        assert!(missing.starts_with("--prompt-file: cannot read /nowhere/at/all: No such file"), "{missing}");
         let broken = file(b"ab\xff");
         let broken = error(&args(|a| a.prompt_file = Some(broken.path().into())));
         assert!(broken.contains("not UTF-8: byte 2"), "{broken}");
@@ -210,7 +214,7 @@ mod tests {
         assert_eq!(parse_token_ids("[1, 4294967295]").unwrap(), [1, u32::MAX]);
         assert_eq!(parse_token_ids("[]").unwrap(), [] as [u32; 0], "the conductor refuses an empty prompt");
         for (wrong, what) in
-            [("[1, -1]", "token-ids[1]"), ("[1.5]", "token-ids[0]"), ("{}", "not a list"), ("[1", "not JSON")]
+            [("[1, -1]", "--token-ids[1]"), ("[1.5]", "--token-ids[0]"), ("{}", "not a list"), ("[1", "not JSON")]
         {
             let error = parse_token_ids(wrong).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
@@ -223,12 +227,12 @@ mod tests {
         let messages = parse_messages(text).unwrap();
         assert_eq!(messages, [message("system", "a".into()), message("user", "bc".into())]);
         for (wrong, field) in [
-            (r#"[{"content": "a"}]"#, "messages[0].role"),
-            (r#"[{"role": "user"}]"#, "messages[0].content"),
-            (r#"[{"role": "user", "content": [{"type": "image_url"}]}]"#, "messages[0].content"),
-            (r#"[{"role": "user", "content": "a", "tool_calls": []}]"#, "messages[0].tool_calls"),
-            (r#"["a"]"#, "messages[0]"),
-            (r#"{"role": "user"}"#, "messages"),
+            (r#"[{"content": "a"}]"#, "--messages[0].role"),
+            (r#"[{"role": "user"}]"#, "--messages[0].content"),
+            (r#"[{"role": "user", "content": [{"type": "image_url"}]}]"#, "--messages[0].content"),
+            (r#"[{"role": "user", "content": "a", "tool_calls": []}]"#, "--messages[0].tool_calls"),
+            (r#"["a"]"#, "--messages[0]"),
+            (r#"{"role": "user"}"#, "--messages"),
         ] {
             let error = parse_messages(wrong).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{field}: ")), "{wrong}: {error}");

@@ -40,8 +40,51 @@ fn generate_prints_the_timeline_beside_the_text() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["generate", "--timeline", "--raw", "hi"]);
     assert_eq!(out, "raw: hi|\n");
-    assert!(err.contains("finish reason: stop") && err.contains("over tcp to decode-0"), "{err}");
+    assert!(
+        err.contains("request        r1")
+            && err.contains("finish reason: stop")
+            && err.contains("over tcp to decode-0"),
+        "{err}"
+    );
     assert!(!err.contains('\x1b'), "no colours where nobody sees them");
+}
+
+#[test]
+fn a_dash_is_the_prompt_on_stdin() {
+    let fake = Fake::start();
+    for (args, said) in [
+        (&["generate", "-"][..], "user: from\nstdin|\n"),
+        (&["generate", "--raw", "-"], "raw: from\nstdin|\n"),
+        (&["generate", "--prompt-file", "-"], "user: from\nstdin|\n"),
+        (&["cache", "lookup", "-"], "17 tokens"),
+    ] {
+        let mut child = baton(&fake, args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"from\nstdin").unwrap();
+        let out = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        assert!(out.contains(said), "{args:?}: {out}");
+    }
+    let (output, _, err) = run(&fake, &["generate", "-"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(err, "baton: prompt: empty: at least one character is needed\n", "nothing on stdin");
+}
+
+#[test]
+fn log_probabilities_are_a_table_after_the_text() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["generate", "hi", "--logprobs", "1"]);
+    let expected = "user: hi|\n\nTOKEN  LOGPROB  ALTERNATIVES\n\" a\"   -0.250   \" a\" -0.250\n";
+    assert_eq!((out.as_str(), err.as_str()), (expected, ""));
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    let fake = Fake::start();
+    let mut command = baton(&fake, &["up", "--bin-dir", "/nowhere", "--conductor", "h:1"]);
+    for name in ["BATON_CONDUCTOR", "BATON_ENGINE", "BATON_MODEL", "BATON_GRACE_S", "BATON_TRANSPORT", "BATON_LOG"] {
+        command.env(name, "");
+    }
+    let err = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(err.starts_with("baton: --model: not set"), "{err}");
 }
 
 #[test]
@@ -60,11 +103,11 @@ fn errors_are_one_line_and_a_status() {
         (&["generate", "fail:invalid"][..], 2, "baton: temperature: -1, but must be at least 0\n"),
         (&["generate", "fail:overloaded"], 3, "baton: full (retry after 3 s)\n"),
         (&["generate", "fail:unavailable"], 4, "baton: no node\n"),
-        (&["generate", "fail:midway"], 1, "baton: lost it\n"),
+        (&["generate", "fail:midway"], 1, "baton: lost it (request r1)\n"),
         (
             &["generate", "--prompt-file", "/no/file"],
             2,
-            "baton: prompt-file: cannot read /no/file: No such file or directory (os error 2)\n",
+            "baton: --prompt-file: cannot read /no/file: No such file or directory (os error 2)\n",
         ),
         (&["generate", ""], 2, "baton: prompt: empty: at least one character is needed\n"),
     ] {
@@ -185,11 +228,16 @@ fn a_request_is_explained_by_its_id() {
     let (known, unknown) = ("a".repeat(32), "b".repeat(32));
     let (_, out, _) = run(&fake, &["explain", &known]);
     assert_eq!(out, format!("request   {known}\n\nit runs\n"));
+    let (_, out, _) = run(&fake, &["explain", "cmpl-AAAAAA"]);
+    assert_eq!(out, "request   aaaaaa\n\nit runs\n", "its first digits");
     let (_, out, _) = run(&fake, &["explain", &known, "--json"]);
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&json["max_tokens"], json["end"].is_null()), (&5.into(), true));
     let (output, _, err) = run(&fake, &["explain", &unknown]);
-    assert_eq!((output.status.code(), err.as_str()), (Some(2), "baton: request_id: not among the last 7\n"));
+    assert_eq!(
+        (output.status.code(), err.as_str()),
+        (Some(2), "baton: request_id: not among the last 7 (if it is a prompt, give it on stdin: baton explain -)\n")
+    );
 }
 
 #[test]

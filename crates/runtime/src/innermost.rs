@@ -12,6 +12,20 @@ pub fn innermost(error: &dyn Error) -> String {
     error.to_string()
 }
 
+/// What an error and its sources say, from the top down. Some say their source's words themselves: they are not said again.
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -37,5 +51,15 @@ mod tests {
         assert_eq!(innermost(&refused()), "refused");
         assert_eq!(innermost(&Failure::Transport(Box::new(refused()))), "refused");
         assert_eq!(innermost(&Failure::Transport(Box::new(Failure::Route))), "no route");
+    }
+    #[test]
+    fn a_chain_says_everything_once() {
+        #[derive(Debug, Error)]
+        #[error("/m: {0}")]
+        struct Io(#[source] io::Error);
+
+        assert_eq!(error_chain(&Io(io::Error::other("gone"))), "/m: gone");
+        let refused = Failure::Transport(Box::new(Failure::Connect(io::Error::other("refused"))));
+        assert_eq!(error_chain(&refused), "transport error: connect error: refused");
     }
 }

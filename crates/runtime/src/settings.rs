@@ -1,24 +1,33 @@
-//! Settings in layers: defaults < TOML file < `BATON_…` environment < flags.
+//! Settings in layers: defaults < TOML file < `BATON_…` environment < flags. A variable that is set and empty is not set.
+//!
+//! An error about a setting names it as it was given: the flag as typed, the variable, or the file's key and the file ([`Origins::name`]).
 //!
 //! A settings struct is plain data: flat, `Serialize + Deserialize + Default`, with `deny_unknown_fields`. Its keys are the TOML file's keys, the flags'
 //! names (`-` for `_`) and, in capitals after `BATON_`, the environment's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use baton_types::ErrorKind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::error_chain;
+
 /// Exit status of a process whose settings are wrong.
 pub const EXIT_BAD_SETTINGS: u8 = 2;
+/// Exit status of a process that failed.
+const EXIT_FAILURE: u8 = 1;
 
 /// A setting is wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The file cannot be read.
-    #[error("config: cannot read {path}: {source}")]
+    #[error("--config: cannot read {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -26,7 +35,7 @@ pub enum SettingsError {
         source: std::io::Error,
     },
     /// The file is not TOML.
-    #[error("config: {path} is not TOML: {reason}")]
+    #[error("--config: {path} is not TOML: {reason}")]
     NotToml {
         /// The file.
         path: PathBuf,
@@ -47,17 +56,97 @@ pub enum SettingsError {
         known: String,
     },
     /// The value does not have the form of the setting.
-    #[error("{key}: {value} (from {origin}): {expected}")]
+    #[error("{name}: {problem}")]
     Invalid {
-        /// The key.
-        key: String,
-        /// What was given.
-        value: String,
-        /// Where it was given.
-        origin: String,
-        /// The form that is expected.
-        expected: String,
+        /// The setting, as it was given.
+        name: String,
+        /// What was given, and the form that is expected.
+        problem: String,
     },
+}
+
+/// A setting has the right form and cannot be used: out of range, a file that is not there, an address that is taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct BadSetting {
+    /// Its key.
+    pub key: &'static str,
+    /// The value, what is wrong with it, and what to do.
+    pub problem: String,
+    /// [`ErrorKind::Invalid`], or what may be another time: [`ErrorKind::Unavailable`].
+    pub kind: ErrorKind,
+}
+
+impl BadSetting {
+    /// It will never do.
+    pub fn invalid(key: &'static str, problem: impl Into<String>) -> Self {
+        Self { key, problem: problem.into(), kind: ErrorKind::Invalid }
+    }
+
+    /// It may do another time.
+    pub fn unavailable(key: &'static str, problem: impl Into<String>) -> Self {
+        Self { key, problem: problem.into(), kind: ErrorKind::Unavailable }
+    }
+}
+
+/// What decided the value of a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody gave one.
+    Default,
+    /// The file of `--config`.
+    File(PathBuf),
+    /// An environment variable.
+    Variable(String),
+    /// A flag.
+    Flag,
+}
+
+/// Where each value came from, and so what to call its setting.
+#[derive(Debug, Clone, Default)]
+pub struct Origins {
+    layers: BTreeMap<String, Origin>,
+    /// Keys that have a flag.
+    flags: BTreeSet<String>,
+}
+
+impl Origins {
+    /// What decided a setting's value.
+    pub fn of(&self, key: &str) -> &Origin {
+        self.layers.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// A setting's name as its value was given: `--threads`, `BATON_THREADS`, or `threads (in baton.toml)`. Of a value that nobody gave it is the flag that changes it, where there is one.
+    pub fn name(&self, key: &str) -> String {
+        match self.of(key) {
+            Origin::Default if self.flags.contains(key) => flag_name(key),
+            Origin::Default => key.to_owned(),
+            Origin::File(path) => format!("{key} (in {})", path.display()),
+            Origin::Variable(name) => name.clone(),
+            Origin::Flag => flag_name(key),
+        }
+    }
+
+    /// A process's last words, and its exit status, for an error that ended it.
+    pub fn last_words(&self, error: &(dyn Error + 'static)) -> (String, u8) {
+        let mut causes = std::iter::successors(Some(error), |cause: &&(dyn Error + 'static)| (*cause).source());
+        match causes.find_map(|cause| cause.downcast_ref::<BadSetting>()) {
+            Some(BadSetting { key, problem, kind: ErrorKind::Invalid }) => {
+                (format!("{}: {problem}", self.name(key)), EXIT_BAD_SETTINGS)
+            }
+            Some(BadSetting { key, problem, .. }) => (format!("{}: {problem}", self.name(key)), EXIT_FAILURE),
+            None => (error_chain(error), EXIT_FAILURE),
+        }
+    }
+
+    /// As [`Origin`]'s name in what is printed.
+    fn told(&self, key: &str) -> String {
+        match self.of(key) {
+            Origin::Default => "default".to_owned(),
+            Origin::File(path) => path.display().to_string(),
+            Origin::Variable(_) | Origin::Flag => self.name(key),
+        }
+    }
 }
 
 /// Settings and where each value came from.
@@ -65,8 +154,8 @@ pub enum SettingsError {
 pub struct Loaded<T> {
     /// The settings.
     pub settings: T,
-    /// Key to the layer that decided it.
-    pub origins: BTreeMap<String, String>,
+    /// What decided each of them.
+    pub origins: Origins,
 }
 
 /// Puts the layers together. `flags` serializes to the keys given on the command line, with `null` for those that were not.
@@ -75,16 +164,17 @@ pub fn load<T: Serialize + DeserializeOwned + Default>(
     environment: impl Iterator<Item = (String, String)>,
     flags: &impl Serialize,
 ) -> Result<Loaded<T>, SettingsError> {
-    let mut layers = Layers::new::<T>();
+    let given = flag_values(flags)?;
+    let mut layers = Layers::new::<T>(given.keys().cloned().collect());
     if let Some(path) = config {
         layers.file::<T>(path)?;
     }
     for (name, value) in environment {
         layers.environment::<T>(&name, value)?;
     }
-    for (key, value) in flag_values(flags)? {
+    for (key, value) in given {
         if !value.is_null() {
-            layers.set::<T>(&key, value, flag_name(&key))?;
+            layers.set::<T>(&key, value, Origin::Flag)?;
         }
     }
     layers.finish()
@@ -95,7 +185,13 @@ pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-fn flag_name(key: &str) -> String {
+/// A variable of this process's environment; one that is empty is not set.
+pub fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The flag of a setting.
+pub fn flag_name(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
 }
 
@@ -103,7 +199,7 @@ fn flag_values(flags: &impl Serialize) -> Result<Map<String, Value>, SettingsErr
     // JSON has no NaN and would drop it without a word; TOML has.
     if let Ok(table) = toml::Table::try_from(flags) {
         for (key, value) in &table {
-            check_finite(key, value, &flag_name(key))?;
+            check_finite(flag_name(key), value)?;
         }
     }
     match serde_json::to_value(flags) {
@@ -112,16 +208,27 @@ fn flag_values(flags: &impl Serialize) -> Result<Map<String, Value>, SettingsErr
     }
 }
 
-fn check_finite(key: &str, value: &toml::Value, origin: &str) -> Result<(), SettingsError> {
+fn check_finite(name: String, value: &toml::Value) -> Result<(), SettingsError> {
     match value {
-        toml::Value::Float(number) if !number.is_finite() => Err(SettingsError::Invalid {
-            key: key.to_owned(),
-            value: number.to_string(),
-            origin: origin.to_owned(),
-            expected: "expected a finite number".to_owned(),
-        }),
+        toml::Value::Float(number) if !number.is_finite() => {
+            Err(SettingsError::Invalid { name, problem: format!("{number}: expected a finite number") })
+        }
         _ => Ok(()),
     }
+}
+
+/// What is wrong with a value, by what serde says of it, which may have the value in it already.
+fn problem(value: &Value, said: &str) -> String {
+    let plain = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+    let Some((_, expected)) = said.rsplit_once(", expected ") else {
+        return if said.contains(&plain) { said.to_owned() } else { format!("'{plain}': {said}") };
+    };
+    let expected = match expected {
+        "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "f32" | "f64" => "a number",
+        expected => expected,
+    };
+    format!("'{plain}': expected {expected}")
 }
 
 fn object(value: &impl Serialize) -> Map<String, Value> {
@@ -134,25 +241,27 @@ fn object(value: &impl Serialize) -> Map<String, Value> {
 
 struct Layers {
     values: Map<String, Value>,
-    origins: BTreeMap<String, String>,
+    origins: Origins,
 }
 
 impl Layers {
-    fn new<T: Serialize + Default>() -> Self {
-        let values = object(&T::default());
-        let origins = values.keys().map(|key| (key.clone(), "default".to_owned())).collect();
-        Self { values, origins }
+    /// Nothing is given yet; `flags` are the keys that could be given as such.
+    fn new<T: Serialize + Default>(flags: BTreeSet<String>) -> Self {
+        Self { values: object(&T::default()), origins: Origins { layers: BTreeMap::new(), flags } }
     }
 
     fn file<T: DeserializeOwned>(&mut self, path: &Path) -> Result<(), SettingsError> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| SettingsError::Unreadable { path: path.to_owned(), source })?;
         let not_toml = |reason: String| SettingsError::NotToml { path: path.to_owned(), reason };
-        let table: toml::Table = toml::from_str(&text).map_err(|error| not_toml(error.to_string()))?;
+        let table: toml::Table = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            not_toml(format!("line {line}: {}", error.message()))
+        })?;
         for (key, value) in table {
-            check_finite(&key, &value, &path.display().to_string())?;
+            check_finite(format!("{key} (in {})", path.display()), &value)?;
             let value = serde_json::to_value(value).map_err(|error| not_toml(error.to_string()))?;
-            self.set::<T>(&key, value, path.display().to_string())?;
+            self.set::<T>(&key, value, Origin::File(path.to_owned()))?;
         }
         Ok(())
     }
@@ -160,7 +269,7 @@ impl Layers {
     /// Variables that name no setting are somebody else's.
     fn environment<T: DeserializeOwned>(&mut self, name: &str, value: String) -> Result<(), SettingsError> {
         let Some(key) = name.strip_prefix("BATON_").map(str::to_ascii_lowercase) else { return Ok(()) };
-        let Some(default) = self.values.get(&key) else { return Ok(()) };
+        let Some(default) = self.values.get(&key).filter(|_| !value.is_empty()) else { return Ok(()) };
         // The variable is text; the setting's default says what it is to be. One without a default takes it as text where it can.
         let parsed: Option<Value> = serde_json::from_str(&value).ok();
         let text = Value::String(value);
@@ -170,7 +279,7 @@ impl Layers {
             (Value::Null, Some(_)) => text,
             (_, Some(parsed)) => parsed,
         };
-        self.set::<T>(&key, value, name.to_owned())
+        self.set::<T>(&key, value, Origin::Variable(name.to_owned()))
     }
 
     /// Whether the settings hold with this value.
@@ -181,26 +290,23 @@ impl Layers {
     }
 
     /// Sets one key, and checks it by itself, so that an error can name it.
-    fn set<T: DeserializeOwned>(&mut self, key: &str, value: Value, origin: String) -> Result<(), SettingsError> {
+    fn set<T: DeserializeOwned>(&mut self, key: &str, value: Value, origin: Origin) -> Result<(), SettingsError> {
+        self.origins.layers.insert(key.to_owned(), origin);
         if !self.values.contains_key(key) {
             let known = self.values.keys().cloned().collect::<Vec<_>>().join(", ");
-            return Err(SettingsError::Unknown { key: key.to_owned(), origin, known });
+            return Err(SettingsError::Unknown { key: key.to_owned(), origin: self.origins.told(key), known });
         }
-        if let Err(expected) = self.fits::<T>(key, value.clone()) {
-            return Err(SettingsError::Invalid { key: key.to_owned(), value: value.to_string(), origin, expected });
+        if let Err(said) = self.fits::<T>(key, value.clone()) {
+            return Err(SettingsError::Invalid { name: self.origins.name(key), problem: problem(&value, &said) });
         }
         self.values.insert(key.to_owned(), value);
-        self.origins.insert(key.to_owned(), origin);
         Ok(())
     }
 
     fn finish<T: DeserializeOwned>(self) -> Result<Loaded<T>, SettingsError> {
-        let settings = serde_json::from_value(Value::Object(self.values)).map_err(|error| SettingsError::Invalid {
-            key: "settings".to_owned(),
-            value: String::new(),
-            origin: "defaults".to_owned(),
-            expected: error.to_string(),
-        })?;
+        let settings = serde_json::from_value(Value::Object(self.values));
+        let settings = settings
+            .map_err(|error| SettingsError::Invalid { name: "settings".to_owned(), problem: error.to_string() })?;
         Ok(Loaded { settings, origins: self.origins })
     }
 }
@@ -210,7 +316,7 @@ impl<T: Serialize> Loaded<T> {
     pub fn print(&self) -> String {
         let mut text = String::new();
         for (key, value) in object(&self.settings) {
-            let origin = self.origins.get(&key).map_or("default", String::as_str);
+            let origin = self.origins.told(&key);
             let line = match value {
                 Value::Null => format!("# {key} is not set"),
                 value => format!("{key} = {value}"),
@@ -273,8 +379,11 @@ mod tests {
             load::<Sample>(Some(config.path()), environment, &Flags { threads: Some(4), ..Flags::default() }).unwrap();
         assert_eq!(loaded.settings.threads, 4);
         assert_eq!((loaded.settings.listen.as_str(), loaded.settings.name.as_deref()), ("0.0.0.0:1", Some("123")));
-        assert_eq!(loaded.origins["threads"], "--threads");
-        assert_eq!(loaded.origins["listen"], "BATON_LISTEN");
+        assert_eq!((loaded.origins.of("threads"), loaded.origins.name("threads")), (&Origin::Flag, "--threads".into()));
+        assert_eq!(loaded.origins.name("listen"), "BATON_LISTEN");
+        assert_eq!(loaded.origins.name("name"), format!("name (in {})", config.path().display()));
+        assert_eq!(loaded.origins.name("grace_s"), "--grace-s", "the flag that would change it");
+        assert_eq!(loaded.origins.name("limit"), "limit", "it has none");
         assert!(loaded.print().contains("threads = 4"), "{}", loaded.print());
         assert!(toml::from_str::<toml::Table>(&loaded.print()).is_ok(), "what is printed can be read back");
     }
@@ -282,21 +391,19 @@ mod tests {
     #[test]
     fn a_bad_value_is_named_with_its_source() {
         let error = load::<Sample>(None, env(&[("BATON_THREADS", "many")]), &Flags::default()).unwrap_err().to_string();
-        assert!(
-            error.contains("threads")
-                && error.contains("many")
-                && error.contains("BATON_THREADS")
-                && error.contains("u32"),
-            "{error}"
-        );
+        assert_eq!(error, "BATON_THREADS: 'many': expected a whole number, 0 or more");
+        let config = file("grace_s = true");
+        let error = load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
+        assert_eq!(error, format!("grace_s (in {}): 'true': expected a number", config.path().display()));
         let config = file("thread = 2");
         let error = load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
         assert!(error.starts_with("thread: there is no such setting"), "{error}");
         let missing = load::<Sample>(Some(Path::new("/nowhere")), env(&[]), &Flags::default()).unwrap_err();
         assert!(matches!(missing, SettingsError::Unreadable { .. }));
-        let broken = file("threads = = 2");
-        let error = load::<Sample>(Some(broken.path()), env(&[]), &Flags::default()).unwrap_err();
-        assert!(matches!(error, SettingsError::NotToml { .. }));
+        let broken = file("name = \"n\"\nthreads = = 2");
+        let error = load::<Sample>(Some(broken.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
+        let begins = format!("--config: {} is not TOML: line 2: ", broken.path().display());
+        assert!(error.starts_with(&begins) && !error.contains('\n'), "{error}");
     }
 
     #[test]
@@ -305,14 +412,57 @@ mod tests {
         let settings = load::<Sample>(None, environment, &Flags::default()).unwrap().settings;
         assert_eq!((settings.limit, settings.name.as_deref(), settings.grace_s), (Some(7), Some("7"), 2.0));
         let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), &Flags::default()).unwrap_err().to_string();
-        assert!(error.contains("limit: -7 (from BATON_LIMIT)") && error.contains("u32"), "{error}");
+        assert_eq!(error, "BATON_LIMIT: '-7': expected a whole number, 0 or more");
+    }
+
+    #[test]
+    fn an_empty_variable_is_not_set() {
+        let config = file("threads = 2\nname = \"n\"");
+        let empty = env(&[("BATON_THREADS", ""), ("BATON_NAME", ""), ("BATON_LISTEN", ""), ("BATON_LIMIT", "")]);
+        let loaded = load::<Sample>(Some(config.path()), empty, &Flags::default()).unwrap();
+        let expected = Sample { threads: 2, name: Some("n".into()), ..Sample::default() };
+        assert_eq!((loaded.settings, loaded.origins.of("listen")), (expected, &Origin::Default));
+    }
+
+    #[test]
+    fn last_words_name_the_setting_as_it_was_given() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("starting the engine")]
+        struct Starting(#[source] BadSetting);
+
+        let flags = Flags { threads: Some(9), ..Flags::default() };
+        let origins = load::<Sample>(None, env(&[("BATON_LISTEN", "x")]), &flags).unwrap().origins;
+        let said = |bad| origins.last_words(&Starting(bad));
+        let out_of_range = BadSetting::invalid("threads", "9, but must be from 1 to 8");
+        assert_eq!(said(out_of_range), ("--threads: 9, but must be from 1 to 8".into(), EXIT_BAD_SETTINGS));
+        let taken = BadSetting::unavailable("listen", "cannot listen on 'x'");
+        assert_eq!(said(taken), ("BATON_LISTEN: cannot listen on 'x'".into(), EXIT_FAILURE));
+        assert_eq!(said(BadSetting::invalid("BATON_ISA", "sse9")).0, "BATON_ISA: sse9", "what is no setting");
+        assert_eq!(origins.last_words(&std::io::Error::other("broken")), ("broken".into(), EXIT_FAILURE));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_value_is_said_once() {
+        let text = |text: &str| Value::String(text.to_owned());
+        for (value, said, expected) in [
+            (text("f8"), "unknown variant `f8`, expected one of `f16`, `f32`", "'f8': expected one of `f16`, `f32`"),
+            (text("x"), "'x' is not a policy (lru, lfu)", "'x' is not a policy (lru, lfu)"),
+            (text("x"), "expected auto or none", "'x': expected auto or none"),
+            (
+                Value::from(-1),
+                "invalid value: integer `-1`, expected usize",
+                "'-1': expected a whole number, 0 or more",
+            ),
+        ] {
+            assert_eq!(problem(&value, said), expected);
+        }
     }
 
     #[test]
     fn not_a_number_is_refused_in_every_layer() {
         let flags = Flags { grace_s: Some(f64::NAN), ..Flags::default() };
         let error = load::<Sample>(None, env(&[]), &flags).unwrap_err().to_string();
-        assert!(error.contains("grace_s: NaN (from --grace-s)"), "{error}");
+        assert_eq!(error, "--grace-s: NaN: expected a finite number");
         let config = file("grace_s = nan");
         assert!(load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).is_err());
         assert!(load::<Sample>(None, env(&[("BATON_GRACE_S", "NaN")]), &Flags::default()).is_err());

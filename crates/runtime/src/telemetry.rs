@@ -7,6 +7,8 @@ use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
 
+use crate::settings::BadSetting;
+
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricKind {
@@ -75,8 +77,9 @@ pub enum LogFormat {
 }
 
 /// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
-pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).map_err(|error| format!("log: '{filter}': {error}"))?;
+pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a subscriber is installed already.
     let _ = match format {

@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(loaded(Some("shm"), None).unwrap().transport, TransportChoice::Only(TransportKind::Shm));
         assert_eq!(loaded(Some("shm"), Some("auto")).unwrap().transport, TransportChoice::Auto);
         let error = loaded(None, Some("infiniband")).unwrap_err();
-        assert_eq!(error, "transport: \"infiniband\" (from --transport): expected auto, rdma, shm or tcp");
+        assert_eq!(error, "--transport: 'infiniband': expected auto, rdma, shm or tcp");
         assert!(loaded(Some("7"), None).unwrap_err().contains("BATON_TRANSPORT"));
     }
 }

@@ -37,7 +37,7 @@ pub use layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 pub use lease_desk::{LeaseAnswer, LeaseDesk};
 pub use main_fn::main_of;
 pub use metrics::{METRICS, StepMetrics};
-pub use node::{NodeParts, run};
+pub use node::{NodeParts, core_refused, run};
 pub use node_loop::{NodeLoop, Role};
 pub use pacer::{LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};

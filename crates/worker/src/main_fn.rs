@@ -24,8 +24,9 @@ pub fn main_of(binary: &str, run: impl FnOnce(Settings) -> anyhow::Result<()>) -
     match run(loaded.settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{binary}: {error:#}");
-            ExitCode::FAILURE
+            let (said, status) = loaded.origins.last_words(error.as_ref());
+            eprintln!("{binary}: {said}");
+            ExitCode::from(status)
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use baton_engine::MockOptions;
 use baton_profile::{ModelProfile, StepCost};
-use baton_runtime::random_u64;
+use baton_runtime::settings::BadSetting;
+use baton_runtime::{error_chain, random_u64};
 use baton_types::{NodeProfile, NodeRole};
 
 use crate::config::Settings;
@@ -17,8 +17,11 @@ const PROFILE_CONTEXT: u32 = 1 << 20;
 /// The profile that `mock_profile` names, if it does. The settings take over what it says of a node: `chunk_tokens` and `max_running`, and `cache_blocks` where that is 0.
 pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::Result<Option<ModelProfile>> {
     let Some(name) = settings.mock_profile.as_deref() else { return Ok(None) };
-    anyhow::ensure!(settings.engine == "mock", "mock_profile: '{name}', but the engine is '{}'", settings.engine);
-    let profile = ModelProfile::load(name).context("mock_profile")?;
+    let bad = |problem: String| BadSetting::invalid("mock_profile", problem);
+    if settings.engine != "mock" {
+        anyhow::bail!(bad(format!("'{name}', but the engine is '{}'", settings.engine)));
+    }
+    let profile = ModelProfile::load(name).map_err(|error| bad(error_chain(&error)))?;
     settings.chunk_tokens = profile.chunk_tokens;
     settings.max_running = profile.max_running;
     if settings.cache_blocks == 0 {
@@ -27,7 +30,8 @@ pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::R
             NodeRole::Decode => profile.decode_kv_tokens,
         };
         let blocks = tokens / u64::from(settings.block_tokens.max(1));
-        settings.cache_blocks = u32::try_from(blocks).context("mock_profile: too many blocks")?;
+        let too_many = |_| bad(format!("{blocks} blocks are too many; give fewer with --cache-blocks"));
+        settings.cache_blocks = u32::try_from(blocks).map_err(too_many)?;
     }
     Ok(Some(profile))
 }

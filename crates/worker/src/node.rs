@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use baton_engine::{CpuEngine, CpuOptions, Engine, KvArena, KvCapacity, MockEngine};
+use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, KvArena, KvCapacity, MockEngine};
 use baton_formats::{ModelFile, model_name};
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
+use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, new_generation, random_u64};
-use baton_scheduler::ModelConfig;
+use baton_runtime::{
+    Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
+};
+use baton_scheduler::{InvalidConfig, ModelConfig};
 use baton_transfer_engine::{
     ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
     TransportKind,
@@ -20,8 +23,8 @@ use baton_transfer_engine::{
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Endpoint, Server};
 
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
@@ -30,7 +33,7 @@ use crate::mock::{mock_options, node_profile, pacer, take_profile};
 use crate::node_loop::{NodeLoop, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
-use crate::register::keep_registered;
+use crate::register::{endpoint, keep_registered};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -75,7 +78,7 @@ pub fn run<R: Role>(
     settings: Settings,
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<()> {
-    init_logs(settings.log_format, &settings.log).map_err(anyhow::Error::msg)?;
+    init_logs(settings.log_format, &settings.log)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
     runtime.block_on(serve(role, metrics, settings, build))
@@ -94,6 +97,7 @@ async fn serve<R: Role>(
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
     let generation = new_generation();
     let node = node_name(&settings, role)?;
+    let conductor = endpoint(&settings.conductor)?;
 
     let listener = listen("listen", &settings.listen).await?;
     let http = listen("http", &settings.http).await?;
@@ -141,7 +145,7 @@ async fn serve<R: Role>(
     start_grpc(&info, listener, inputs, sessions.clone(), &tasks, &shutdown).await?;
     crate::http::start(http, telemetry.clone(), &shutdown, &tasks);
     start_loop(role, receiver, sessions, view, &tasks, &shutdown);
-    start_registration(&settings, &info, &tasks);
+    start_registration(conductor, &info, &tasks);
     start_upkeep(telemetry, &tasks);
     announce(&info, http_addr, transfer.local_addr());
 
@@ -166,14 +170,16 @@ async fn wait_and_drain(settings: &Settings, tasks: &TaskSet, shutdown: &Shutdow
     joined.map_err(Into::into)
 }
 
-async fn listen(key: &str, address: &str) -> anyhow::Result<TcpListener> {
+async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
-    listener.with_context(|| format!("{key}: cannot listen on '{address}' (expected host:port that is free)"))
+    Ok(listener.map_err(|error| {
+        BadSetting::unavailable(key, format!("cannot listen on '{address}': {error} (expected host:port that is free)"))
+    })?)
 }
 
 fn node_name(settings: &Settings, role: NodeRole) -> anyhow::Result<NodeId> {
     let name = settings.name.clone().unwrap_or_else(|| format!("{role}-{:08x}", random_u64() as u32));
-    NodeId::new(&name).map_err(|error| anyhow::anyhow!("name: {error}"))
+    Ok(NodeId::new(&name).map_err(|error| BadSetting::invalid("name", error.to_string()))?)
 }
 
 /// Where others reach an address that was bound.
@@ -191,7 +197,8 @@ async fn bind_transfer(
     tasks: &TaskSet,
 ) -> anyhow::Result<(TransferEngine, ArrivalReceiver)> {
     let listen: SocketAddr = settings.transfer_listen.parse().map_err(|_| {
-        anyhow::anyhow!("transfer_listen: '{}' is not an address of the form ip:port", settings.transfer_listen)
+        let problem = format!("'{}' is not an address of the form ip:port", settings.transfer_listen);
+        BadSetting::invalid("transfer_listen", problem)
     })?;
     let mut config = TransferConfig::new(node.clone(), generation, listen);
     config.advertise_host = settings.advertise_host.clone();
@@ -207,20 +214,22 @@ async fn bind_transfer(
 /// Names the settings that a transfer engine was refused for.
 fn not_bound(settings: &Settings, listen: SocketAddr, error: TransferError) -> anyhow::Error {
     let TransferError::Listen { address, .. } = &error else { return error.into() };
-    let settings = match (*address == listen.to_string(), &settings.transfer_shm_folder) {
-        (true, _) => "transfer_listen".to_owned(),
-        (false, None) => format!("transport: {}", settings.transport),
+    let said = error_chain(&error);
+    let (key, problem) = match (*address == listen.to_string(), &settings.transfer_shm_folder) {
+        (true, _) => ("transfer_listen", said),
+        (false, None) => ("transport", format!("{}: {said}", settings.transport)),
         (false, Some(folder)) => {
-            format!("transport: {} (transfer_shm_folder: {})", settings.transport, folder.display())
+            ("transport", format!("{} (socket folder {}): {said}", settings.transport, folder.display()))
         }
     };
-    anyhow::Error::new(error).context(settings)
+    BadSetting::unavailable(key, problem).into()
 }
 
 /// Where shared memory was asked for and the arena is not in it, no transfer could ever succeed.
 fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Result<()> {
     if transport == TransportChoice::Only(TransportKind::Shm) && engine.arena().region().shared_file().is_none() {
-        bail!("transport: {transport}, but this system has no memory that processes can share (memfd)");
+        let problem = format!("{transport}, but this system has no memory that processes can share (memfd)");
+        bail!(BadSetting::unavailable("transport", problem));
     }
     Ok(())
 }
@@ -228,16 +237,50 @@ fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Resu
 /// Loads what the settings name. Prints how far it is: who started this process shows it.
 fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile>) -> anyhow::Result<Box<dyn Engine>> {
     match settings.engine.as_str() {
-        "mock" => Ok(Box::new(MockEngine::new(mock_options(settings, role, played)).context("mock engine")?)),
-        "cpu" => {
-            let path = settings.model.as_deref().context("model: not set; give --model FILE (or --engine mock)")?;
-            Ok(Box::new(load_cpu(path, settings).context("model")?))
+        "mock" => {
+            let engine = MockEngine::new(mock_options(settings, role, played));
+            Ok(Box::new(engine.map_err(|error| not_loaded(settings, error))?))
         }
-        other => bail!("engine: '{other}', but must be cpu or mock"),
+        "cpu" => {
+            let not_set = || BadSetting::invalid("model", "not set; give --model FILE (or --engine mock)");
+            let path = settings.model.as_deref().ok_or_else(not_set)?;
+            Ok(Box::new(load_cpu(path, settings).map_err(|error| not_loaded(settings, error))?))
+        }
+        other => bail!(BadSetting::invalid("engine", format!("'{other}', but must be cpu or mock"))),
     }
 }
 
-fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
+/// Names the setting that an engine was refused for.
+fn not_loaded(settings: &Settings, error: EngineError) -> anyhow::Error {
+    match error {
+        EngineError::Options { field, problem } => BadSetting::invalid(setting_of(settings, field), problem).into(),
+        EngineError::Format(_) | EngineError::Model(_) => BadSetting::invalid("model", error_chain(&error)).into(),
+        other => anyhow::Error::new(other).context("loading the model"),
+    }
+}
+
+/// Names the setting that a core was refused for.
+pub fn core_refused(error: &InvalidConfig) -> BadSetting {
+    let key = match error.field {
+        "token_budget" => "chunk_tokens",
+        "prompt_budget" => "decode_chunk_tokens",
+        "max_sequences_per_chunk" => "max_running",
+        field => field,
+    };
+    BadSetting::invalid(key, format!("{}, but must be {}", error.value, error.expected))
+}
+
+/// The setting that decides an engine's option; both are called alike where they are one and the same.
+fn setting_of(settings: &Settings, option: &'static str) -> &'static str {
+    match option {
+        "kv_capacity" if settings.cache_blocks == 0 => "cache_bytes",
+        "kv_capacity" | "num_blocks" => "cache_blocks",
+        "kv_bytes_per_token" => "mock_kv_bytes",
+        option => option,
+    }
+}
+
+fn load_cpu(path: &Path, settings: &Settings) -> Result<CpuEngine, EngineError> {
     let file = ModelFile::open(path)?;
     let threads = match settings.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -262,7 +305,7 @@ fn load_cpu(path: &Path, settings: &Settings) -> anyhow::Result<CpuEngine> {
             println!("PROGRESS {done:.2} loading weights");
         }
     };
-    Ok(CpuEngine::load(&file, &options, &mut progress)?)
+    CpuEngine::load(&file, &options, &mut progress)
 }
 
 fn node_info(
@@ -356,8 +399,8 @@ fn start_loop<R: Role>(
     });
 }
 
-fn start_registration(settings: &Settings, info: &Arc<NodeInfo>, tasks: &TaskSet) {
-    let (conductor, info, end) = (settings.conductor.clone(), Arc::clone(info), tasks.clone());
+fn start_registration(conductor: Endpoint, info: &Arc<NodeInfo>, tasks: &TaskSet) {
+    let (info, end) = (Arc::clone(info), tasks.clone());
     tasks.spawn("registration", async move {
         tokio::select! {
             result = keep_registered(conductor, &info) => result,
@@ -387,4 +430,28 @@ fn announce(info: &NodeInfo, http: SocketAddr, transfer: SocketAddr) {
     });
     println!("READY {ready}");
     tracing::info!(node = %info.node, grpc, %http, %transfer, "serving");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(settings: &Settings, error: EngineError) -> String {
+        let error = not_loaded(settings, error);
+        error.downcast_ref::<BadSetting>().map_or_else(|| format!("not a setting: {error:#}"), ToString::to_string)
+    }
+
+    #[test]
+    fn what_an_engine_or_a_core_refuses_is_named_by_its_setting() {
+        let options = |field| EngineError::Options { field, problem: "0, but must be 1".into() };
+        let (bytes, blocks) = (Settings::default(), Settings { cache_blocks: 7, ..Settings::default() });
+        assert_eq!(said(&bytes, options("threads")), "threads: 0, but must be 1");
+        assert_eq!(said(&bytes, options("kv_capacity")), "cache_bytes: 0, but must be 1");
+        assert_eq!(said(&blocks, options("kv_capacity")), "cache_blocks: 0, but must be 1");
+        assert_eq!(said(&bytes, options("kv_bytes_per_token")), "mock_kv_bytes: 0, but must be 1");
+        assert_eq!(said(&bytes, options("BATON_ISA")), "BATON_ISA: 0, but must be 1");
+        assert_eq!(said(&bytes, EngineError::Model("no head".into())), "model: no head", "once");
+        let core = InvalidConfig { field: "token_budget", value: "5".into(), expected: "a multiple of 16" };
+        assert_eq!(core_refused(&core).to_string(), "chunk_tokens: 5, but must be a multiple of 16");
+    }
 }

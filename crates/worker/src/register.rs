@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, v1};
+use baton_runtime::settings::BadSetting;
 use baton_types::{ErrorKind, NodeInfo};
 use tonic::transport::Endpoint;
 
@@ -23,16 +24,20 @@ pub enum RegisterError {
         /// Its reason.
         reason: String,
     },
-    /// Not an address.
-    #[error("conductor: '{0}' is not an address of the form http://host:port")]
-    Address(String),
+}
+
+/// The way to the conductor that the settings name.
+pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
+    let wrong =
+        |_| BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
+    let endpoint = Endpoint::from_shared(conductor.to_owned()).map_err(wrong)?;
+    Ok(endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 
 /// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
-pub async fn keep_registered(conductor: String, info: &NodeInfo) -> Result<(), RegisterError> {
-    let endpoint = Endpoint::from_shared(conductor.clone()).map_err(|_| RegisterError::Address(conductor.clone()))?;
-    let channel = endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
-    let mut client = v1::cluster_client::ClusterClient::new(channel);
+pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), RegisterError> {
+    let conductor = endpoint.uri().to_string();
+    let mut client = v1::cluster_client::ClusterClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
     loop {
         let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context;
 use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
+use baton_runtime::settings::BadSetting;
 use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -60,6 +60,15 @@ pub struct Ssd {
     failing: bool,
 }
 
+/// Names the setting that a store was refused for.
+fn not_opened(folder: &Path, error: &StoreError) -> BadSetting {
+    match error {
+        StoreError::Invalid { what: "capacity_bytes", problem } => BadSetting::invalid("ssd_bytes", problem),
+        StoreError::Io { .. } | StoreError::Locked { .. } => BadSetting::unavailable("ssd_folder", error.to_string()),
+        error => BadSetting::unavailable("ssd_folder", format!("{}: {error}", folder.display())),
+    }
+}
+
 impl Ssd {
     /// How many blocks a core may have written at once: none without a folder.
     pub fn max_stores(settings: &Settings) -> usize {
@@ -89,7 +98,7 @@ impl Ssd {
             part_bytes: layout.block_bytes() as u32,
             capacity_bytes,
         };
-        let store = KvStore::open(folder, &options).with_context(|| format!("ssd_folder: {}", folder.display()))?;
+        let store = KvStore::open(folder, &options).map_err(|error| not_opened(folder, &error))?;
         let recovery = store.recovery();
         tracing::info!(folder = %folder.display(), ?recovery, capacity = store.capacity(), "SSD tier open");
         core.on_store_recovered(store.iter());

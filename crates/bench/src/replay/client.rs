@@ -7,6 +7,7 @@ use baton_proto::MAX_MESSAGE_BYTES;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{self, GenerateRequest, SamplingParameters, ServiceLevelObjectives, TokenIds};
+use baton_runtime::innermost;
 use baton_sim::{RejectStage, RequestRecord, SimOptions, Trace, TraceRequest};
 use baton_types::Tbt;
 use futures::StreamExt;
@@ -76,7 +77,9 @@ impl Clients {
         let mut clients = Vec::new();
         for _ in 0..connections {
             let channel = endpoint.connect().await;
-            let channel = channel.map_err(|error| BenchError::control("conductor", format!("{conductor}: {error}")))?;
+            let channel = channel.map_err(|error| {
+                BenchError::control("conductor", format!("cannot reach {conductor}: {}", innermost(&error)))
+            })?;
             clients.push(InferenceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES));
         }
         Ok(Self(clients))

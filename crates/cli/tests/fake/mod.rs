@@ -95,6 +95,7 @@ impl v1::inference_server::Inference for Service {
         let request = request.into_inner();
         self.0.lock().unwrap().requests += 1;
         let seed = request.sampling.as_ref().and_then(|s| s.seed).unwrap_or(1);
+        let wants_logprobs = request.sampling.as_ref().is_some_and(|s| s.logprobs.is_some());
         let said = said(request.prompt);
         let refuse = |kind, message: &str, after| Err(baton_proto::status(kind, message, after));
         if said.contains("fail:invalid") {
@@ -118,7 +119,11 @@ impl v1::inference_server::Inference for Service {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             } else {
-                let _ = sender.send(delta(0, &said)).await;
+                let top = vec![v1::TopLogprob { token_id: 0, logprob: -0.25, text: " a".into() }];
+                let logprobs = v1::TokenLogprobs { logprob: Some(-0.25), top, text: " a".into() };
+                let logprobs = if wants_logprobs { vec![logprobs] } else { Vec::new() };
+                let delta = v1::Delta { index: 0, token_ids: vec![0], text: said.clone(), logprobs };
+                let _ = sender.send(event(Event::Delta(delta))).await;
             }
             let last = if said.contains("fail:midway") { Err(Status::data_loss("lost it")) } else { finished() };
             if sender.send(last).await.is_err() {
