@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use baton_bench::BenchCommand;
 use baton_bench::score::ScoreArgs;
 use baton_sim::SimulateArgs;
-use clap::{Args, Parser, Subcommand};
+use clap::builder::Resettable;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::prompt::PromptArgs;
 use crate::up::UpArgs;
@@ -23,6 +24,20 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The command line of this process. A variable that is set and empty is not set, as with the nodes' settings; clap would take it for a value.
+    pub fn of_process() -> Self {
+        let matches = without_empty_variables(Self::command()).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let command = command.mut_args(|arg| if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg });
+    command.mut_subcommands(without_empty_variables)
 }
 
 /// What to do.

@@ -4,14 +4,13 @@ use std::process::ExitCode;
 
 use baton_bench::index::CountingAllocator;
 use baton_cli::Cli;
-use clap::Parser;
 
 /// For `baton bench index`, which says what an entry weighs.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of_process();
     let json = cli.json;
     match baton_cli::run(cli) {
         Ok(()) => ExitCode::SUCCESS,

@@ -42,6 +42,12 @@ fn the_environment_chooses_the_instruction_set() {
 }
 
 #[test]
+fn an_empty_name_is_none() {
+    let said = with_isa("");
+    assert!(said.contains(&format!("runs with {}\n", Isa::detect())), "{said}");
+}
+
+#[test]
 fn a_wrong_name_is_refused_with_what_there_is() {
     let said = with_isa("sse9");
     assert!(said.contains("BATON_ISA") && said.contains("sse9") && said.contains("scalar"), "{said}");

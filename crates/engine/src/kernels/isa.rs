@@ -36,12 +36,13 @@ impl Isa {
         all[all.len() - 1]
     }
 
-    /// The one that `BATON_ISA` names, else the fastest.
+    /// The one that `BATON_ISA` names, else the fastest. A variable that is empty is not set.
     ///
     /// # Errors
     /// What is wrong with the name, and which there are.
     pub(crate) fn from_environment() -> Result<Self, String> {
-        let Some(name) = std::env::var_os("BATON_ISA") else { return Ok(Self::detect()) };
+        let named = std::env::var_os("BATON_ISA").filter(|name| !name.is_empty());
+        let Some(name) = named else { return Ok(Self::detect()) };
         let available = Self::available();
         let found = available.iter().find(|isa| name == isa.as_str());
         found.copied().ok_or_else(|| {
