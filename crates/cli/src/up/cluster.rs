@@ -119,7 +119,9 @@ impl Cluster {
         let Some(event) = self.events.recv().await else { return Ok(()) };
         if let What::Died { reason, last_lines, .. } = &event.what {
             self.console.done(&event.name);
-            let said = last_lines.last().map_or_else(String::new, |said| format!(": {said}"));
+            // After the error, clap says how to get help.
+            let error = last_lines.iter().rev().find(|line| line.starts_with("error: "));
+            let said = error.or(last_lines.last()).map_or_else(String::new, |said| format!(": {said}"));
             return Err(CliError::Cluster(format!("{} {reason} before it was ready{said}", event.name)));
         }
         self.note(event);
@@ -133,6 +135,9 @@ impl Cluster {
             return Ok(line(&self.summary().to_string())?);
         }
         line(&self.render(Paint::stdout()))?;
+        if !self.members.iter().any(|member| member.role == Role::Decode) {
+            self.say("no decode node: only requests for one token (--max-tokens 1) are served, until one registers");
+        }
         let address = reachable(&self.address());
         let flag = if address == "127.0.0.1:7070" { String::new() } else { format!(" --conductor http://{address}") };
         self.say(&format!("ready: try baton{flag} chat; Ctrl-C drains and stops"));
@@ -272,7 +277,7 @@ impl Cluster {
 
     fn write_ready_file(&self) -> Result<(), CliError> {
         let Some(path) = &self.plan.ready_file else { return Ok(()) };
-        let cannot = |error| CliError::invalid("ready-file", format!("cannot write {}: {error}", path.display()));
+        let cannot = |error| CliError::invalid("--ready-file", format!("cannot write {}: {error}", path.display()));
         // Beside it, then renamed: who reads it never sees half of it.
         let mut beside = path.clone().into_os_string();
         beside.push(".new");
@@ -305,7 +310,7 @@ async fn registered(conductor: String, names: Vec<String>) -> Result<(), CliErro
 fn remove_if_there(path: &Path) -> Result<(), CliError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(CliError::invalid("ready-file", format!("cannot remove {}: {error}", path.display())))
+            Err(CliError::invalid("--ready-file", format!("cannot remove {}: {error}", path.display())))
         }
         _ => Ok(()),
     }

@@ -85,7 +85,7 @@ impl RoleLog {
     pub fn new(name: &str, folder: Option<&Path>, console: Console) -> Result<Self, CliError> {
         let open = |folder: &Path| {
             let path = folder.join(format!("{name}.log"));
-            let cannot = |error| CliError::invalid("log-dir", format!("cannot write {}: {error}", path.display()));
+            let cannot = |error| CliError::invalid("--log-dir", format!("cannot write {}: {error}", path.display()));
             LogFile::open(path.clone()).map(Mutex::new).map_err(cannot)
         };
         Ok(Self { name: name.to_owned(), console, file: folder.map(open).transpose()?, tail: Mutex::default() })

@@ -5,9 +5,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_runtime::settings::variable;
+
 use super::UpArgs;
 use super::lines::Ready;
 use crate::error::CliError;
+
+/// The model, where no flag names it.
+const MODEL_VARIABLE: &str = "BATON_MODEL";
 
 /// What a process does in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +93,7 @@ impl Plan {
     /// Checks what can be checked before anything is started.
     pub fn new(args: &UpArgs) -> Result<Self, CliError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let model = args.model.clone().or_else(|| std::env::var_os("BATON_MODEL").map(PathBuf::from));
+        let model = args.model.clone().or_else(|| variable(MODEL_VARIABLE).map(PathBuf::from));
         let bin_dir = match &args.bin_dir {
             Some(folder) => folder.clone(),
             None => beside_this_binary()?,
@@ -97,6 +102,11 @@ impl Plan {
     }
 
     fn with(args: &UpArgs, model: Option<PathBuf>, bin_dir: &Path, cores: usize) -> Result<Self, CliError> {
+        if args.prefill + args.decode == 0 {
+            let problem =
+                "0, and so is --prefill: no request could be served; a decode node alone can, it computes prompts, too";
+            return Err(CliError::invalid("--decode", problem));
+        }
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
         let conductor = Spec {
@@ -139,7 +149,7 @@ impl Plan {
 
 fn beside_this_binary() -> Result<PathBuf, CliError> {
     let own = std::env::current_exe()?;
-    own.parent().map(Path::to_owned).ok_or_else(|| CliError::invalid("bin-dir", "this binary lies in no folder"))
+    own.parent().map(Path::to_owned).ok_or_else(|| CliError::invalid("--bin-dir", "this binary lies in no folder"))
 }
 
 fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
@@ -151,7 +161,7 @@ fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
         "there is no {name} in {}; `cargo build --bins` makes it, --bin-dir says where it is",
         bin_dir.display()
     );
-    Err(CliError::invalid("bin-dir", problem))
+    Err(CliError::invalid("--bin-dir", problem))
 }
 
 /// What every role is told.
@@ -162,16 +172,17 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
         // The mock engine takes a model, for its tokenizer, only where it is given on purpose.
         Some(_) if args.engine == "mock" && args.model.is_none() => {}
         Some(path) => {
-            let exists = path
-                .try_exists()
-                .map_err(|error| CliError::invalid("model", format!("{}: {error}", path.display())))?;
+            let bad = |problem: String| {
+                CliError::invalid(if args.model.is_some() { "--model" } else { MODEL_VARIABLE }, problem)
+            };
+            let exists = path.try_exists().map_err(|error| bad(format!("{}: {error}", path.display())))?;
             if !exists {
-                return Err(CliError::invalid("model", format!("there is no {}", path.display())));
+                return Err(bad(format!("there is no {}", path.display())));
             }
             common.extend(["--model".into(), path.into()]);
         }
         None if args.engine == "mock" => {}
-        None => return Err(CliError::invalid("model", "not set; give --model FILE (or --engine mock)")),
+        None => return Err(CliError::invalid("--model", "not set; give --model FILE (or --engine mock)")),
     }
     common.extend(optional("--model-name", args.model_name.as_ref()));
     // Without a folder for logs, stderr is for people, who do not want to read of every request.
@@ -286,11 +297,23 @@ mod tests {
 
     #[test]
     fn a_model_is_needed_and_must_exist() {
-        assert!(plan("", None).unwrap_err().to_string().starts_with("model: not set"));
-        assert_eq!(plan("", Some("/no/such.gguf")).unwrap_err().to_string(), "model: there is no /no/such.gguf");
+        assert!(plan("", None).unwrap_err().to_string().starts_with("--model: not set"));
+        let error = plan("", Some("/no/such.gguf")).unwrap_err().to_string();
+        assert_eq!(error, "BATON_MODEL: there is no /no/such.gguf", "no flag was given");
+        let error = plan("--model /no/such.gguf", Some("/no/such.gguf")).unwrap_err().to_string();
+        assert_eq!(error, "--model: there is no /no/such.gguf");
         let file = tempfile::NamedTempFile::new().unwrap();
         let plan = plan("", file.path().to_str()).unwrap();
         assert!(line(&plan.nodes[0]).contains(&format!("--model {}", file.path().display())));
+    }
+
+    #[test]
+    fn a_cluster_that_could_serve_nothing_is_refused() {
+        let error = plan("--engine mock --prefill 0 --decode 0", None).unwrap_err();
+        assert_eq!((error.exit_status(), error.to_string().starts_with("--decode: 0, and so is --prefill")), (2, true));
+        for some in ["--prefill 0 --decode 1", "--prefill 1 --decode 0"] {
+            assert_eq!(plan(&format!("--engine mock {some}"), None).unwrap().nodes.len(), 1, "{some}");
+        }
     }
 
     #[test]
