@@ -111,7 +111,12 @@ async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
     cannot_start("baton-conductor", &["--engine", "mock", "--grpc", &address, http[0], http[1]], &address).await?;
     cannot_start("baton-conductor", &["--engine", "mock", "--grpc", "nonsense", http[0], http[1]], "grpc").await?;
     cannot_start("baton-conductor", &["--grpc", "127.0.0.1:0", http[0], http[1]], "model").await?;
-    cannot_start("baton-conductor", &["--engine", "warp", "--grpc", "127.0.0.1:0", http[0], http[1]], "warp").await?;
+    cannot_start(
+        "baton-conductor",
+        &["--engine", "warp", "--grpc", "127.0.0.1:0", http[0], http[1]],
+        "--engine: 'warp'",
+    )
+    .await?;
     cannot_start(
         "baton-conductor",
         &["--model", "/no/such.gguf", "--grpc", "127.0.0.1:0", http[0], http[1]],
@@ -119,22 +124,27 @@ async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
     )
     .await?;
     for node in ["baton-prefill", "baton-decode"] {
-        cannot_start(node, &["--engine", "mock", "--listen", &address], &address).await?;
+        cannot_start(
+            node,
+            &["--engine", "mock", "--listen", &address],
+            &format!("--listen: cannot listen on '{address}'"),
+        )
+        .await?;
         cannot_start(node, &["--engine", "mock", "--transfer-listen", &address], &address).await?;
         cannot_start(node, &["--model", "/no/such.gguf"], "/no/such.gguf").await?;
-        cannot_start(node, &["--engine", "mock", "--name", "two words"], "name").await?;
+        cannot_start(node, &["--engine", "mock", "--name", "two words"], "--name: ").await?;
         cannot_start(node, &["--engine", "mock", "--config", &config], "chunk_tokens").await?;
         cannot_start(node, &["--engine", "mock", "--config", &unknown], "chunk_tokns").await?;
-        cannot_start(node, &["--engine", "mock", "--kv-dtype", "f8"], "kv_dtype").await?;
-        cannot_start(node, &["--engine", "mock", "--transport", "tpc"], "transport: \"tpc\" (from --transport)")
-            .await?;
+        cannot_start(node, &["--engine", "mock", "--kv-dtype", "f8"], "--kv-dtype: 'f8': expected one of").await?;
+        cannot_start(node, &["--engine", "mock", "--transport", "tpc"], "--transport: 'tpc': expected auto").await?;
         cannot_start(
             node,
             &["--engine", "mock", "--transfer-shm-folder", "/no/such/folder", "--transport", "shm"],
-            "transport: shm (transfer_shm_folder: /no/such/folder)",
+            "--transport: shm (socket folder /no/such/folder): ",
         )
         .await?;
-        cannot_start(node, &["--engine", "mock", "--conductor", "not an address"], "conductor").await?;
+        cannot_start(node, &["--engine", "mock", "--conductor", "not an address"], "--conductor: 'not an address'")
+            .await?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use baton_cluster_tests::{Cluster, bench_output, bench_report};
 use serde_json::Value;
 
-const ENDS: [&str; 6] = ["met", "late", "rejected_429", "rejected_503", "failed", "not_sent"];
+const ENDS: [&str; 7] = ["met", "late", "rejected_429", "rejected_503", "aborted", "failed", "not_sent"];
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn report(url: &str, options: &str) -> anyhow::Result<Value> {
@@ -19,9 +19,20 @@ async fn report(url: &str, options: &str) -> anyhow::Result<Value> {
     bench_report(&words.collect::<Vec<_>>()).await
 }
 
+/// The same of a run in which no request got its answer: that is an error with its first reason.
+async fn nothing_served(url: &str, options: &str, reason: &str) -> anyhow::Result<Value> {
+    let words = ["serve", url].into_iter().chain(options.split_whitespace()).chain(["--json"]);
+    let output = bench_output(&words.collect::<Vec<_>>()).await?;
+    let error: Value = serde_json::from_slice(&output.stderr)?;
+    assert_eq!((output.status.code(), &error["error"]["kind"]), (Some(4), &"unavailable".into()), "{error}");
+    let said = format!("no request succeeded; the first one ended with: {reason}");
+    assert!(error["error"]["message"].as_str().unwrap().starts_with(&said), "{error}");
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
 /// In the order of [`ENDS`]; their sum is all that were due.
 #[track_caller]
-fn ends(report: &Value) -> [u64; 6] {
+fn ends(report: &Value) -> [u64; 7] {
     let ends = ENDS.map(|end| report["ends"][end].as_u64().unwrap_or_else(|| panic!("{end}: {report}")));
     assert_eq!(Some(ends.iter().sum()), report["requests"].as_u64(), "{report}");
     ends
@@ -63,7 +74,7 @@ async fn every_request_to_a_cluster_ends_once_over_both_protocols() -> anyhow::R
     let options = "--rate 100 --requests 60 --prompt-chars 50:3,400 --shared-prefix-chars 200 --prefixes 2 --max-tokens 12 --ttft-limit 30s --tbt-limit 30s";
     for (url, api) in [(format!("http://{http}"), "openai"), (format!("grpc://{grpc}"), "grpc")] {
         let found = report(&url, options).await?;
-        assert_eq!(ends(&found), [60, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!(ends(&found), [60, 0, 0, 0, 0, 0, 0], "{found}");
         assert_eq!((&found["api"], &found["model"], &found["url"]), (&api.into(), &"mock".into(), &url.into()));
         assert_eq!((&found["output_tokens"], &found["goodput_share"]), (&720.into(), &1.0.into()), "{found}");
         assert_eq!(found["short"], 0, "{found}");
@@ -95,7 +106,7 @@ async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()>
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "5000"]).start().await?;
     let url = format!("grpc://{}", cluster.conductor.ready.grpc);
     let found = report(&url, "--rate 50 --requests 20 --max-tokens 5 --tbt-limit 1ms").await?;
-    assert_eq!(ends(&found), [0, 20, 0, 0, 0, 0], "{found}");
+    assert_eq!(ends(&found), [0, 20, 0, 0, 0, 0, 0], "{found}");
     let folder = tempfile::tempdir()?;
     let trace = folder.path().join("three.jsonl");
     let line = |ms: u32, id: u32| {
@@ -105,7 +116,7 @@ async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()>
     let play = format!("--trace {} --speed 2 --ttft-limit 30s --tbt-limit 30s", trace.display());
     for url in [url, format!("http://{}", cluster.conductor.ready.http.clone().unwrap())] {
         let found = report(&url, &play).await?;
-        assert_eq!(ends(&found), [3, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!(ends(&found), [3, 0, 0, 0, 0, 0, 0], "{found}");
         assert_eq!((&found["arrivals"], &found["prompt_tokens"]), (&"trace three x2".into(), &900.into()));
         assert_eq!((&found["output_tokens"], &found["short"]), (&12.into(), &0.into()), "as long as recorded: {found}");
         assert!(found["seconds"].as_f64().unwrap() >= 0.45, "the last one is due after 450 ms: {found}");
@@ -115,14 +126,16 @@ async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()>
 
 #[tokio::test]
 async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> {
-    for (status, expected) in [("429 Too Many Requests", [0, 0, 25, 0, 0, 0]), ("503 Gone", [0, 0, 0, 25, 0, 0])] {
+    for (status, expected) in [("429 Too Many Requests", [0, 0, 25, 0, 0, 0, 0]), ("503 Gone", [0, 0, 0, 25, 0, 0, 0])]
+    {
         let url = server(move |mut stream| {
             loop {
                 read_request(&mut stream)?;
                 write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}")?;
             }
         });
-        let found = report(&url, "--rate 200 --requests 25 --model m").await?;
+        let reason = format!("rejected with HTTP {}", &status[..3]);
+        let found = nothing_served(&url, "--rate 200 --requests 25 --model m", &reason).await?;
         assert_eq!(ends(&found), expected, "{found}");
         assert!(found["ttft_p50_s"].is_null() && found["gap_max_s"].is_null(), "{found}");
     }
@@ -132,8 +145,8 @@ async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> 
         format!("grpc://{}", cluster.conductor.ready.grpc),
         format!("http://{}", cluster.conductor.ready.http.clone().unwrap()),
     ] {
-        let found = report(&url, "--rate 200 --requests 9").await?;
-        assert_eq!(ends(&found), [0, 0, 0, 9, 0, 0], "{found}");
+        let found = nothing_served(&url, "--rate 200 --requests 9", "rejected with HTTP 503").await?;
+        assert_eq!(ends(&found), [0, 0, 0, 9, 0, 0, 0], "{found}");
     }
     cluster.stop().await
 }
@@ -169,7 +182,7 @@ async fn other_servers_streams_are_read() -> anyhow::Result<()> {
     for (max_tokens, short) in [(6, 0), (7, 5)] {
         let options = format!("--rate 100 --requests 5 --model m --tbt-limit 10s --max-tokens {max_tokens}");
         let found = report(&url, &options).await?;
-        assert_eq!(ends(&found), [5, 0, 0, 0, 0, 0], "{found}");
+        assert_eq!(ends(&found), [5, 0, 0, 0, 0, 0, 0], "{found}");
         assert_eq!((&found["output_tokens"], &found["prompt_tokens"]), (&30.into(), &35.into()));
         assert_eq!(found["merged_share"].as_f64(), Some(10.0 / 30.0), "six tokens came in four chunks");
         assert_eq!(found["short"], short, "{found}");
@@ -183,8 +196,8 @@ async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> a
         read_request(&mut stream)?;
         write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {{\"choices\": [{{\"text\": \"a\"}}]}}\n\n")
     });
-    let found = report(&breaks, "--rate 100 --requests 8 --model m").await?;
-    assert_eq!(ends(&found), [0, 0, 0, 0, 8, 0], "{found}");
+    let found = nothing_served(&breaks, "--rate 100 --requests 8 --model m", "the stream ended in mid-answer").await?;
+    assert_eq!(ends(&found), [0, 0, 0, 0, 0, 8, 0], "{found}");
     assert_eq!(found["failures"]["the stream ended in mid-answer"], 8, "{found}");
 
     let hangs = server(|mut stream| {
@@ -192,9 +205,10 @@ async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> a
         std::thread::sleep(20 * SECOND);
         Ok(())
     });
-    let found = report(&hangs, "--rate 1000 --requests 40 --model m --most-in-flight 3 --timeout 1s").await?;
-    assert_eq!(ends(&found), [0, 0, 0, 0, 3, 37], "{found}");
-    assert_eq!((&found["failures"]["no end within 1 s"], &found["in_flight_max"]), (&3.into(), &3.into()), "{found}");
+    let options = "--rate 1000 --requests 40 --model m --most-in-flight 3 --timeout 1s";
+    let found = nothing_served(&hangs, options, "no end within 1 s").await?;
+    assert_eq!(ends(&found), [0, 0, 0, 0, 3, 0, 37], "{found}");
+    assert_eq!((&found["aborts"]["no end within 1 s"], &found["in_flight_max"]), (&3.into(), &3.into()), "{found}");
     // The open loop: nobody waited for those that hang.
     assert!(found["seconds"].as_f64().unwrap() < 5.0, "{found}");
     Ok(())
@@ -218,6 +232,8 @@ async fn a_person_gets_a_table_and_an_error_names_what_is_wrong() -> anyhow::Res
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let unknown = nothing_served(&url, "--rate 100 --requests 3 --model nope", "HTTP 404: ").await?;
+    assert_eq!(ends(&unknown), [0, 0, 0, 0, 0, 3, 0], "{unknown}");
     cluster.stop().await?;
 
     let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;

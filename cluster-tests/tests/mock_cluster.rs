@@ -330,6 +330,60 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_lost() -> anyhow::Result<()> {
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+    let builder = Cluster::mock().prefill(0).decode(0);
+    let mut cluster = builder.clone().start().await?;
+    let grpc = format!("http://{}", cluster.conductor.ready.grpc);
+    let channel = tonic::transport::Endpoint::from_shared(grpc.clone())?.connect().await?;
+    let is = async |cluster: &Cluster, code: u16, status: ServingStatus| {
+        for service in ["", "baton.v1.Inference"] {
+            let what = format!("{status:?} of '{service}'");
+            let check = || async {
+                let request = HealthCheckRequest { service: service.into() };
+                Ok(HealthClient::new(channel.clone()).check(request).await?.into_inner().status == status as i32)
+            };
+            cluster.wait_for(&what, SECOND, check).await?;
+        }
+        let (found, health) = cluster.http("/health", None).await?;
+        anyhow::ensure!(found == code, "{found}: {health}");
+        anyhow::Ok(())
+    };
+    let watching = HealthCheckRequest { service: "baton.v1.Inference".into() };
+    let mut watched = HealthClient::new(channel.clone()).watch(watching).await?.into_inner();
+    is(&cluster, 503, ServingStatus::NotServing).await?;
+    assert_eq!(watched.message().await?.unwrap().status, ServingStatus::NotServing as i32);
+
+    // A decode node alone computes prompts, too.
+    let decode = builder.start_node("decode", 0, &grpc, cluster.folder()).await?;
+    cluster.wait_ready(1).await?;
+    is(&cluster, 200, ServingStatus::Serving).await?;
+    assert_eq!(watched.message().await?.unwrap().status, ServingStatus::Serving as i32);
+    cluster.ask(Ask::text("hi").max_tokens(3)).await?;
+
+    decode.stop().await?;
+    is(&cluster, 503, ServingStatus::NotServing).await?;
+    assert_eq!(watched.message().await?.unwrap().status, ServingStatus::NotServing as i32);
+    drop(watched);
+    let states: Vec<_> = cluster.nodes().await?.into_iter().map(|node| node.state).collect();
+    assert_eq!(states, ["drained"]);
+    assert_eq!(cluster.check_integrity().await?.len(), 0, "there is nobody to ask");
+    assert_eq!(cluster.conductor.metric("baton_conductor_nodes_lost_total{role=\"decode\"}").await?, 0.0);
+    let log = std::fs::read_to_string(&cluster.conductor.log)?;
+    assert!(log.contains("node drained") && !log.contains("node lost") && !log.contains("WARN"), "{log}");
+
+    let again = builder.start_node("decode", 0, &grpc, cluster.folder()).await?;
+    cluster.wait_ready(1).await?;
+    again.kill().await?;
+    cluster.wait_for("a lost node", 2 * SECOND, || async { Ok(cluster.nodes().await?[0].state == "lost") }).await?;
+    assert_eq!(cluster.conductor.metric("baton_conductor_nodes_lost_total{role=\"decode\"}").await?, 1.0);
+    cluster.decode.clear();
+    cluster.stop().await
+}
+
+#[tokio::test]
 async fn health_and_reflection_are_the_standard_ones() -> anyhow::Result<()> {
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};

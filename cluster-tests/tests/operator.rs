@@ -72,7 +72,17 @@ async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> 
     assert_eq!((&admission["accepted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
     assert_eq!(admission["last_refusal"]["message"].as_str(), Some(message.as_str()));
     assert!(admission["last_refusal"]["retry_after_s"].as_f64() > Some(0.0), "{admission}");
-    assert_eq!(after["goodput"]["within"], 6);
+    assert_eq!((&after["goodput"]["within"], &after["goodput"]["aborted"]), (&6.into(), &0.into()));
+    let mut given_up =
+        cluster.inference().generate(Ask::tokens(prompt(200, 8)).max_tokens(2000).ignore_eos().0).await?;
+    given_up.get_mut().message().await?;
+    drop(given_up);
+    let later = until(&cluster, &["load"], |load| load["goodput"]["aborted"] == 1).await?;
+    assert_eq!(
+        (&later["goodput"]["ended"], &later["goodput"]["within"]),
+        (&6.into(), &6.into()),
+        "neither met nor missed"
+    );
     let counts = ["ttft", "tbt", "transfer", "output"].map(|name| {
         let row = after["estimates"].as_array().unwrap().iter().find(|row| row["estimate"] == name).unwrap();
         let count = row["count"].as_u64().unwrap();
@@ -95,7 +105,7 @@ async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> 
     assert!(metrics.contains("baton_conductor_estimate_measured_tokens_sum{estimate=\"output\"} 60"), "{metrics}");
 
     let shown = String::from_utf8(baton(&cluster, &["load"]).await?.stdout)?;
-    assert!(shown.starts_with("PREFILL") && shown.contains("6 accepted, 1 refused"), "{shown}");
+    assert!(shown.starts_with("PREFILL") && shown.contains("7 accepted, 1 refused"), "{shown}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
@@ -137,14 +147,15 @@ async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
         assert!(served.contains(part), "{part} in {served}");
     }
     let id = refused.split("request=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
-    let record = json(&cluster, &["explain", id]).await?;
+    let record = json(&cluster, &["explain", &id[..8]]).await?;
+    assert_eq!(record["request_id"], id, "its first digits are enough");
     assert_eq!(record["end"]["failure"]["message"].as_str(), Some(message.as_str()), "{record}");
     assert_eq!(record["decisions"][0]["explanation"]["refused"]["message"].as_str(), Some(message.as_str()));
 
     let unknown = baton(&cluster, &["explain", &"0".repeat(32)]).await?;
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(said.contains("is not among the last 2 that this conductor keeps"), "{said}");
+    assert!(said.contains("is among the last 2 that this conductor keeps (if it is a prompt,"), "{said}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
