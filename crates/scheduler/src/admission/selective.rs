@@ -153,7 +153,8 @@ mod tests {
         assert_eq!(policy.hold(slo, 10 * SECOND, &room), Some(HOLD));
         assert_eq!(policy.hold(slo, 30 * SECOND, &room), None);
         assert_eq!(policy.hold(Slo::default(), SECOND, &room), None, "nothing says how long");
-        let late = Excess::Ttft { estimate: 31 * SECOND, limit: 30 * SECOND };
+        let objective = Ttft(30 * SECOND);
+        let late = Excess::Ttft { estimate: Ttft(31 * SECOND), objective, left: objective };
         assert_eq!(policy.hold(slo, SECOND, &late), None);
     }
 

@@ -279,7 +279,8 @@ impl Cluster {
 
     /// A node ended its session itself: after a drain that is its goodbye, and lost otherwise. Says which; the rest is as in [`Cluster::on_node_left`].
     pub fn on_node_goodbye(&mut self, now: Instant, node: &NodeId, generation: Generation) -> NodeState {
-        let drained = self.nodes.get(node).is_some_and(|node| node.state() == NodeState::Draining);
+        let node_left = self.nodes.get(node).filter(|node| node.info().generation == generation);
+        let drained = node_left.is_some_and(|node| node.state() == NodeState::Draining);
         let state = if drained { NodeState::Drained } else { NodeState::Lost };
         self.leave(now, node, generation, state);
         state
