@@ -366,7 +366,6 @@ async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_l
     decode.stop().await?;
     is(&cluster, 503, ServingStatus::NotServing).await?;
     assert_eq!(watched.message().await?.unwrap().status, ServingStatus::NotServing as i32);
-    drop(watched);
     let states: Vec<_> = cluster.nodes().await?.into_iter().map(|node| node.state).collect();
     assert_eq!(states, ["drained"]);
     assert_eq!(cluster.check_integrity().await?.len(), 0, "there is nobody to ask");

@@ -16,16 +16,14 @@ use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, Placeme
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
 use tokio::net::TcpListener;
-use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
 
 use crate::coalesce::coalesced;
 use crate::config::Settings;
 use crate::front_door::{FrontDoor, FrontDoorLimits};
-use crate::grpc::{ClusterService, InferenceService};
+use crate::grpc::{ClusterService, HealthService, InferenceService};
 use crate::http;
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
@@ -35,8 +33,6 @@ use crate::prompt::TextModel;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// To look for prefixes to copy takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
-/// How often is looked whether the health that watchers were told is still true.
-const HEALTH_POLL: Duration = Duration::from_millis(100);
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -54,7 +50,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
     let door = Arc::new(front_door(&settings, tasks.clone(), shutdown.clone())?);
 
-    start_grpc(&door, grpc, &tasks).await?;
+    start_grpc(&door, grpc, &tasks)?;
     start_http(&door, http, telemetry.clone(), &tasks);
     start_upkeep(Arc::clone(&door), telemetry, &tasks);
     start_replication(&settings, Arc::clone(&door), &tasks)?;
@@ -160,8 +156,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
 }
 
-async fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSet) -> anyhow::Result<()> {
-    let (health, health_service) = tonic_health::server::health_reporter();
+fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSet) -> anyhow::Result<()> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -172,7 +167,7 @@ async fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSe
     let cluster = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(door)));
     let server = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .add_service(health_service)
+        .add_service(HealthServer::new(HealthService(Arc::clone(door))))
         .add_service(reflection)
         .add_service(inference)
         .add_service(cluster);
@@ -183,36 +178,7 @@ async fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSe
         let stop = async move { end.cancelled().await };
         server.serve_with_incoming_shutdown(coalesced(incoming, relayed), stop).await
     });
-    start_health(Arc::clone(door), health, tasks).await;
     Ok(())
-}
-
-/// Keeps gRPC's health what `/health` says: of the server as a whole, whose service has no name, and of the one that clients call.
-async fn start_health(door: Arc<FrontDoor>, health: HealthReporter, tasks: &TaskSet) {
-    let end = tasks.clone();
-    let mut told = None;
-    tell_health(&door, &health, &mut told).await;
-    tasks.spawn("health", async move {
-        let mut looks = tokio::time::interval(HEALTH_POLL);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = looks.tick() => tell_health(&door, &health, &mut told).await,
-                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
-            }
-        }
-    });
-}
-
-async fn tell_health(door: &FrontDoor, health: &HealthReporter, told: &mut Option<bool>) {
-    let ready = door.is_ready();
-    if told.replace(ready) == Some(ready) {
-        return;
-    }
-    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in ["", <v1::inference_server::InferenceServer<InferenceService> as NamedService>::NAME] {
-        health.set_service_status(service, status).await;
-    }
 }
 
 fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry, tasks: &TaskSet) {

@@ -3,8 +3,10 @@
 mod cache;
 mod cluster;
 mod explain;
+mod health;
 mod inference;
 mod load;
 
 pub use cluster::ClusterService;
+pub use health::HealthService;
 pub use inference::InferenceService;
