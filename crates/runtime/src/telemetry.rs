@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn a_wrong_filter_is_an_error() {
-        assert!(init_logs(LogFormat::Text, "a=b=c").unwrap_err().starts_with("log:"));
+        let error = init_logs(LogFormat::Text, "a=b=c").unwrap_err();
+        assert!(error.key == "log" && error.problem.starts_with("'a=b=c'"), "{error}");
     }
 
     #[test]
