@@ -221,7 +221,8 @@ fn check_finite(name: String, value: &toml::Value) -> Result<(), SettingsError> 
 fn problem(value: &Value, said: &str) -> String {
     let plain = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
     let Some((_, expected)) = said.rsplit_once(", expected ") else {
-        return if said.contains(&plain) { said.to_owned() } else { format!("'{plain}': {said}") };
+        let quoted = format!("'{plain}'");
+        return if said.contains(&quoted) { said.to_owned() } else { format!("{quoted}: {said}") };
     };
     let expected = match expected {
         "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",

@@ -165,6 +165,6 @@ mod tests {
     fn a_log_folder_that_cannot_be_written_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = RoleLog::new("a", Some(file.path()), Console::new()).unwrap_err();
-        assert!(error.to_string().starts_with("log-dir: cannot write"), "{error}");
+        assert!(error.to_string().starts_with("--log-dir: cannot write"), "{error}");
     }
 }
