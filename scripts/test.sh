@@ -20,9 +20,9 @@ without() { # FILTER REASON: the tests that match cannot run here
   needs+=("$1")
   not_run+=("$2")
 }
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
-[[ $(id -u) == 0 ]] || without 'test(=a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
+[[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done

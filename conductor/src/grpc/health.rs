@@ -40,7 +40,7 @@ impl Health for HealthService {
                     return Some((Ok(health(ready)), (door, Some(ready))));
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(WATCH_POLL) => {}
+                    () = baton_runtime::sleep(WATCH_POLL) => {}
                     // The server waits for its streams.
                     () = door.tasks.cancelled() => return None,
                 }

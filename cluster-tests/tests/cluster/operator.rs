@@ -1,9 +1,5 @@
 //! What an operator sees: the real `baton` command beside a real cluster with the mock engine.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::process::{Output, Stdio};
 use std::time::Duration;
 

@@ -1,9 +1,5 @@
 //! `baton bench serve`, as a person uses it: against a real cluster, over both of its protocols, and against servers that refuse, fall silent or break.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //!
 //! The word behind `sh` says how: none runs the block to its end, `background` leaves it running until the document's end, `norun` is not run.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

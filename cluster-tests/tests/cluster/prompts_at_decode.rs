@@ -1,9 +1,5 @@
 //! Prompts that decode nodes compute: where no prefill node is left, and short ones.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};

@@ -1,7 +1,5 @@
 //! The SSD tier of nodes: more than their memory holds, and what a crash or a full disk does to it.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::path::Path;
 use std::time::Duration;
 

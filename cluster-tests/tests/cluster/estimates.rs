@@ -1,9 +1,5 @@
 //! How good the predictions of the time to first token are, with a real model under load. Takes ten minutes of an otherwise idle machine: `make test-long`.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};

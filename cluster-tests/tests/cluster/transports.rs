@@ -1,7 +1,5 @@
 //! What carries KV between nodes: chosen by itself, forced, and shown to operators.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::process::Output;
 use std::time::Duration;
 

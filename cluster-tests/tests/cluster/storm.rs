@@ -1,9 +1,5 @@
 //! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left is accounted for.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,9 +1,5 @@
 //! The real binaries with a real model: what the cluster says is what the reference says, whichever way it was computed.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};

@@ -1,9 +1,5 @@
 //! `baton up` and the commands, as a person uses them.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! Nonsense in, one clear error out, and the cluster goes on serving.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::path::Path;
 use std::process::{Output, Stdio};
 

@@ -1,9 +1,5 @@
 //! Prefixes that another node holds: brought instead of computed, with the same tokens, whatever becomes of the holder.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model, signal};

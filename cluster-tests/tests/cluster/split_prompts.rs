@@ -1,9 +1,5 @@
 //! Prompts that two nodes compute, the decode node the tail: the same tokens, whatever becomes of either.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::Duration;
 
 use baton_cluster_tests::{Ask, Cluster, model};

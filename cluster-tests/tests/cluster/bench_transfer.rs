@@ -1,9 +1,5 @@
 //! `baton bench transfer`, as a person uses it: two processes, every byte compared.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::process::{Output, Stdio};
 use std::time::Duration;
 

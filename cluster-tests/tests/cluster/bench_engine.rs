@@ -1,7 +1,5 @@
 //! `baton bench engine` and `baton score`, as a person uses them.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use baton_cluster_tests::{bench_output, bench_report, binary, model};
 use serde_json::Value;
 use tokio::process::Command;

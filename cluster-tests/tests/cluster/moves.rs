@@ -1,9 +1,5 @@
 //! Sequences that go on at another decode node, because theirs has no room for them or is on its way out: with the same tokens, whatever becomes of either.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::{Duration, Instant};
 
 use anyhow::Context;

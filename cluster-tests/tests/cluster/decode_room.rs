@@ -1,7 +1,5 @@
 //! Decode nodes whose memory is too small for everybody.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::Duration;
 
 use baton_cluster_tests::{Ask, Cluster, model};

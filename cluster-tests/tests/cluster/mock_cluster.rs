@@ -1,9 +1,5 @@
 //! The real binaries with the mock engine: the control plane and the transfers are real, and the tokens depend on every byte that moved.
 
-// Tests read the clock and wait.
-#![allow(clippy::disallowed_methods)]
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::time::Duration;
 
 use baton_cluster_tests::{Ask, Cluster, signal};

@@ -1,7 +1,5 @@
 //! `baton bench index`, as a person uses it: on a trace, and at size.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use std::process::Output;
 
 use baton_cluster_tests::{bench_output, bench_report};

@@ -1,0 +1,27 @@
+//! Scenarios over the real binaries. One test binary, so that what they share is compiled and linked once.
+
+// Tests read the clock and wait.
+#![allow(clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod bad_input;
+mod bench_engine;
+mod bench_index;
+mod bench_serve;
+mod bench_transfer;
+mod decode_room;
+mod dependencies;
+mod docs;
+mod estimates;
+mod metrics_page;
+mod mock_cluster;
+mod model_cluster;
+mod moves;
+mod operator;
+mod prefix_fetch;
+mod prompts_at_decode;
+mod split_prompts;
+mod ssd_tier;
+mod storm;
+mod transports;
+mod up;
