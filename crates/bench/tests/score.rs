@@ -82,13 +82,15 @@ fn quantized_arithmetic_is_as_near_to_single_precision_as_llama_cpps() {
     assert_eq!(windows.scored() as u64, theirs["positions"].as_u64().unwrap(), "the same positions");
     let (_, ours) = compare(&mut reference, &mut engine(&file, CpuOptions::default()), &windows, &mut |_| ()).unwrap();
     println!(
-        "mean KL {:.6} nats (llama.cpp {:.6}), same best token {:.4} ({:.4})",
+        "mean KL {:.6} +- {:.6} nats (llama.cpp {:.6}), same best token {:.4} ({:.4})",
         ours.mean_kl,
+        ours.kl_standard_error,
         their("mean_kl"),
         ours.top1_agreement,
         their("top1_agreement")
     );
-    assert!(ours.mean_kl <= their("mean_kl"), "{ours:?}");
+    // No worse, as far as a text of this length can tell.
+    assert!(ours.mean_kl <= their("mean_kl") + ours.kl_standard_error, "{ours:?}");
     assert!(ours.top1_agreement >= their("top1_agreement"), "{ours:?}");
 }
 

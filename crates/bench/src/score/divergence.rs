@@ -16,6 +16,8 @@ use super::{Windows, steps};
 pub struct Divergence {
     /// Mean KL divergence of a position, nats (Kullback and Leibler, 1951).
     pub mean_kl: f64,
+    /// Standard error of that mean, nats: the root of the variance over positions, over their number.
+    pub kl_standard_error: f64,
     /// Share of positions at which both have the same best token.
     pub top1_agreement: f64,
     /// Perplexity of the text in single precision.
@@ -46,8 +48,10 @@ pub fn compare(
         progress(found.tokens as f64 / windows.scored() as f64);
     }
     let positions = found.tokens.max(1) as f64;
+    let mean_kl = sums.kl / positions;
     let divergence = Divergence {
-        mean_kl: sums.kl / positions,
+        mean_kl,
+        kl_standard_error: ((sums.kl_squared / positions - mean_kl * mean_kl).max(0.0) / positions).sqrt(),
         top1_agreement: sums.agreed as f64 / positions,
         reference_perplexity: expected.perplexity(),
     };
@@ -58,6 +62,7 @@ pub fn compare(
 #[derive(Default)]
 struct Sums {
     kl: f64,
+    kl_squared: f64,
     agreed: u64,
 }
 
@@ -89,7 +94,9 @@ impl StepObserver for Beside<'_> {
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
         let expected = &self.rows[position as usize];
-        self.sums.kl += kl(expected, logits);
+        let divergence = kl(expected, logits);
+        self.sums.kl += divergence;
+        self.sums.kl_squared += divergence * divergence;
         self.sums.agreed += u64::from(best(expected) == best(logits));
         self.listener.logits(sequence, position, logits);
     }

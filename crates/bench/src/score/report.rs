@@ -86,9 +86,9 @@ impl Report {
             ),
             ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
         ];
-        if let Some(Divergence { mean_kl, top1_agreement, reference_perplexity }) = self.divergence {
+        if let Some(Divergence { mean_kl, kl_standard_error, top1_agreement, reference_perplexity }) = self.divergence {
             let from = format!("from single precision, whose perplexity is {reference_perplexity:.4}");
-            rows.insert(1, ("KL", format!("{mean_kl:.6} nats per token {from}")));
+            rows.insert(1, ("KL", format!("{mean_kl:.6} +- {kl_standard_error:.6} nats per token {from}")));
             rows.insert(2, ("same best", format!("{:.2} % of positions", top1_agreement * 100.0)));
         }
         let lines: Vec<_> = rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect();
@@ -120,10 +120,10 @@ mod tests {
 
     #[test]
     fn a_comparison_stands_beside_the_likelihood() {
-        let divergence = Divergence { mean_kl: 0.00125, top1_agreement: 0.975, reference_perplexity: 12.0 };
+        let divergence = Divergence { mean_kl: 0.00125, kl_standard_error: 0.0001, top1_agreement: 0.975, reference_perplexity: 12.0 };
         let report = Report { divergence: Some(divergence), ..report() };
         let table = report.table();
-        assert!(table.contains("KL          0.001250 nats per token from single precision"), "{table}");
+        assert!(table.contains("KL          0.001250 +- 0.000100 nats per token from single precision"), "{table}");
         assert!(table.contains("same best   97.50 % of positions"), "{table}");
         let json = serde_json::to_value(report).unwrap();
         assert_eq!((json["mean_kl"].as_f64(), json["top1_agreement"].as_f64()), (Some(0.00125), Some(0.975)));
