@@ -17,7 +17,7 @@ build: ## Build the binaries: baton, baton-conductor, baton-prefill, baton-decod
 check: ## While working: format, clippy, and the tests that need no model, no other process and no virtual machine; 2 minutes on a warm tree
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) nextest run --locked --workspace --profile check
+	$(CARGO) nextest run --locked --workspace --exclude baton-cluster-tests --profile check
 
 demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop; 5 minutes the first time (UP="--transport tcp" changes it)
 	@scripts/demo.sh $(UP)

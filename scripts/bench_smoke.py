@@ -2,7 +2,7 @@
 """A minute of ratios against yardsticks in the tree (make bench-smoke, and CI): has an order of magnitude been lost?
 
 Both sides of a ratio run in turn, ROUNDS times, and the median of the rounds counts: so a slow machine or a noisy neighbour slows both. A floor is half of
-what a 2-core Zen 4 gave on 2026-11-25; it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, memcpy, and a
+what a 2-core EPYC with AVX2 gave on 2026-11-25 (1.6 and 1.2 less often; 1.25, 34.6, 27.7, 1.41); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, memcpy, and a
 map of the standard library. BATON names another binary.
 """
 import json
@@ -52,11 +52,11 @@ def index(figure):
 def checks(model):
     """Name, ratio of a round, floor."""
     scalar = lambda: score(model, 400, BATON_ISA="scalar")
-    yield "tcp : bare copy loop, GB/s", lambda: transfer("--transport", "tcp") / transfer("--baseline", "copy-loop"), 0.5
-    yield "shm : memcpy, GB/s", lambda: transfer("--transport", "shm") / transfer("--baseline", "memcpy"), 0.5
-    yield "prefill : scalar kernels, tokens/s", lambda: score(model, 4000) / scalar(), 10
-    yield "index lookup : naive map, rate", lambda: index("lookup_mean"), 2
-    yield "index events : naive map, rate", lambda: index("events"), 1
+    yield "tcp : bare copy loop, GB/s", lambda: transfer("--transport", "tcp") / transfer("--baseline", "copy-loop"), 0.6
+    yield "shm : memcpy, GB/s", lambda: transfer("--transport", "shm") / transfer("--baseline", "memcpy"), 0.6
+    yield "prefill : scalar kernels, tokens/s", lambda: score(model, 4000) / scalar(), 17
+    yield "index lookup : naive map, rate", lambda: index("lookup_mean"), 13
+    yield "index events : naive map, rate", lambda: index("events"), 0.7
 
 
 def main():

@@ -1,8 +1,9 @@
 //! The layers of the workspace: arrows point down only.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use serde::Deserialize;
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
 const LAYERS: [(&str, u8); 21] = [
@@ -42,14 +43,35 @@ const NEVER: [(&str, &str); 9] = [
     ("baton-sim", "tokio"),
 ];
 
-/// Normal dependencies of each crate of the workspace, by name.
+/// Normal dependencies of each crate of the workspace, by name. (The crate `cargo_metadata` would give serde_json another feature, and the engine a second build.)
 fn dependencies() -> BTreeMap<String, Vec<String>> {
-    let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");
-    let normal = |p: &cargo_metadata::Package| {
-        let deps = p.dependencies.iter().filter(|d| d.kind == DependencyKind::Normal);
-        deps.map(|d| d.name.clone()).collect()
+    let arguments = ["metadata", "--no-deps", "--locked", "--format-version", "1"];
+    let output = Command::new(env!("CARGO")).args(arguments).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    let normal = |package: Package| {
+        let dependencies = package.dependencies.into_iter().filter(|dependency| dependency.kind.is_none());
+        (package.name, dependencies.map(|dependency| dependency.name).collect())
     };
-    metadata.packages.iter().map(|p| (p.name.to_string(), normal(p))).collect()
+    metadata.packages.into_iter().map(normal).collect()
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev` or `build`; none of normal ones.
+    kind: Option<String>,
 }
 
 fn layer(name: &str) -> Option<u8> {

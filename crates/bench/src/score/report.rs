@@ -120,7 +120,12 @@ mod tests {
 
     #[test]
     fn a_comparison_stands_beside_the_likelihood() {
-        let divergence = Divergence { mean_kl: 0.00125, kl_standard_error: 0.0001, top1_agreement: 0.975, reference_perplexity: 12.0 };
+        let divergence = Divergence {
+            mean_kl: 0.00125,
+            kl_standard_error: 0.0001,
+            top1_agreement: 0.975,
+            reference_perplexity: 12.0,
+        };
         let report = Report { divergence: Some(divergence), ..report() };
         let table = report.table();
         assert!(table.contains("KL          0.001250 +- 0.000100 nats per token from single precision"), "{table}");
