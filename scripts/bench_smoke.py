@@ -2,7 +2,8 @@
 """A minute of ratios against yardsticks in the tree (make bench-smoke, and CI): has an order of magnitude been lost?
 
 Both sides of a ratio run in turn, ROUNDS times, and the median of the rounds counts: so a slow machine or a noisy neighbour slows both. A floor is half of
-what a 2-core EPYC with AVX2 gave on 2026-11-25 (1.6 and 1.2 less often; 1.25, 34.6, 27.7, 1.41); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, memcpy, and a
+what a 2-core EPYC with AVX2 gave on 2026-11-25 (1.60, 1.25, 34.6, 27.7, 1.41), or less where
+a figure swings more; it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, memcpy, and a
 map of the standard library. BATON names another binary.
 """
 import json
