@@ -1,7 +1,7 @@
 //! `baton bench index`: the conductor's prefix index under a trace, on one core: how long lookups take, how fast events are applied, what an entry weighs.
 //!
 //! [`Workload`] makes of a trace what nodes would report and what would be asked. An [`Index`] is what can be put under it; Baton's is here, beside a naive map; `benches/index`, a workspace of its own, adds those of
-//! others. [`large`] is Baton's alone, with lookups in one thread while events come in another.
+//! others. `large` is Baton's alone, with lookups in one thread while events come in another.
 //!
 //! **Invariant**: before anything is timed, every answer is compared with what the nodes' caches hold.
 
