@@ -24,7 +24,7 @@ say() { echo "rdma-guest: $*" >&2; }
 
 missing_tools() { for tool in "${tools[@]}"; do command -v "$tool" >/dev/null || echo "$tool"; done; }
 
-install_packages() {
+install_missing() {
   [[ -z $(missing_tools) ]] || install_packages "rdma-guest: $(missing_tools | tr '\n' ' ')" "${packages[@]}" || return 77
 }
 
@@ -56,7 +56,7 @@ check() {
 
 memory=1536 limit=300 files=()
 case ${1-} in
-  --install) install_packages; exit ;;
+  --install) install_missing; exit ;;
   --check) check; exit ;;
 esac
 while getopts f:m:t: option; do
