@@ -23,7 +23,7 @@ pub use process::{Process, bench, bench_output, bench_report, binary, metric, si
 
 use std::path::PathBuf;
 
-/// The model that `BATON_MODEL` names. Tests that ask for it are `#[ignore]`d; `make test` fetches it and runs them.
+/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test` fetches it and runs them.
 pub fn model() -> PathBuf {
     std::env::var_os("BATON_MODEL").expect("BATON_MODEL names a model file (make test sets it)").into()
 }

@@ -26,7 +26,7 @@ impl StepObserver for Recorder {
     }
 }
 
-/// The model that `BATON_MODEL` names. Tests that ask for it are `#[ignore]`d; `make test` fetches it and runs them.
+/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test` fetches it and runs them.
 pub fn real_model() -> PathBuf {
     std::env::var_os("BATON_MODEL").expect("BATON_MODEL names a model file (make test sets it)").into()
 }
