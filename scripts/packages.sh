@@ -8,10 +8,10 @@ install_packages() {
   local who=$1
   shift
   if ! may_install; then
-    echo "$who: missing. Run as root with SETUP=1, or: apt-get install $*" >&2
+    echo "$who: missing. Run as root with SETUP=1, or: apt-get install --no-install-recommends $*" >&2
     return 1
   fi
   echo "$who: installing $*" >&2
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "$@"; } >/dev/null 2>&1 ||
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@"; } >/dev/null 2>&1 ||
     { echo "$who: apt-get could not install $*" >&2; return 1; }
 }

@@ -14,7 +14,7 @@
 # /bin has busybox, ibv_devinfo, ib_write_bw, ib_read_bw, rdma and ip (say /bin/ip: the shell's own is busybox's). The exit status is the command's; 125: there was none.
 set -euo pipefail
 source "$(dirname "$0")/packages.sh"
-packages=(qemu-system-x86 qemu-utils- busybox-static cpio kmod rdma-core ibverbs-utils ibverbs-providers perftest iproute2)
+packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-utils ibverbs-providers perftest iproute2)
 tools=(qemu-system-x86_64 busybox cpio depmod modprobe ip rdma ibv_devinfo ib_write_bw ib_read_bw)
 modules=(crc32_generic rdma_rxe ib_uverbs rdma_ucm veth)
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}

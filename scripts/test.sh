@@ -16,6 +16,7 @@ export BATON_MODEL
 # Ignored tests say what they need in their reason. Those whose need is met here run; the others stay in the count of skipped ones.
 not_run=()
 needs=()
+trap 'for reason in "${not_run[@]}"; do echo "test: NOT RUN: $reason"; done' EXIT
 without() { # FILTER REASON: the tests that match cannot run here
   needs+=("$1")
   not_run+=("$2")
@@ -23,6 +24,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
+unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done
@@ -31,11 +33,12 @@ profile=default
 [[ -z ${BATON_TEST_LONG-} ]] || profile=long
 cargo build --locked --workspace --bins
 cargo nextest run --locked --workspace --profile "$profile" --run-ignored all -E "$filter"
+# Of the same build. There are few, and linting would build everything for them.
+cargo test --locked --workspace --doc --quiet
+python3 crates/sim/tests/fixtures/make_traces.py --check >/dev/null
 
 scripts/test-rdma.sh && status=0 || status=$?
 # CI must be able to run them.
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
 [[ $status == 0 ]] || not_run+=("RDMA tests: no headers or no virtual machine with RDMA devices (the reason is above)")
 python3 scripts/bench_smoke.py
-
-for reason in "${not_run[@]}"; do echo "test: NOT RUN: $reason"; done

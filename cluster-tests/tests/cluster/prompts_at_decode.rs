@@ -66,9 +66,8 @@ async fn stream(
 async fn long_prompts(mut client: v1::inference_client::InferenceClient<tonic::transport::Channel>, round: u32) {
     for n in 0.. {
         let ask = Ask::tokens(prompt(9000 + round * 50 + n, 1000)).max_tokens(1);
-        let Ok(stream) = client.generate(ask.0).await else { return };
-        let mut stream = stream.into_inner();
-        while let Ok(Some(_)) = stream.message().await {}
+        let mut stream = client.generate(ask.0).await.expect("a long prompt is taken").into_inner();
+        while stream.message().await.expect("a long prompt is answered").is_some() {}
     }
 }
 
@@ -102,6 +101,7 @@ async fn short_prompts(cluster: &Cluster, round: u32, busy: bool) -> anyhow::Res
         at_decode += usize::from(answer.finished.prefill_node == answer.finished.decode_node);
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
+    assert!(background.try_join_next().is_none(), "long prompts kept the prefill node busy to the end");
     let mut longest = Duration::ZERO;
     while let Some(tail) = streams.join_next().await {
         longest = longest.max(tail??);
@@ -143,8 +143,9 @@ async fn short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_s
             rounds * 6
         );
         assert!(at_decode > 0 || !busy, "a queue of long prompts is no place for a short one");
-        // Two clusters share two cores: medians of single rounds differ by a quarter.
-        assert!(ratio <= 1.25, "no later than the whole way: {ratio}");
+        // Idle, it is no later: two clusters share two cores, and medians of single rounds differ by a quarter. Behind long prompts it is 0.06.
+        let most = if busy { 0.5 } else { 1.25 };
+        assert!(ratio <= most, "{ratio} of the whole way's");
         assert!(worst.as_secs_f64() * 1e3 <= TBT_MS, "the streams keep their objective: {worst:?}");
     }
     for cluster in [whole_way, short] {

@@ -234,6 +234,15 @@ pub struct RequestArgs {
     pub tbt_slo_ms: Option<f64>,
 }
 
+impl RequestArgs {
+    /// The flag that sets a field of the request.
+    pub fn flag_of(field: &str) -> Option<String> {
+        let flags = Self::augment_args(clap::Command::new("request"));
+        let flag = flags.get_arguments().find(|flag| flag.get_id() == field)?;
+        Some(format!("--{}", flag.get_long()?))
+    }
+}
+
 /// A file, or `-` for stdin.
 pub(crate) fn parse_file(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() { Err("expected a file, or - for stdin".to_owned()) } else { Ok(PathBuf::from(text)) }

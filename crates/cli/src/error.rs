@@ -8,6 +8,8 @@ use baton_sim::SimulateError;
 use baton_types::ErrorKind;
 use tonic::Status;
 
+use crate::args::RequestArgs;
+
 /// Why a command failed: one line for people, and an exit status for scripts.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
@@ -69,6 +71,18 @@ impl CliError {
         match self {
             Self::Refused { kind, message, retry_after_s } if !id.is_empty() => {
                 Self::Refused { kind, message: format!("{message} (request {id})"), retry_after_s }
+            }
+            other => other,
+        }
+    }
+
+    /// The same, with the name of the flag where a field of the request is wrong that one sets.
+    pub fn with_flag(self) -> Self {
+        match self {
+            Self::Refused { kind: ErrorKind::Invalid, message, retry_after_s } => {
+                let flag = message.split_once(':').and_then(|(field, rest)| Some((RequestArgs::flag_of(field)?, rest)));
+                let message = flag.map(|(flag, rest)| format!("{flag}:{rest}")).unwrap_or(message);
+                Self::Refused { kind: ErrorKind::Invalid, message, retry_after_s }
             }
             other => other,
         }

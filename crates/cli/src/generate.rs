@@ -19,7 +19,7 @@ pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(),
         (sampling.logprobs, sampling.prompt_logprobs) = (args.logprobs, args.prompt_logprobs);
     }
     let conductor = Conductor::connect(conductor).await?;
-    match answer(&conductor, request, json).await? {
+    match answer(&conductor, request, json).await.map_err(CliError::with_flag)? {
         Ended::Finished(record) => show(&record, args.timeline, json),
         Ended::Interrupted(record) => Err(CliError::Interrupted(interruption(&record))),
     }

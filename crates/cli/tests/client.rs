@@ -100,7 +100,7 @@ fn generate_prints_one_object_with_json() {
 fn errors_are_one_line_and_a_status() {
     let fake = Fake::start();
     for (args, status, line) in [
-        (&["generate", "fail:invalid"][..], 2, "baton: temperature: -1, but must be at least 0\n"),
+        (&["generate", "fail:invalid"][..], 2, "baton: --temperature: -1, but must be at least 0\n"),
         (&["generate", "fail:overloaded"], 3, "baton: full (retry after 3 s)\n"),
         (&["generate", "fail:unavailable"], 4, "baton: no node\n"),
         (&["generate", "fail:midway"], 1, "baton: lost it (request r1)\n"),

@@ -86,15 +86,15 @@ struct Near {
     mean: f32,
     /// Largest difference.
     most: f32,
-    /// Margin from which on the reference's best token must be ours.
-    sure: f32,
+    /// Margin from which on the reference's best token must be ours; `None`: no margin decides.
+    sure: Option<f32>,
 }
 
 /// Single precision, and bfloat16.
-const EXACT: Near = Near { mean: 0.03, most: 0.25, sure: 0.15 };
+const EXACT: Near = Near { mean: 0.03, most: 0.25, sure: Some(0.15) };
 /// 8 bits move log-probabilities by 0.036 on average, and which tokens that swaps changes with every order of summation. So a margin says little here:
 /// `crates/bench/tests/score.rs` counts swapped tokens over a whole text, beside llama.cpp's.
-const QUANTIZED: Near = Near { mean: 0.05, most: 0.5, sure: f32::INFINITY };
+const QUANTIZED: Near = Near { mean: 0.05, most: 0.5, sure: None };
 
 /// On every instruction set; those that are not the fastest over prompts of at most `slower` tokens.
 fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usize, near: &Near) {
@@ -113,7 +113,7 @@ fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, slower: usiz
             "{isa}: mean difference {:.5}, most {:.5}, another token at a margin of {margin:.3}",
             found.mean, found.most
         );
-        assert!(margin < near.sure, "{isa}: another token at a margin of {margin}, {place}");
+        assert!(near.sure.is_none_or(|sure| margin < sure), "{isa}: another token at a margin of {margin}, {place}");
         assert!(found.mean < near.mean && found.most < near.most, "{isa}: mean {}, most {}", found.mean, found.most);
     }
 }

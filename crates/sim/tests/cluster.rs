@@ -190,7 +190,7 @@ proptest! {
     fn every_request_ends_once(
         prefill in 1usize..5,
         decode in 1usize..4,
-        placement in 0usize..6,
+        placement in 0..PlacementKind::ALL.len(),
         admission in 0usize..5,
         eviction in 0usize..4,
         cache_blocks in 40u32..600,

@@ -281,7 +281,7 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
 proptest! {
     /// Whatever the order of placements, reports, moves, aborts, deaths and returns: when all requests have ended, nobody is charged for anything.
     #[test]
-    fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0usize..6, admission in 0usize..5) {
+    fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0..PlacementKind::ALL.len(), admission in 0..AdmissionKind::ALL.len()) {
         let start = Instant::now();
         let config = ClusterConfig {
             placement: PlacementKind::ALL[placement],

@@ -115,7 +115,8 @@ mod tests {
     fn all_kinds_follow_each_other() {
         let runs = names("--trace t --compare all");
         assert_eq!(runs.len(), PlacementKind::ALL.len() + AdmissionKind::ALL.len() + EvictionKind::ALL.len());
-        assert_eq!((runs[0].0, runs[6].0, runs[11].0), ("placement", "admission", "eviction"));
+        let (admission, eviction) = (PlacementKind::ALL.len(), PlacementKind::ALL.len() + AdmissionKind::ALL.len());
+        assert_eq!((runs[0].0, runs[admission].0, runs[eviction].0), ("placement", "admission", "eviction"));
     }
 
     #[test]
