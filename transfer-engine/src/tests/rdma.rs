@@ -159,23 +159,29 @@ impl Stream {
         all
     }
 
-    /// Bytes per second of unverified batches: the engine's rate, not the check's. The best of several, as the machine is noisy.
-    async fn rate(&mut self) -> f64 {
-        let mut best = 0.0f64;
-        for _ in 0..8 {
-            self.next += 1;
-            let grant = self.owner.grant(self.next, &self.writer, vec![0..BATCH_BYTES as u64]);
-            let started = Instant::now();
-            for _ in 0..8 {
-                let options = BatchOptions::new(Instant::now() + DEADLINE);
-                let spans = whole(BATCH_BYTES as u64);
-                self.writer.engine.write(self.writer.segment, &self.remote, grant, spans, options).await.unwrap();
-                self.owner.arrival().await;
-            }
-            best = best.max((8 * BATCH_BYTES) as f64 / started.elapsed().as_secs_f64());
-            self.owner.engine.revoke(grant).await;
+    /// Batches until the writer has all its lanes to the owner: one per rail, and the TCP one.
+    async fn until_whole(&mut self) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while self.writer.engine.paths()[0].lanes < 3 {
+            assert!(Instant::now() < limit, "a rail did not come back: {:?}", self.writer.engine.paths());
+            self.batch().await;
         }
-        best
+    }
+
+    /// Bytes per second of eight unverified batches: the engine's rate, not the check's.
+    async fn rate(&mut self) -> f64 {
+        self.next += 1;
+        let grant = self.owner.grant(self.next, &self.writer, vec![0..BATCH_BYTES as u64]);
+        let started = Instant::now();
+        for _ in 0..8 {
+            let options = BatchOptions::new(Instant::now() + DEADLINE);
+            let spans = whole(BATCH_BYTES as u64);
+            self.writer.engine.write(self.writer.segment, &self.remote, grant, spans, options).await.unwrap();
+            self.owner.arrival().await;
+        }
+        let rate = (8 * BATCH_BYTES) as f64 / started.elapsed().as_secs_f64();
+        self.owner.engine.revoke(grant).await;
+        rate
     }
 }
 
@@ -188,7 +194,6 @@ fn link(interface: &str, state: &str) {
 async fn rails_go_and_come_back_and_no_batch_is_lost() {
     let mut stream = Stream::new().await;
     assert_eq!(stream.batch().await, TransportKind::Rdma);
-    let before = stream.rate().await;
     link("v0", "down");
     let one = stream.until(TransportKind::Rdma, 10).await;
     link("v0", "up");
@@ -199,17 +204,21 @@ async fn rails_go_and_come_back_and_no_batch_is_lost() {
     link("v0", "up");
     link("v1", "up");
     let back = stream.until(TransportKind::Rdma, 10).await;
-    let limit = Instant::now() + Duration::from_secs(10);
-    while stream.writer.engine.paths()[0].lanes < 3 && Instant::now() < limit {
-        stream.batch().await;
-    }
-    let after = stream.rate().await;
-    let path = stream.writer.engine.paths().remove(0);
+    stream.until_whole().await;
     println!(
         "{} batches, none lost or wrong; {one} until rdma with rail 0 down, {none} until tcp with both down, {back} until rdma again",
         stream.next
     );
-    println!("rate {:.1} MB/s before, {:.1} after: {:.2}; {path:?}", before / 1e6, after / 1e6, after / before);
-    // The machine is noisy; a rail that did not come back would halve it.
-    assert!(after >= 0.6 * before, "{after} after {before}");
+    // Beside a stream that never lost a rail, in turns: the machine's rate differs from second to second.
+    let mut fresh = Stream::new().await;
+    fresh.until_whole().await;
+    let mut ratios = Vec::new();
+    for _ in 0..41 {
+        let (fresh, recovered) = (fresh.rate().await, stream.rate().await);
+        ratios.push(recovered / fresh);
+    }
+    ratios.sort_by(f64::total_cmp);
+    let (low, ratio, high) = (ratios[10], ratios[20], ratios[30]);
+    println!("rate after recovery : of a new stream: {ratio:.2}, half of the rounds between {low:.2} and {high:.2}");
+    assert!(ratio >= 0.95, "{ratios:.2?}; {:?}", stream.writer.engine.paths());
 }
