@@ -1,5 +1,6 @@
 //! A cluster of real processes on this machine.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,20 @@ pub struct Builder {
     conductor_flags: Vec<String>,
     prefill_flags: Vec<String>,
     decode_flags: Vec<String>,
+}
+
+/// Longest that an HTTP answer takes.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the HTTP port answers.
+#[derive(Debug)]
+pub struct HttpAnswer {
+    /// 200 and the like.
+    pub status: u16,
+    /// By name, in small letters.
+    pub headers: HashMap<String, String>,
+    /// After the header.
+    pub body: String,
 }
 
 /// A running cluster; everything is killed when it is dropped.
@@ -156,22 +171,38 @@ impl Cluster {
 
     /// Calls the conductor's HTTP port: POST where there is a body. Gives status and body.
     pub async fn http(&self, path: &str, body: Option<&str>) -> anyhow::Result<(u16, String)> {
+        let HttpAnswer { status, body, .. } = self.http_with(path, &[], body).await?;
+        Ok((status, body))
+    }
+
+    /// The same with headers, both ways.
+    pub async fn http_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> anyhow::Result<HttpAnswer> {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let address = self.conductor.ready.http.as_deref().context("no HTTP port")?;
         let method = if body.is_some() { "POST" } else { "GET" };
         let body = body.unwrap_or_default();
+        let own: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         // HTTP/1.0: the answer ends with the connection and comes in one piece.
         let request = format!(
-            "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\n{own}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         let mut stream = tokio::net::TcpStream::connect(address).await?;
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
-        tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await??;
+        tokio::time::timeout(HTTP_TIMEOUT, stream.read_to_string(&mut answer)).await??;
         let (head, body) = answer.split_once("\r\n\r\n").context("no header")?;
         let status = head.split_whitespace().nth(1).context("no status")?.parse()?;
-        Ok((status, body.to_owned()))
+        let header = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        };
+        Ok(HttpAnswer { status, headers: head.lines().filter_map(header).collect(), body: body.to_owned() })
     }
 
     /// Where logs are.

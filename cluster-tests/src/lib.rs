@@ -18,7 +18,7 @@ mod cluster;
 mod process;
 
 pub use ask::{Answer, Ask};
-pub use cluster::{Builder, Cluster};
+pub use cluster::{Builder, Cluster, HttpAnswer};
 pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
 
 use std::path::PathBuf;

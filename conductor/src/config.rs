@@ -1,9 +1,45 @@
 //! The conductor's settings.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use baton_runtime::LogFormat;
+use baton_types::QueueTerms;
 use serde::{Deserialize, Serialize};
+
+/// A time in milliseconds, or `off`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum MillisOrOff {
+    /// A number.
+    Millis(f64),
+    /// `off`, or a number as text.
+    Word(String),
+}
+
+impl MillisOrOff {
+    /// The time; `None` where it is off.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn time(&self) -> Result<Option<Duration>, String> {
+        let millis = match self {
+            Self::Millis(millis) => *millis,
+            Self::Word(word) if word == "off" => return Ok(None),
+            Self::Word(word) => word.parse().map_err(|_| format!("'{word}', but must be milliseconds, or off"))?,
+        };
+        positive_millis(millis).map(Some)
+    }
+}
+
+/// A time that is more than none.
+///
+/// # Errors
+/// It is not.
+pub fn positive_millis(millis: f64) -> Result<Duration, String> {
+    let time = Duration::try_from_secs_f64(millis / 1e3).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| format!("{millis}, but must be milliseconds, more than 0"))
+}
 
 /// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,6 +67,16 @@ pub struct Settings {
     pub placement: String,
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective.
     pub admission: String,
+    /// Requests that would wait longer than this for others, by estimate, are refused: milliseconds, or off.
+    pub max_wait_ms: MillisOrOff,
+    /// Objective of the time to first token of requests that have none of their own, milliseconds.
+    pub ttft_slo_ms: Option<f64>,
+    /// Objective of the time between tokens of requests that have none of their own, milliseconds.
+    pub tbt_slo_ms: Option<f64>,
+    /// How long a prompt waits for room at a prefill node, seconds.
+    pub queue_timeout_s: f64,
+    /// How long a prompt is put off for others at most in a prefill node's queue, seconds; less than `queue_timeout_s`.
+    pub max_overtaken_s: f64,
     /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
     pub prompts_at_decode: String,
     /// Whether decode nodes compute the tails of long prompts while the prefill node computes what comes before, where that brings the first token forward.
@@ -63,6 +109,11 @@ impl Default for Settings {
             max_attempts: 3,
             placement: "baton".into(),
             admission: "selective".into(),
+            max_wait_ms: MillisOrOff::Millis(30_000.0),
+            ttft_slo_ms: None,
+            tbt_slo_ms: None,
+            queue_timeout_s: QueueTerms::TIMEOUT.as_secs_f64(),
+            max_overtaken_s: QueueTerms::MAX_OVERTAKEN.as_secs_f64(),
             prompts_at_decode: "fallback".into(),
             split_prompts: true,
             fetch_prefixes: true,
@@ -99,6 +150,21 @@ pub struct Flags {
     /// What is taken in where requests have objectives: none, baseline, early, predictive or selective [default: selective]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
+    /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
+    #[arg(long, value_name = "MS")]
+    pub max_wait_ms: Option<String>,
+    /// Objective of the time to first token where a request has none, milliseconds [default: none]
+    #[arg(long, value_name = "MS")]
+    pub ttft_slo_ms: Option<f64>,
+    /// Objective of the time between tokens where a request has none, milliseconds [default: none]
+    #[arg(long, value_name = "MS")]
+    pub tbt_slo_ms: Option<f64>,
+    /// Longest wait for room at a prefill node, seconds [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_timeout_s: Option<f64>,
+    /// Longest that a prompt is put off for others, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub max_overtaken_s: Option<f64>,
     /// Which prompts decode nodes compute: never, fallback (where no prefill node is left) or short (those too that disturb nobody) [default: fallback]
     #[arg(long, value_name = "WHEN")]
     pub prompts_at_decode: Option<String>,

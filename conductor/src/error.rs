@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use baton_types::{ErrorKind, NodeId, Refused};
+use baton_scheduler::RequestError;
+use baton_types::ErrorKind;
 
 /// Why a request was not served, or not to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -23,7 +24,7 @@ pub enum GenerateError {
         /// What does not exist.
         problem: String,
     },
-    /// The conductor itself has no room for it, or is going down.
+    /// The conductor itself has no room for it.
     #[error("{message}")]
     FrontDoor {
         /// What to do about it.
@@ -33,32 +34,9 @@ pub enum GenerateError {
         /// When a retry may succeed.
         retry_after: Option<Duration>,
     },
-    /// Placement or admission refused.
-    #[error("{message}")]
-    Refused {
-        /// What to do about it.
-        kind: ErrorKind,
-        /// Which estimate or limit refused, with the numbers.
-        message: String,
-        /// When a retry may succeed.
-        retry_after: Option<Duration>,
-        /// It need not be refused yet: it may be placed after this long.
-        hold: Option<Duration>,
-    },
-    /// A node gave the request up.
-    #[error("{node}: {refused}")]
-    Node {
-        /// The node.
-        node: NodeId,
-        /// Its reason.
-        refused: Refused,
-    },
-    /// No node reported any progress for too long.
-    #[error("no progress for {0:?}: the request was ended")]
-    Stalled(Duration),
-    /// The client closed the stream, or somebody aborted the request.
-    #[error("the request was aborted")]
-    Aborted,
+    /// It was refused when it was to be placed, or did not get to its end.
+    #[error(transparent)]
+    Request(#[from] RequestError),
 }
 
 impl GenerateError {
@@ -67,26 +45,26 @@ impl GenerateError {
         match self {
             Self::Invalid { .. } => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::FrontDoor { kind, .. } | Self::Refused { kind, .. } => *kind,
-            Self::Node { refused, .. } => refused.kind,
-            Self::Stalled(_) => ErrorKind::DeadlineExceeded,
-            Self::Aborted => ErrorKind::Cancelled,
+            Self::FrontDoor { kind, .. } => *kind,
+            Self::Request(error) => error.kind(),
         }
     }
 
     /// When a retry may succeed.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::FrontDoor { retry_after, .. } | Self::Refused { retry_after, .. } => *retry_after,
-            Self::Node { refused, .. } if refused.kind == ErrorKind::Overloaded => Some(Duration::from_secs(1)),
+            Self::FrontDoor { retry_after, .. } => *retry_after,
+            Self::Request(RequestError::Refused(refusal)) => refusal.retry_after,
+            Self::Request(RequestError::Node { refused, .. }) if refused.kind == ErrorKind::Overloaded => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
 
-    /// This conductor is being stopped.
-    pub fn going_down() -> Self {
-        let message = "this conductor is going down".to_owned();
-        Self::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: None }
+    /// Whether its client gave it up.
+    pub fn is_aborted(&self) -> bool {
+        matches!(self, Self::Request(RequestError::Aborted))
     }
 
     /// A wrong field.

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::Router;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
+use crate::config::positive_millis;
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Responses};
 
@@ -71,6 +72,10 @@ async fn models(State(shared): State<Shared>) -> Json<Value> {
     }))
 }
 
+/// Objectives of a request, milliseconds.
+const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
+const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
+
 /// The part of OpenAI's completion request that is served; anything else is refused by name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,6 +105,41 @@ struct CompletionRequest {
     user: Option<String>,
     #[serde(default)]
     n: Option<u32>,
+    #[serde(default)]
+    baton: BatonFields,
+}
+
+/// What OpenAI's API has no field for.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatonFields {
+    /// Objective of the time to first token.
+    ttft_slo_ms: Option<f64>,
+    /// Objective of the time between tokens.
+    tbt_slo_ms: Option<f64>,
+}
+
+impl BatonFields {
+    /// These, and for what they do not say the headers: a gateway sets those for all of its clients.
+    fn or_headers(self, headers: &HeaderMap) -> Result<Self, GenerateError> {
+        let checked = |name, millis: f64| -> Result<Option<f64>, GenerateError> {
+            let time = positive_millis(millis).map_err(|problem| GenerateError::invalid(name, problem))?;
+            Ok(Some(time.as_secs_f64() * 1e3))
+        };
+        let of = |field, own: Option<f64>, name| match (own, headers.get(name)) {
+            (Some(millis), _) => checked(field, millis),
+            (None, None) => Ok(None),
+            (None, Some(value)) => {
+                let text = value.to_str().unwrap_or_default();
+                let expected = |_| GenerateError::invalid(name, format!("'{text}': expected milliseconds"));
+                checked(name, text.trim().parse::<f64>().map_err(expected)?)
+            }
+        };
+        Ok(Self {
+            ttft_slo_ms: of("baton.ttft_slo_ms", self.ttft_slo_ms, TTFT_SLO_HEADER)?,
+            tbt_slo_ms: of("baton.tbt_slo_ms", self.tbt_slo_ms, TBT_SLO_HEADER)?,
+        })
+    }
 }
 
 /// What a stream tells besides its text.
@@ -128,7 +168,8 @@ enum Stop {
 }
 
 impl CompletionRequest {
-    fn into_wire(self) -> Result<v1::GenerateRequest, GenerateError> {
+    fn into_wire(self, headers: &HeaderMap) -> Result<v1::GenerateRequest, GenerateError> {
+        let BatonFields { ttft_slo_ms, tbt_slo_ms } = self.baton.or_headers(headers)?;
         if let Some(n) = self.n.filter(|&n| n != 1) {
             return Err(GenerateError::invalid("n", format!("{n}, but only 1 completion per request is served")));
         }
@@ -160,6 +201,7 @@ impl CompletionRequest {
             model: self.model,
             prompt: Some(prompt),
             sampling: Some(sampling),
+            slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
             ..Default::default()
         })
     }
@@ -191,11 +233,12 @@ fn error_body(error: &GenerateError) -> Value {
 
 async fn completions(
     State(shared): State<Shared>,
+    headers: HeaderMap,
     body: Result<Json<CompletionRequest>, JsonRejection>,
 ) -> Result<Response, HttpError> {
     let Json(request) = body.map_err(|error| HttpError(GenerateError::invalid("body", error.body_text())))?;
     let stream = request.stream.then(|| request.stream_options.unwrap_or_default());
-    let request = request.into_wire().map_err(HttpError)?;
+    let request = request.into_wire(&headers).map_err(HttpError)?;
     let mut responses = shared.door.generate(request).await.map_err(HttpError)?;
     let created = shared.door.clock.unix_ms() / 1000;
     if let Some(options) = stream {

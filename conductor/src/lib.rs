@@ -1,7 +1,7 @@
 //! The front door: tokenizes, places, admits, relays.
 //!
-//! `main` calls [`run`]. `front_door` takes a request in, `relay` carries its events to the client, `membership` and `nodes` keep the sessions with the nodes,
-//! `grpc` and `http` translate. What decides is `baton_scheduler::Cluster`.
+//! `main` calls [`run`]. `front_door` takes a request in, `relay` carries it between its nodes and its client, `membership` and `nodes` keep the sessions with the
+//! nodes, `grpc` and `http` translate. What decides is `baton_scheduler`: its `Cluster` and its `RequestCore`.
 //!
 //! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and its charges end with it.
 
@@ -16,16 +16,13 @@ mod coalesce;
 mod error;
 mod front_door;
 mod grpc;
-mod hot_prefixes;
 mod http;
 mod live;
 mod membership;
-mod moves;
 mod nodes;
 mod output;
 mod prompt;
 mod records;
-mod redirect;
 mod relay;
 mod replicate;
 mod server;

@@ -4,40 +4,31 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use baton_types::{Attempt, DecodeEvent, Generation, NodeId, PrefillEvent, RequestId, RequestKey};
+use baton_scheduler::RequestEvent;
+use baton_types::{Attempt, Generation, NodeId, RequestId, RequestKey};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Something happened to a request.
+/// Something happened that a request may want to know.
 #[derive(Debug)]
 pub enum LiveEvent {
-    /// From its prefill node.
-    Prefill(PrefillEvent),
-    /// From its decode node.
-    Decode(DecodeEvent),
-    /// Its decode node would rather have it go on at another one. All of its output so far, so many tokens, was sent before.
-    Offered(u32),
-    /// A node that it was placed on is gone.
-    NodeLost(NodeId),
+    /// A node said something about one of its attempts.
+    Node(Attempt, RequestEvent),
+    /// A start of a node is gone, whoever was on it.
+    NodeLost(NodeId, Generation),
 }
 
 /// What a request is told.
 #[derive(Debug)]
 pub struct Told {
-    /// The attempt that it is about: what was on its way when a new one began is about the old one.
-    pub attempt: Attempt,
-    /// When it came from the node.
+    /// When it came from the node, or was noticed.
     pub at: Instant,
     /// What.
     pub event: LiveEvent,
 }
 
 struct Live {
-    attempt: Attempt,
-    nodes: Vec<(NodeId, Generation)>,
-    /// The attempt that another decode node was asked to go on with, beside this one, and that node.
-    moving: Option<(Attempt, NodeId, Generation)>,
-    /// Not bounded by a number: a request's events are bounded by its `max_tokens`, but for two offers a second at most from a node that has no room for it, and stale ones are dropped before they get here.
+    /// Not bounded by a number: what nodes say of a request is bounded by its `max_tokens` and its attempts, but for two offers a second at most from a node that has no room for it.
     events: mpsc::UnboundedSender<Told>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
@@ -102,32 +93,23 @@ impl LiveRequests {
         }
         let (events, receiver) = mpsc::unbounded_channel();
         let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
-        let live = Live {
-            attempt: Attempt(0),
-            nodes: Vec::new(),
-            moving: None,
-            events,
-            aborted: aborted.clone(),
-            idempotency_key,
-        };
+        let live = Live { events, aborted: aborted.clone(), idempotency_key };
         inner.requests.insert(request, live);
         Ok(Entry { registry: self.clone(), request, events: receiver, aborted })
     }
 
-    /// Delivers an event, which came from a node at that time, of the current attempt, or of the one that it moves to. `false`: the request is over, or the event is of an older attempt.
-    pub fn deliver(&self, key: RequestKey, at: Instant, event: LiveEvent) -> bool {
+    /// Delivers what a node said at that time. `false`: the request is over.
+    pub fn deliver(&self, key: RequestKey, at: Instant, event: RequestEvent) -> bool {
         let inner = self.lock();
-        let live = inner.requests.get(&key.request).filter(|live| live.expects(key.attempt));
-        live.is_some_and(|live| live.events.send(Told { attempt: key.attempt, at, event }).is_ok())
+        let live = inner.requests.get(&key.request);
+        live.is_some_and(|live| live.events.send(Told { at, event: LiveEvent::Node(key.attempt, event) }).is_ok())
     }
 
-    /// Tells every request placed on that start of a node that it is gone.
+    /// Tells every request that a start of a node is gone: each knows whether it was on it.
     pub fn node_lost(&self, at: Instant, node: &NodeId, generation: Generation) {
-        let placed = |live: &&Live| live.is_on(node, generation);
-        for live in self.lock().requests.values().filter(placed) {
+        for live in self.lock().requests.values() {
             // A request that ended in this moment does not need to know.
-            let event = LiveEvent::NodeLost(node.clone());
-            let _ = live.events.send(Told { attempt: live.attempt_on(node, generation), at, event });
+            let _ = live.events.send(Told { at, event: LiveEvent::NodeLost(node.clone(), generation) });
         }
     }
 
@@ -145,56 +127,6 @@ impl LiveRequests {
     /// Whether none is being served.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-impl Live {
-    fn expects(&self, attempt: Attempt) -> bool {
-        self.attempt == attempt || self.moving.as_ref().is_some_and(|(moving, ..)| *moving == attempt)
-    }
-
-    /// The attempt that the node's loss is about: what it was asked to go on with is lost with it, also where the request has gone on there by the time that it is heard.
-    fn attempt_on(&self, node: &NodeId, generation: Generation) -> Attempt {
-        let moving = self.moving.as_ref().filter(|(_, to, start)| (to, *start) == (node, generation));
-        moving.map_or(self.attempt, |(attempt, ..)| *attempt)
-    }
-
-    fn is_on(&self, node: &NodeId, generation: Generation) -> bool {
-        let moving = self.moving.iter().map(|(_, id, start)| (id, start));
-        self.nodes.iter().map(|(id, start)| (id, start)).chain(moving).any(|start| start == (node, &generation))
-    }
-}
-
-impl Entry {
-    /// Says that another decode node is asked to go on with the request as `attempt`. Events of both attempts come from here on.
-    pub fn moving(&self, attempt: Attempt, node: NodeId, generation: Generation) {
-        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
-            live.moving = Some((attempt, node, generation));
-        }
-    }
-
-    /// Says that it does not.
-    pub fn stays(&self) {
-        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
-            live.moving = None;
-        }
-    }
-
-    /// Says that another node takes the place of one that the attempt was placed on.
-    pub fn goes_to(&self, from: &NodeId, to: (NodeId, Generation)) {
-        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
-            live.nodes.retain(|(node, _)| node != from);
-            live.nodes.push(to);
-        }
-    }
-
-    /// Says where the request runs now; events of earlier attempts are dropped from here on.
-    pub fn placed(&self, attempt: Attempt, nodes: Vec<(NodeId, Generation)>) {
-        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
-            live.attempt = attempt;
-            live.nodes = nodes;
-            live.moving = None;
-        }
     }
 }
 
@@ -222,55 +154,21 @@ mod tests {
         Instant::now()
     }
 
-    fn key(attempt: u32) -> RequestKey {
-        RequestKey { request: RequestId(1), attempt: Attempt(attempt) }
-    }
-
     #[test]
-    fn events_of_an_older_attempt_are_dropped() {
+    fn a_request_is_told_until_it_leaves() {
         let live = LiveRequests::new(4);
         let mut entry = live.enter(RequestId(1), "").unwrap();
-        let p = NodeId::new("p").unwrap();
-        entry.placed(Attempt(1), vec![(p.clone(), Generation(4))]);
-        let event = || LiveEvent::Prefill(PrefillEvent::Started { queue: std::time::Duration::ZERO, cached_tokens: 0 });
-        assert!(!live.deliver(key(0), now(), event()));
-        assert!(live.deliver(key(1), now(), event()));
-        assert!(matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(1), event: LiveEvent::Prefill(_), .. })));
-        live.node_lost(now(), &NodeId::new("other").unwrap(), Generation(4));
-        live.node_lost(now(), &p, Generation(3));
-        assert!(entry.events.try_recv().is_err());
-        live.node_lost(now(), &p, Generation(4));
-        assert!(matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(1), event: LiveEvent::NodeLost(_), .. })));
+        let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
+        assert!(live.deliver(key, now(), RequestEvent::Offered(3)));
+        live.node_lost(now(), &NodeId::new("p").unwrap(), Generation(4));
+        let first = entry.events.try_recv().unwrap().event;
+        assert!(matches!(first, LiveEvent::Node(Attempt(2), RequestEvent::Offered(3))));
+        let second = entry.events.try_recv().unwrap().event;
+        assert!(matches!(second, LiveEvent::NodeLost(node, Generation(4)) if node.as_str() == "p"));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
-    }
-
-    #[test]
-    fn of_a_request_that_moves_both_attempts_are_heard() {
-        let live = LiveRequests::new(4);
-        let mut entry = live.enter(RequestId(1), "").unwrap();
-        let (d0, d1) = (NodeId::new("d0").unwrap(), NodeId::new("d1").unwrap());
-        entry.placed(Attempt(0), vec![(d0.clone(), Generation(1))]);
-        entry.moving(Attempt(1), d1.clone(), Generation(2));
-        assert!(
-            live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(1), now(), LiveEvent::Offered(3))
-        );
-        live.node_lost(now(), &d1, Generation(2));
-        let attempts: Vec<_> = std::iter::from_fn(|| entry.events.try_recv().ok()).map(|told| told.attempt.0).collect();
-        assert_eq!(attempts, [0, 1, 1], "the loss is about the attempt that it was to go on with");
-        entry.stays();
-        assert!(!live.deliver(key(1), now(), LiveEvent::Offered(3)));
-        entry.moving(Attempt(2), d1.clone(), Generation(2));
-        entry.placed(Attempt(2), vec![(d1, Generation(2))]);
-        assert!(
-            !live.deliver(key(0), now(), LiveEvent::Offered(3)) && live.deliver(key(2), now(), LiveEvent::Offered(3))
-        );
-        live.node_lost(now(), &d0, Generation(1));
-        assert!(
-            matches!(entry.events.try_recv(), Ok(Told { attempt: Attempt(2), event: LiveEvent::Offered(3), .. }))
-                && entry.events.try_recv().is_err()
-        );
+        assert!(!live.deliver(key, now(), RequestEvent::Offered(3)));
     }
 
     #[test]

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
-use baton_scheduler::{Applied, NodeState};
+use baton_scheduler::{Applied, NodeState, RequestEvent};
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
 
 use crate::front_door::FrontDoor;
-use crate::live::LiveEvent;
 use crate::nodes::{SessionError, SessionEvents, run_session};
 
 /// Takes a node in, and dials it where it is new.
@@ -69,7 +68,7 @@ impl SessionEvents for FrontDoor {
                 .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(now, key, event))),
             Event::Kv(events) => self.on_kv(info, events),
             Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
-                self.live.deliver(key, now, LiveEvent::Offered(offer.output_tokens));
+                self.live.deliver(key, now, RequestEvent::Offered(offer.output_tokens));
             }),
             Event::Transfer(report) => {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
@@ -107,7 +106,8 @@ impl SessionEvents for FrontDoor {
         }
         self.transfers.forget(&info.node, info.generation);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
-        self.live.node_lost(now, &info.node, info.generation);
+        // After the cluster knows: what is placed from now on is placed without it.
+        self.live.node_lost(self.clock.now(), &info.node, info.generation);
     }
 }
 
@@ -116,11 +116,11 @@ impl FrontDoor {
         if let PrefillEvent::Copied(report) = &event {
             return self.on_copied(key, report);
         }
-        self.live.deliver(key, now, LiveEvent::Prefill(event));
+        self.live.deliver(key, now, RequestEvent::Prefill(event));
     }
 
     fn on_decode(&self, now: Instant, key: RequestKey, event: DecodeEvent) {
-        self.live.deliver(key, now, LiveEvent::Decode(event));
+        self.live.deliver(key, now, RequestEvent::Decode(event));
     }
 
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {

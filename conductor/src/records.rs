@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_scheduler::{Explanation, Placement, Verdict};
+use baton_scheduler::{Explanation, Placement, RequestError, Verdict};
 use baton_types::{Attempt, FinishReason, NodeId, RequestId, RequestIdPrefix, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
@@ -200,7 +200,8 @@ impl OpenRecord {
 
 impl Drop for OpenRecord {
     fn drop(&mut self) {
-        let (outcome, timeline, usage) = (Err(GenerateError::Aborted), Timeline::default(), Usage::default());
+        let (outcome, timeline, usage) =
+            (Err(GenerateError::from(RequestError::Aborted)), Timeline::default(), Usage::default());
         self.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None });
     }
 }
@@ -316,7 +317,10 @@ mod tests {
         assert!(record.end.is_none());
         drop(open);
         let end = records.of(RequestId(1)).unwrap().end.unwrap();
-        assert_eq!((end.outcome, end.timeline.total), (Err(GenerateError::Aborted), Duration::ZERO));
+        assert_eq!(
+            (end.outcome, end.timeline.total),
+            (Err(GenerateError::from(RequestError::Aborted)), Duration::ZERO)
+        );
     }
 
     #[test]

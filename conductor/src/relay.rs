@@ -1,19 +1,18 @@
-//! Relays one request's events to its client, through as many attempts as it takes.
-//!
-//! An attempt that fails is started over on other nodes: sampling has no hidden state, so the same tokens come again, and [`Output`] drops those that the
-//! client has. A token that came out differently ends the request with an error instead: tokens already sent never change.
+//! One request between its nodes, the cluster and its client: carries out what `RequestCore` decides.
 
+use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
-use baton_runtime::Phase;
-use baton_scheduler::Placement;
+use baton_proto::v1::node_command::Command;
+use baton_runtime::{Phase, random_u64};
+use baton_scheduler::{Assignment, OutputToken, Refusal, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
 use baton_types::{
-    Attempt, DecodeEvent, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent, Refused, RequestKey,
-    Tbt, Timeline, TokenId, TokenLogprobs, Ttft, Usage,
+    Attempt, FinishReason, NodeId, NodeRole, PrefillJob, Refused, RequestKey, Tbt, TokenId, TokenLogprobs, Ttft,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -22,514 +21,406 @@ use tokio::time::Sleep;
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Job, Outgoing};
-use crate::live::{Entry, LiveEvent, Told};
-use crate::moves::Moves;
-use crate::output::{Output, OutputToken, Piece};
-use crate::records::RequestEnd;
+use crate::front_door::{FrontDoor, Outgoing};
+use crate::live::{Entry, LiveEvent};
+use crate::output::OutputText;
+use crate::records::{OpenRecord, RequestEnd};
 use crate::tally::Kept;
 
-/// How long the report of the hand-over may come after the last token.
-const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+type Outcome = Result<FinishReason, RequestError>;
 
-/// How long a request whose node was lost waits for one that can take it over.
-const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it looks.
-const RECOVERY_POLL: Duration = Duration::from_millis(100);
-
-type Responses = mpsc::Sender<Outgoing>;
-
-/// One request on its way.
+/// One request on its way. Dropped before its end, it is aborted.
 pub struct Relay {
-    pub(crate) job: Job,
-    pub(crate) placement: Placement,
-    pub(crate) attempt: Attempt,
-    /// The last attempt that there was, whatever became of it.
-    pub(crate) last_attempt: Attempt,
-    /// How often it was placed again after a failure.
-    retries: u32,
-    failed_nodes: Vec<NodeId>,
-    /// Its way to another decode node.
-    pub(crate) moves: Moves,
-    pub(crate) entry: Entry,
-    out: Responses,
+    door: Arc<FrontDoor>,
+    core: RequestCore,
+    text: OutputText,
+    record: OpenRecord,
+    entry: Entry,
+    out: mpsc::Sender<Outgoing>,
     interrupted: Interrupted,
-    /// When the last event came from its node.
-    heard: Instant,
-    /// Looks, now and then, how long ago that is: setting a timer for each token would cost more than relaying it.
-    silence: Pin<Box<Sleep>>,
-    pub(crate) output: Output,
-    arrived: Instant,
-    /// When the attempt was placed.
-    placed: Instant,
-    /// When the prefill node said that it begins.
-    prefill_started: Instant,
-    /// Which attempt gave the first token, and how long after it was placed.
-    first_token: Option<(Attempt, Duration)>,
-    last_token: Option<Instant>,
-    /// Between the pieces of the output.
-    gaps: Vec<Duration>,
-    pub(crate) timeline: Timeline,
-    cached_tokens: u32,
-    prompt_logprobs_sent: bool,
-    pub(crate) finish: Option<FinishReason>,
-    /// Whether no report of a hand-over is to come: the prefill node is done with the request.
-    pub(crate) transfer_settled: bool,
-    /// Whether the last token said so: the decode node is done with the request.
-    pub(crate) ended_by_node: bool,
+    /// Fires when the core wants to be woken, or before: the core's time moves on with each token, and to set a timer for each would cost more than relaying it.
+    timer: Pin<Box<Sleep>>,
+    /// When it fires; `None` once it has.
+    timer_set: Option<Instant>,
+    /// When what is being told to the client came from its node.
+    heard: Option<Instant>,
+    /// Why the client cannot be told more.
+    gone: Option<RequestError>,
+    /// Predicted of the first attempt. Of later ones nothing is said: what was predicted of the first one is not what served it.
+    predicted: HashMap<Estimate, f64>,
 }
 
 /// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
-type Interrupted = futures::future::Fuse<BoxFuture<'static, GenerateError>>;
+type Interrupted = futures::future::Fuse<BoxFuture<'static, RequestError>>;
 
-fn interrupted(door: &FrontDoor, entry: &Entry, out: &Responses) -> Interrupted {
+fn interrupted(door: &FrontDoor, entry: &Entry, out: &mpsc::Sender<Outgoing>) -> Interrupted {
     let (out, aborted, shutdown) = (out.clone(), entry.aborted.clone(), door.shutdown.clone());
     let interrupted = async move {
         tokio::select! {
-            () = out.closed() => GenerateError::Aborted,
-            () = aborted.cancelled() => GenerateError::Aborted,
-            () = shutdown.wait_for(Phase::Closing) => GenerateError::going_down(),
+            () = out.closed() => RequestError::Aborted,
+            () = aborted.cancelled() => RequestError::Aborted,
+            () = shutdown.wait_for(Phase::Closing) => RequestError::GoingDown,
         }
     };
     interrupted.boxed().fuse()
 }
 
-/// Where a request stands after an event.
-enum Progress {
-    Going,
-    Finished,
-}
-
 impl Relay {
-    /// A request that has just been placed for the first time.
+    /// A request that has not been placed.
     pub fn new(
-        door: &FrontDoor,
-        job: Job,
-        placement: Placement,
+        door: Arc<FrontDoor>,
+        core: RequestCore,
+        text: OutputText,
+        record: OpenRecord,
         entry: Entry,
-        out: Responses,
-        arrived: Instant,
-    ) -> Result<Self, GenerateError> {
-        let output = job.output(&door.model)?;
-        let placed = door.clock.now();
-        let timeline = Timeline { placement: placed - arrived, ..Timeline::default() };
-        Ok(Self {
-            job,
-            placement,
-            attempt: Attempt(0),
-            last_attempt: Attempt(0),
-            retries: 0,
-            moves: Moves::default(),
-            failed_nodes: Vec::new(),
-            interrupted: interrupted(door, &entry, &out),
-            heard: placed,
-            silence: Box::pin(baton_runtime::sleep(door.limits.stall_timeout)),
-            entry,
-            out,
-            output,
-            arrived,
-            placed,
-            prefill_started: placed,
-            first_token: None,
-            last_token: None,
-            gaps: Vec::new(),
-            timeline,
-            cached_tokens: 0,
-            prompt_logprobs_sent: false,
-            finish: None,
-            transfer_settled: false,
-            ended_by_node: false,
-        })
+        out: mpsc::Sender<Outgoing>,
+    ) -> Self {
+        let interrupted = interrupted(&door, &entry, &out);
+        let (timer, timer_set) = (Box::pin(baton_runtime::sleep(Duration::ZERO)), None);
+        let (heard, gone, predicted) = (None, None, HashMap::new());
+        Self { door, core, text, record, entry, out, interrupted, timer, timer_set, heard, gone, predicted }
     }
 
-    pub(crate) fn key(&self) -> RequestKey {
-        RequestKey { request: self.job.request, attempt: self.attempt }
+    fn now(&self) -> Instant {
+        self.door.clock.now()
+    }
+
+    /// Waits until the request is taken in, which may be at once, or refused.
+    pub async fn admitted(&mut self) -> Result<(), GenerateError> {
+        loop {
+            match self.carry_out().await {
+                Some(Err(error)) => return Err(self.not_taken(error)),
+                Some(Ok(_)) => return Ok(()),
+                None if self.core.is_accepted() => return Ok(()),
+                None => self.wait().await,
+            }
+        }
+    }
+
+    fn not_taken(&mut self, error: RequestError) -> GenerateError {
+        let (error, timeline, usage) = (GenerateError::from(error), self.core.timeline().clone(), self.core.usage());
+        let outcome = Err(error.clone());
+        self.record.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None });
+        error
     }
 
     /// Relays until the request ends, one way or the other.
-    pub async fn run(&mut self, door: &FrontDoor) {
-        let outcome = self.relay(door).await.map(|()| self.finish.unwrap_or(FinishReason::Length));
-        self.give_move_up(door);
-        // A stop string ends the output while the decode node goes on.
-        let nodes_are_done = outcome.is_ok() && self.ended_by_node;
-        // Where one token was asked for, its number says nothing of answers.
-        if outcome.is_ok() && self.placement.decode.is_some() {
-            door.finished(self.key(), self.usage().completion_tokens);
-        }
-        door.end(self.key(), &self.placement, !nodes_are_done);
-        self.timeline.total = door.clock.now() - self.arrived;
-        door.metrics.on_end(&outcome, &self.timeline, &self.usage());
-        let tbt = Tbt::of_gaps(&mut self.gaps);
-        door.tally.lock().goodput.on_end(door.clock.now(), self.kept(&outcome, tbt));
-        if outcome.is_ok() {
-            self.learn(door, tbt);
-        }
-        self.record_end(&outcome, tbt);
-        let last = match outcome {
-            Ok(finish) => Ok(response(Event::Finished(Box::new(self.finished(finish))))),
-            Err(error) => Err(error),
-        };
-        // The client may be gone, or not read; the request is over all the same.
-        self.entry.leave();
-        let last = Outgoing { response: last, heard: None };
-        let _ = tokio::time::timeout(door.limits.stall_timeout, self.out.send(last)).await;
-    }
-
-    /// Whether the objectives were kept.
-    fn kept(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) -> Kept {
-        match outcome {
-            Ok(_) if self.job.is_met_by(self.timeline.ttft, tbt) => Kept::Met,
-            Err(GenerateError::Aborted) => Kept::Unknown,
-            Ok(_) | Err(_) => Kept::Missed,
-        }
-    }
-
-    fn record_end(&self, outcome: &Result<FinishReason, GenerateError>, tbt: Option<Tbt>) {
-        let (outcome, timeline, usage) = (outcome.clone(), self.timeline.clone(), self.usage());
-        if let Some(record) = &self.job.record {
-            let (decode, first_token) = (self.placement.decode.clone(), self.first_token.map(|(attempt, _)| attempt));
-            record.end(RequestEnd { outcome, timeline, usage, tbt, decode, first_token });
-        }
-    }
-
-    /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
-    fn learn(&self, door: &FrontDoor, tbt: Option<Tbt>) {
-        if self.attempt != Attempt(0) {
-            return;
-        }
-        let placement = &self.placement;
-        let Ttft(ttft) = placement.estimated_ttft;
-        let transfer = &self.timeline.kv_transfer;
-        let exposed = (transfer.bytes > 0).then_some(transfer.exposed);
-        let output = placement.decode.as_ref().map(|_| f64::from(self.output.len()));
-        let times = [
-            (Estimate::Ttft, Some(ttft + placement.pace), self.first_token.map(|(_, ttft)| ttft)),
-            (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt), tbt.map(|Tbt(tbt)| tbt)),
-            (Estimate::Transfer, placement.estimated_exposed, exposed),
-        ];
-        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-        let times = times.map(|(estimate, predicted, measured)| (estimate, seconds(predicted), seconds(measured)));
-        let output = (Estimate::Output, Some(placement.estimated_output_tokens), output);
-        for (estimate, predicted, measured) in times.into_iter().chain([output]) {
-            if let Some(pair) = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured))
-            {
-                door.metrics.on_estimate(estimate, pair);
-                door.tally.lock().accuracy.observe(estimate, pair);
-            }
-        }
-    }
-
-    async fn relay(&mut self, door: &FrontDoor) -> Result<(), GenerateError> {
+    pub async fn run(&mut self) {
         let accepted = v1::Accepted {
-            request_id: self.job.request.to_string(),
-            model: door.model.name.clone(),
-            prompt_token_ids: self.job.tokens.to_vec(),
-            seed: self.job.sampling.seed,
+            request_id: self.core.job().request.to_string(),
+            model: self.door.model.name.clone(),
+            prompt_token_ids: self.core.job().tokens.to_vec(),
+            seed: self.core.job().sampling.seed,
         };
-        self.send(door, Event::Accepted(accepted)).await?;
-        loop {
-            let Some(event) = self.next_event(door).await? else { return Ok(()) };
-            let progress = match self.on_event(door, event).await {
-                Ok(progress) => progress,
-                Err(error) => self.place_again(door, error).await?,
-            };
-            if matches!(progress, Progress::Finished) {
-                return Ok(());
+        self.send(Event::Accepted(accepted)).await;
+        let outcome = loop {
+            if let Some(outcome) = self.carry_out().await {
+                break outcome;
             }
-        }
+            self.wait().await;
+        };
+        self.end(outcome).await;
     }
 
-    /// The next event; `None` where the output is complete and the report of the hand-over did not come in time.
-    async fn next_event(&mut self, door: &FrontDoor) -> Result<Option<LiveEvent>, GenerateError> {
-        loop {
-            match self.any_event(door).await? {
-                Some(told) if self.moves.is_to(told.attempt) => self.on_moving(door, told.event),
-                // What was on its way when the attempt failed must not fail the next one.
-                Some(told) if told.attempt != self.attempt => {}
-                told => return Ok(told.map(|told| told.event)),
-            }
+    /// Waits for whatever comes first, and tells the core.
+    async fn wait(&mut self) {
+        if let Some(due) = self.core.next_wakeup()
+            && self.timer_set.is_none_or(|set| due < set)
+        {
+            self.timer.as_mut().reset(due.into());
+            self.timer_set = Some(due);
         }
-    }
-
-    async fn any_event(&mut self, door: &FrontDoor) -> Result<Option<Told>, GenerateError> {
-        let stall = door.limits.stall_timeout;
-        let patience = if self.finish.is_some() { HANDOVER_REPORT_TIMEOUT } else { stall };
-        loop {
-            tokio::select! {
-                // An event that is here goes first, and is what there nearly always is.
-                biased;
-                told = self.entry.events.recv() => {
-                    let told = told.ok_or(GenerateError::Aborted)?;
-                    if !matches!(told.event, LiveEvent::Offered(_)) {
-                        self.heard = self.heard.max(told.at);
-                    }
-                    return Ok(Some(told));
-                }
-                error = &mut self.interrupted => return Err(error),
-                () = &mut self.silence => {
-                    let due = self.heard + patience;
-                    if door.clock.now() >= due {
-                        return if self.finish.is_some() { Ok(None) } else { Err(GenerateError::Stalled(stall)) };
-                    }
-                    self.silence.as_mut().reset(due.into());
-                }
-            }
-        }
-    }
-
-    async fn on_event(&mut self, door: &FrontDoor, event: LiveEvent) -> Result<Progress, GenerateError> {
-        match event {
-            LiveEvent::Prefill(event) => self.on_prefill(door, event).await,
-            LiveEvent::Decode(event) => self.on_decode(door, event).await,
-            LiveEvent::Offered(output_tokens) => {
-                self.on_offered(door, output_tokens);
-                Ok(self.progress())
-            }
-            // What the prefill node had to do is done: the decode node has everything.
-            LiveEvent::NodeLost(node) if self.transfer_settled && self.placement.decode.as_ref() != Some(&node) => {
-                Ok(self.progress())
-            }
-            LiveEvent::NodeLost(node) if !self.placement.nodes().contains(&node) => Ok(self.progress()),
-            LiveEvent::NodeLost(node) => {
-                let refused = Refused { kind: ErrorKind::Unavailable, message: "the node was lost".to_owned() };
-                Err(GenerateError::Node { node, refused })
-            }
-        }
-    }
-
-    async fn on_prefill(&mut self, door: &FrontDoor, event: PrefillEvent) -> Result<Progress, GenerateError> {
-        match event {
-            PrefillEvent::Started { queue, cached_tokens } => {
-                self.prefill_started = door.clock.now();
-                self.timeline.prefill_queue = queue;
-                self.cached_tokens += cached_tokens;
-                Ok(Progress::Going)
-            }
-            PrefillEvent::Fetched(report) if self.moves.has_moved() => {
-                self.on_taken(door, report);
-                Ok(Progress::Going)
-            }
-            PrefillEvent::Fetched(report) => {
-                self.on_fetched(door, report);
-                Ok(Progress::Going)
-            }
-            PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
-                self.timeline.prefill_compute = compute;
-                if !prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
-                    let next = self.job.tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
-                    let positions = next.zip(&prompt_logprobs);
-                    let positions = positions.map(|(token, l)| with_texts(&door.model.tokenizer, token, l)).collect();
-                    self.send(door, Event::PromptLogprobs(v1::PromptLogprobs { positions })).await?;
-                    self.prompt_logprobs_sent = true;
-                }
-                self.transfer_settled |= finish.is_some();
-                self.on_first_token(door, OutputToken { token, logprobs, finish }).await
-            }
-            PrefillEvent::HandedOver(transfer) => {
-                self.on_handed_over(transfer);
-                Ok(self.progress())
-            }
-            PrefillEvent::Failed(refused) if self.moves.has_moved() => {
-                door.metrics.on_move_failed();
-                Err(self.decode_failed(refused))
-            }
-            PrefillEvent::Failed(refused) => Err(GenerateError::Node { node: self.placement.prefill.clone(), refused }),
-            PrefillEvent::DecodeFailed(refused) => Err(self.decode_failed(refused)),
-            PrefillEvent::GrantRefused(refused) => {
-                self.on_grant_refused(door, &refused)?;
-                Ok(Progress::Going)
-            }
-            // No request's.
-            PrefillEvent::Copied(_) => Ok(Progress::Going),
-        }
-    }
-
-    async fn on_first_token(&mut self, door: &FrontDoor, token: OutputToken) -> Result<Progress, GenerateError> {
-        door.cluster().on_first_token(door.clock.now(), self.key());
-        if token.finish.is_none() && !self.placement.pace.is_zero() {
-            self.pace().await?;
-        }
-        self.on_token(door, 0, token).await
-    }
-
-    /// Keeps the first token back, a step at most, so that the gap to the next one is not longer than the others.
-    async fn pace(&mut self) -> Result<(), GenerateError> {
         tokio::select! {
-            () = baton_runtime::sleep(self.placement.pace) => Ok(()),
-            error = &mut self.interrupted => Err(error),
-        }
-    }
-
-    /// A prefix came from another node, or did not.
-    fn on_fetched(&mut self, door: &FrontDoor, report: FetchReport) {
-        door.fetched(self.key(), &self.placement, &report);
-        if let Some(reason) = report.failure {
-            tracing::info!(request = %self.job.request, attempt = self.attempt.0, %reason, "a prefix could not be brought and is computed");
-            return;
-        }
-        self.cached_tokens += report.tokens;
-        let (bytes, transport, elapsed) = (report.bytes, report.transport, report.elapsed);
-        self.timeline.prefix_fetch = Some(KvTransfer { bytes, transport, elapsed, ..KvTransfer::default() });
-    }
-
-    fn on_handed_over(&mut self, transfer: KvTransfer) {
-        self.timeline.kv_transfer = transfer;
-        self.transfer_settled = true;
-    }
-
-    async fn on_decode(&mut self, door: &FrontDoor, event: DecodeEvent) -> Result<Progress, GenerateError> {
-        match event {
-            DecodeEvent::Token { index, token, logprobs, finish, queue } => {
-                if let Some(queue) = queue {
-                    self.timeline.decode_queue = queue;
+            // An event that is here goes first, and is what there nearly always is.
+            biased;
+            told = self.entry.events.recv() => match told {
+                Some(told) => {
+                    self.heard = Some(told.at);
+                    match told.event {
+                        LiveEvent::Node(attempt, event) => self.core.on_event(self.now(), attempt, event),
+                        LiveEvent::NodeLost(node, generation) => self.core.on_node_lost(told.at, &node, generation),
+                    }
                 }
-                if index == 0 {
-                    // The decode node computed the tail of the prompt.
-                    self.timeline.prefill_compute = door.clock.now().saturating_duration_since(self.prefill_started);
-                    return self.on_first_token(door, OutputToken { token, logprobs, finish }).await;
+                None => self.core.on_abort(self.now()),
+            },
+            error = &mut self.interrupted => self.cut_off(error),
+            () = &mut self.timer, if self.timer_set.is_some() => {
+                (self.timer_set, self.heard) = (None, None);
+                let now = self.now();
+                if self.door.shutdown.phase() >= Phase::Draining {
+                    self.core.on_draining(now);
                 }
-                self.on_token(door, index, OutputToken { token, logprobs, finish }).await
+                self.core.on_wakeup(now);
             }
-            DecodeEvent::Failed(refused) => Err(self.decode_failed(refused)),
         }
     }
 
-    fn decode_failed(&self, refused: Refused) -> GenerateError {
-        let node = self.placement.decode.clone().unwrap_or_else(|| self.placement.prefill.clone());
-        GenerateError::Node { node, refused }
+    /// The client is told nothing more.
+    fn cut_off(&mut self, error: RequestError) {
+        let now = self.now();
+        match &error {
+            RequestError::GoingDown => self.core.on_closing(now),
+            RequestError::Stalled(_) => self.core.on_client_stalled(now),
+            _ => self.core.on_abort(now),
+        }
+        self.gone.get_or_insert(error);
     }
 
-    async fn on_token(&mut self, door: &FrontDoor, index: u32, token: OutputToken) -> Result<Progress, GenerateError> {
-        self.ended_by_node |= token.finish.is_some();
-        let piece = self.output.push(index, token).map_err(|error| GenerateError::FrontDoor {
-            kind: ErrorKind::DataLoss,
-            message: error.to_string(),
-            retry_after: None,
-        })?;
-        if let Some(piece) = piece {
-            self.on_piece(door, piece).await?;
+    /// Carries out what the core wants; the outcome once the request has ended.
+    async fn carry_out(&mut self) -> Option<Outcome> {
+        while let Some(effect) = self.core.poll_effect() {
+            match effect {
+                RequestEffect::Place { key, exclude, waited } => {
+                    let placed = self.place(key, &exclude, waited);
+                    self.core.on_placed(self.now(), placed);
+                }
+                RequestEffect::AskRedirect { key, from, refused } => self.ask_redirect(key, &from, refused),
+                RequestEffect::PlaceMove { key, to, tokens, exclude } => {
+                    let mut cluster = self.door.cluster();
+                    let chosen = cluster.place_move(self.now(), (key, to), tokens, &exclude);
+                    let chosen = chosen.and_then(|chosen| cluster.assign_move(&chosen));
+                    drop(cluster);
+                    self.core.on_move_placed(chosen);
+                }
+                RequestEffect::Submit { node, job } => self.submit(&node, &job),
+                RequestEffect::Redirect { node, redirect } => {
+                    // Where the session ended, the loss of the prefill node is on its way here.
+                    self.door.nodes.send(&node, Command::Redirect((&redirect).into()));
+                }
+                RequestEffect::Abort { node, key } => {
+                    self.door.nodes.send(&node, Command::Abort(key.into()));
+                }
+                RequestEffect::Book { key, entry } => self.door.cluster().book(self.now(), key, &entry),
+                RequestEffect::PromptLogprobs(logprobs) => {
+                    let next = self.core.job().tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
+                    let tokenizer = &self.door.model.tokenizer;
+                    let positions = next.zip(&logprobs).map(|(token, l)| with_texts(tokenizer, token, l)).collect();
+                    self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions })).await;
+                }
+                RequestEffect::Deliver { index, gap, tokens } => self.deliver(index, gap, tokens).await,
+                RequestEffect::Note(note) => self.note(note),
+                RequestEffect::End(outcome) => {
+                    let outcome = self.gone.clone().map_or(outcome, Err);
+                    return Some(
+                        outcome.map(|finish| if self.text.is_stopped() { FinishReason::Stop } else { finish }),
+                    );
+                }
+            }
         }
-        Ok(self.progress())
+        None
     }
 
-    async fn on_piece(&mut self, door: &FrontDoor, piece: Piece) -> Result<(), GenerateError> {
-        let now = door.clock.now();
-        match self.last_token.replace(now) {
-            None => {
-                self.timeline.ttft = now - self.arrived;
-                self.first_token = Some((self.attempt, now - self.placed));
-            }
-            Some(before) => {
-                door.metrics.on_token_gap(now - before);
-                self.gaps.push(now - before);
-            }
-        }
-        self.finish = piece.finish;
-        if self.finish.is_some() {
-            self.silence.as_mut().reset((now + HANDOVER_REPORT_TIMEOUT).into());
-        }
-        let logprobs = |token: &OutputToken| {
-            token.logprobs.as_ref().map(|l| with_texts(&door.model.tokenizer, Some(token.token), l))
+    /// Places an attempt and charges its nodes.
+    fn place(&mut self, key: RequestKey, exclude: &[NodeId], waited: Duration) -> Result<Assignment, Refusal> {
+        let wanted = self.core.job().placement_request(key, exclude, waited);
+        let (explanation, assignment) = {
+            let mut cluster = self.door.cluster();
+            let explanation = Arc::new(cluster.place_explained(self.door.clock.now(), &wanted, &mut random_u64));
+            let placement = explanation.decision.clone();
+            let assignment = placement.map(|placement| {
+                let node = cluster.node(&placement.prefill);
+                if node.is_some_and(|node| node.info().role == NodeRole::Decode) {
+                    self.door.metrics.on_prompt_at_decode();
+                }
+                cluster.assign(placement, wanted.slo.tbt)
+            });
+            (explanation, assignment)
         };
+        self.record.decided(key.attempt, waited, explanation);
+        if let Ok(Assignment { placement, .. }) = &assignment
+            && key.attempt == Attempt(0)
+        {
+            let Ttft(ttft) = placement.estimated_ttft;
+            let times = [
+                (Estimate::Ttft, Some(ttft + placement.pace)),
+                (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt)),
+                (Estimate::Transfer, placement.estimated_exposed),
+            ];
+            self.predicted = times.into_iter().filter_map(|(of, time)| Some((of, time?.as_secs_f64()))).collect();
+            self.predicted.insert(Estimate::Output, placement.estimated_output_tokens);
+        }
+        assignment
+    }
+
+    fn submit(&mut self, node: &NodeId, job: &PrefillJob) {
+        if job.output_tokens > 0 {
+            tracing::debug!(request = %job.key.request, attempt = job.key.attempt.0, %node, output_tokens = job.output_tokens, "asking another decode node to go on");
+        }
+        if job.tail_tokens > 0 {
+            self.door.metrics.on_split();
+        }
+        if !self.door.nodes.send(node, Command::Prefill(job.into())) {
+            self.core.on_unreachable(self.now(), node);
+        }
+    }
+
+    fn ask_redirect(&mut self, key: RequestKey, from: &NodeId, refused: Refused) {
+        let target = {
+            let mut cluster = self.door.cluster();
+            let other = cluster.redirect(self.now(), key);
+            cluster.decode_target(other.as_ref().unwrap_or(from))
+        };
+        // They were of the node that refused.
+        if target.as_ref().is_some_and(|target| target.node != *from) {
+            self.predicted.remove(&Estimate::Tbt);
+            self.predicted.remove(&Estimate::Transfer);
+        }
+        self.core.on_redirected(self.now(), from, refused, target);
+    }
+
+    async fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
+        if let Some(gap) = gap {
+            self.door.metrics.on_token_gap(gap);
+        }
+        let piece = self.text.push(tokens);
+        if piece.stopped {
+            self.core.on_stopped(self.now(), index + piece.tokens.len() as u32);
+        }
+        let tokenizer = &self.door.model.tokenizer;
+        let logprobs = |token: &OutputToken| Some(with_texts(tokenizer, Some(token.token), token.logprobs.as_ref()?));
         let delta = v1::Delta {
-            index: piece.index,
+            index,
             token_ids: piece.tokens.iter().map(|token| token.token).collect(),
             logprobs: piece.tokens.iter().filter_map(logprobs).collect(),
             text: piece.text,
         };
-        self.send(door, Event::Delta(delta)).await
+        self.send(Event::Delta(delta)).await;
     }
 
-    fn progress(&self) -> Progress {
-        if self.finish.is_some() && self.transfer_settled { Progress::Finished } else { Progress::Going }
-    }
-
-    /// Starts over on other nodes after a failure that another node may not have; gives the error back where that cannot help.
-    async fn place_again(&mut self, door: &FrontDoor, error: GenerateError) -> Result<Progress, GenerateError> {
-        if self.finish.is_some() {
-            // The client has everything: only the report of the hand-over is missing.
-            return Ok(Progress::Finished);
-        }
-        let GenerateError::Node { node, refused } = &error else { return Err(error) };
-        let helps = matches!(refused.kind, ErrorKind::Unavailable | ErrorKind::Overloaded);
-        if helps && self.go_on_at_other(door) {
-            return Ok(Progress::Going);
-        }
-        if !helps || self.retries + 1 >= door.limits.max_attempts {
-            return Err(error);
-        }
-        tracing::warn!(request = %self.job.request, attempt = self.attempt.0, %node, reason = %refused, "placing the request again");
-        door.metrics.on_retry();
-        if let Some(record) = &self.job.record {
-            record.failed(&error);
-        }
-        door.end(self.key(), &self.placement, true);
-        self.failed_nodes.push(node.clone());
-        self.retries += 1;
-        self.last_attempt.0 += 1;
-        let attempt = self.last_attempt;
-        // Its own reason says more than that no node is left.
-        let placement = self.place_elsewhere(door, attempt).await.ok_or(error)?;
-        self.attempt = attempt;
-        self.cached_tokens = 0;
-        self.timeline.prefix_fetch = None;
-        self.placement = placement;
-        self.placed = door.clock.now();
-        self.prefill_started = self.placed;
-        // Its new nodes have not been silent so far.
-        self.heard = self.placed;
-        self.transfer_settled = false;
-        self.ended_by_node = false;
-        self.moves.on_placed();
-        Ok(Progress::Going)
-    }
-
-    /// A placement on other nodes, or on those that failed, should they be back: a supervisor starts a node again within seconds. `None` where none is to be had
-    /// in time, or nobody waits any more.
-    async fn place_elsewhere(&mut self, door: &FrontDoor, attempt: Attempt) -> Option<Placement> {
-        let deadline = door.clock.now() + RECOVERY_PATIENCE;
-        loop {
-            let others = door.place(&self.job, attempt, &self.failed_nodes, &self.entry, self.arrived);
-            match others.or_else(|_| door.place(&self.job, attempt, &[], &self.entry, self.arrived)) {
-                Ok(placement) => return Some(placement),
-                Err(error) if error.kind() == ErrorKind::Invalid || door.clock.now() >= deadline => return None,
-                Err(_) => {}
+    fn note(&self, note: RequestNote) {
+        let (request, attempt, metrics) = (self.core.job().request, self.core.attempt().0, &self.door.metrics);
+        match note {
+            RequestNote::Held => {
+                metrics.on_held();
+                self.door.tally.lock().admission.held += 1;
             }
-            tokio::select! {
-                () = baton_runtime::sleep(RECOVERY_POLL) => {}
-                _ = &mut self.interrupted => return None,
+            RequestNote::Retried { attempt, why } => {
+                tracing::warn!(%request, attempt = attempt.0, reason = %why, "placing the request again");
+                metrics.on_retry();
+                self.record.failed(&why);
+            }
+            RequestNote::GrantRefused { from, to, refused } => {
+                metrics.on_grant_refused(to.is_some());
+                if let Some(node) = to {
+                    tracing::info!(%request, attempt, %node, reason = %refused, "another decode node takes the request");
+                    self.record.turned(&format_args!("{node} instead of {from}: {refused}"));
+                }
+            }
+            RequestNote::WentOn { node, output_tokens } => {
+                self.record.turned(&format_args!("{node} after {output_tokens} tokens"));
+            }
+            RequestNote::Brought(report) => {
+                metrics.on_moved(&report);
+                if let Some(reason) = report.failure {
+                    tracing::info!(%request, attempt, %reason, "a sequence that moved is computed");
+                }
+            }
+            RequestNote::MoveFailed { reason } => {
+                tracing::debug!(%request, reason, "the request stays at its decode node");
+                metrics.on_move_failed();
+            }
+            RequestNote::FetchFailed(reason) => {
+                tracing::info!(%request, attempt, %reason, "a prefix could not be brought and is computed");
             }
         }
     }
 
-    /// Waits for a client that is slow, and for nothing that must not wait.
-    async fn send(&mut self, door: &FrontDoor, event: Event) -> Result<(), GenerateError> {
+    /// Waits for a client that is slow, and for nothing that must not wait. Who cannot be told is not told again.
+    async fn send(&mut self, event: Event) {
+        if self.gone.is_some() {
+            return;
+        }
         // The first token may be kept back on purpose.
-        let heard = matches!(&event, Event::Delta(delta) if delta.index > 0).then_some(self.heard);
+        let heard = self.heard.filter(|_| matches!(&event, Event::Delta(delta) if delta.index > 0));
         let outgoing = match self.out.try_send(Outgoing { response: Ok(response(event)), heard }) {
-            Ok(()) => return Ok(()),
-            Err(mpsc::error::TrySendError::Closed(_)) => return Err(GenerateError::Aborted),
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Closed(_)) => return self.cut_off(RequestError::Aborted),
             Err(mpsc::error::TrySendError::Full(outgoing)) => outgoing,
         };
-        tokio::select! {
-            sent = self.out.send(outgoing) => sent.map_err(|_| GenerateError::Aborted),
-            error = &mut self.interrupted => Err(error),
-            () = baton_runtime::sleep(door.limits.stall_timeout) => Err(GenerateError::Stalled(door.limits.stall_timeout)),
+        let stall = self.door.limits.request.stall_timeout;
+        let error = tokio::select! {
+            sent = self.out.send(outgoing) => sent.err().map(|_| RequestError::Aborted),
+            error = &mut self.interrupted => Some(error),
+            () = baton_runtime::sleep(stall) => Some(RequestError::Stalled(stall)),
+        };
+        if let Some(error) = error {
+            self.cut_off(error);
         }
     }
 
-    fn usage(&self) -> Usage {
-        let prompt_tokens = self.job.tokens.len() as u32;
-        Usage { prompt_tokens, completion_tokens: self.output.len(), cached_tokens: self.cached_tokens }
+    /// The request is over: says so to everybody who wants to know.
+    async fn end(&mut self, outcome: Outcome) {
+        let outcome = outcome.map_err(GenerateError::from);
+        let (timeline, usage, tbt) = (self.core.timeline().clone(), self.core.usage(), self.core.tbt());
+        self.door.metrics.on_end(&outcome, &timeline, &usage);
+        let kept = match &outcome {
+            Ok(_) if self.core.job().is_met_by(timeline.ttft, tbt) => Kept::Met,
+            Err(error) if error.is_aborted() => Kept::Unknown,
+            Ok(_) | Err(_) => Kept::Missed,
+        };
+        self.door.tally.lock().goodput.on_end(self.now(), kept);
+        if outcome.is_ok() {
+            self.learn(tbt);
+        }
+        let placement = self.core.placement();
+        let decode = placement.and_then(|placement| placement.decode.clone());
+        let finished = outcome.as_ref().ok().map(|finish| v1::Finished {
+            finish_reason: finish.as_str().into(),
+            usage: Some((&usage).into()),
+            timeline: Some((&timeline).into()),
+            prefill_node: placement.map(|placement| placement.prefill.to_string()).unwrap_or_default(),
+            decode_node: decode.as_ref().map(ToString::to_string).unwrap_or_default(),
+        });
+        let first_token = self.core.first_token().map(|(attempt, _)| attempt);
+        self.record.end(RequestEnd { outcome: outcome.clone(), timeline, usage, tbt, decode, first_token });
+        let last = match (finished, outcome) {
+            (Some(finished), _) => Ok(response(Event::Finished(Box::new(finished)))),
+            (None, Err(error)) => Err(error),
+            (None, Ok(_)) => return,
+        };
+        // The client may be gone, or not read; the request is over all the same.
+        self.entry.leave();
+        let last = Outgoing { response: last, heard: None };
+        let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
     }
 
-    fn finished(&self, finish: FinishReason) -> v1::Finished {
-        v1::Finished {
-            finish_reason: finish.as_str().into(),
-            usage: Some((&self.usage()).into()),
-            timeline: Some((&self.timeline).into()),
-            prefill_node: self.placement.prefill.to_string(),
-            decode_node: self.placement.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
+    /// Says what came of the predictions.
+    fn learn(&self, tbt: Option<Tbt>) {
+        if self.core.attempt() != Attempt(0) {
+            return;
+        }
+        let transfer = &self.core.timeline().kv_transfer;
+        let has_decode = self.core.placement().is_some_and(|placement| placement.decode.is_some());
+        let measured = [
+            (Estimate::Ttft, self.core.first_token().map(|(_, ttft)| ttft.as_secs_f64())),
+            (Estimate::Tbt, tbt.map(|Tbt(tbt)| tbt.as_secs_f64())),
+            (Estimate::Transfer, (transfer.bytes > 0).then_some(transfer.exposed.as_secs_f64())),
+            (Estimate::Output, has_decode.then_some(f64::from(self.core.usage().completion_tokens))),
+        ];
+        for (estimate, measured) in measured {
+            let predicted = self.predicted.get(&estimate);
+            let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(*predicted, measured));
+            if let Some(pair) = pair {
+                self.door.metrics.on_estimate(estimate, pair);
+                self.door.tally.lock().accuracy.observe(estimate, pair);
+            }
+        }
+    }
+}
+
+impl Drop for Relay {
+    /// Whoever drops it early, a client that leaves while it waits to be placed or a panic, leaves nothing charged and no node at work.
+    fn drop(&mut self) {
+        let now = self.now();
+        self.core.on_abort(now);
+        while let Some(effect) = self.core.poll_effect() {
+            match effect {
+                RequestEffect::Book { key, entry } => self.door.cluster().book(now, key, &entry),
+                RequestEffect::Abort { node, key } => {
+                    self.door.nodes.send(&node, Command::Abort(key.into()));
+                }
+                _ => {}
+            }
         }
     }
 }

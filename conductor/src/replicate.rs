@@ -1,13 +1,11 @@
-//! Has hot prefixes copied to more prefill nodes: what `Cluster::order_copies` decides, sent out, and what became of it.
+//! Has hot prefixes copied to more prefill nodes: what `Cluster::replicate` decides, sent out, and what became of it.
 
 use baton_proto::v1;
 use baton_runtime::{Phase, random_u64};
+use baton_scheduler::{HotPrefixes, Replication};
 use baton_types::{Attempt, ErrorKind, FetchReport, PrefixCopy, Refused, RequestId, RequestKey};
 
-use crate::front_door::{FrontDoor, fetch_source};
-
-/// Prefixes that are looked at.
-const MOST_PREFIXES: usize = 64;
+use crate::front_door::FrontDoor;
 
 fn failed(kind: ErrorKind, message: &str) -> FetchReport {
     FetchReport { failure: Some(Refused { kind, message: message.to_owned() }), ..FetchReport::default() }
@@ -20,21 +18,12 @@ impl FrontDoor {
             return;
         }
         let now = self.clock.now();
-        let hot = self.hot_prefixes().heaviest(now, MOST_PREFIXES);
         let mut name = || {
             let request = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
             RequestKey { request, attempt: Attempt(0) }
         };
-        let (orders, overdue) = {
-            let mut cluster = self.cluster();
-            let overdue = cluster.overdue_copies(now);
-            let orders = cluster.order_copies(now, &hot, &mut name);
-            let with_source = |order: baton_scheduler::CopyOrder| {
-                let source = fetch_source(&cluster, &order.fetch)?;
-                Some((order, source))
-            };
-            (orders.into_iter().filter_map(with_source).collect::<Vec<_>>(), overdue)
-        };
+        let hot = self.hot_prefixes().heaviest(now, HotPrefixes::REPLICATED);
+        let Replication { orders, overdue } = self.cluster().replicate(now, &hot, &mut name);
         for (key, node) in overdue {
             self.metrics.on_copy_done(None);
             tracing::info!(%node, "nothing was heard of a copy of a prefix: giving it up");

@@ -12,16 +12,18 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
-use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind, PromptsAtDecode};
+use baton_scheduler::{
+    AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind, PromptsAtDecode, RequestLimits,
+};
 use baton_text::{ChatTemplate, Tokenizer};
-use baton_types::ConductorId;
+use baton_types::{ConductorId, Slo, Tbt, Ttft};
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::pb::health_server::HealthServer;
 
 use crate::coalesce::coalesced;
-use crate::config::Settings;
+use crate::config::{Settings, positive_millis};
 use crate::front_door::{FrontDoor, FrontDoorLimits};
 use crate::grpc::{ClusterService, HealthService, InferenceService};
 use crate::http;
@@ -33,6 +35,10 @@ use crate::prompt::TextModel;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// To look for prefixes to copy takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
+/// Longest that a setting lets a request wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// One of so many of the requests served at once may wait at the door.
+const HELD_SHARE: usize = 8;
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -92,17 +98,22 @@ async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener>
 
 fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
     let model = text_model(settings)?;
+    let default_slo = default_slo(settings)?;
     let stall_timeout = Duration::try_from_secs_f64(settings.stall_timeout_s)
         .map_err(|_| BadSetting::invalid("stall_timeout_s", not_seconds(settings.stall_timeout_s)))?;
-    let limits = FrontDoorLimits {
-        max_requests: settings.max_requests,
-        stall_timeout,
-        max_attempts: settings.max_attempts.max(1),
-    };
+    let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts.max(1) };
+    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, request };
     let placement: PlacementKind = parsed("placement", &settings.placement)?;
     let admission: AdmissionKind = parsed("admission", &settings.admission)?;
     let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);
     let prompts_at_decode: PromptsAtDecode = parsed("prompts_at_decode", &settings.prompts_at_decode)?;
+    let queue_timeout = positive_seconds("queue_timeout_s", settings.queue_timeout_s)?;
+    let max_overtaken = positive_seconds("max_overtaken_s", settings.max_overtaken_s)?;
+    if max_overtaken >= queue_timeout {
+        // Whoever waited for others must still be served before the queue's own deadline.
+        let problem = format!("{max_overtaken:?}, but must be less than queue_timeout_s, which is {queue_timeout:?}");
+        bail!(BadSetting::invalid("max_overtaken_s", problem));
+    }
     // Room is only guessed here: where the guess was wrong, decode nodes let sequences wait.
     let decode_room = DecodeRoom::Preferred;
     let config = ClusterConfig {
@@ -110,6 +121,10 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
         admission,
         fetches,
         replicas,
+        max_wait: settings.max_wait_ms.time().map_err(|problem| BadSetting::invalid("max_wait_ms", problem))?,
+        max_overtaken,
+        queue_timeout,
+        max_held: (settings.max_requests / HELD_SHARE).max(1),
         decode_room,
         prompts_at_decode,
         splits_prompts: settings.split_prompts,
@@ -127,6 +142,21 @@ fn parsed<T: FromStr<Err: Display>>(key: &'static str, value: &str) -> Result<T,
 
 fn not_seconds(value: f64) -> String {
     format!("{value} is not a time in seconds")
+}
+
+fn positive_seconds(key: &'static str, seconds: f64) -> Result<Duration, BadSetting> {
+    let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero() && *time <= LONGEST_WAIT);
+    time.ok_or_else(|| {
+        BadSetting::invalid(key, format!("{seconds}, but must be more than 0 and at most {}", LONGEST_WAIT.as_secs()))
+    })
+}
+
+fn default_slo(settings: &Settings) -> Result<Slo, BadSetting> {
+    let limit = |key, millis: Option<f64>| {
+        millis.map(positive_millis).transpose().map_err(|problem| BadSetting::invalid(key, problem))
+    };
+    let (ttft, tbt) = (limit("ttft_slo_ms", settings.ttft_slo_ms)?, limit("tbt_slo_ms", settings.tbt_slo_ms)?);
+    Ok(Slo { ttft: ttft.map(Ttft), tbt: tbt.map(Tbt) })
 }
 
 fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {

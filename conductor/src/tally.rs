@@ -150,6 +150,8 @@ impl SharedTally {
 
 #[cfg(test)]
 mod tests {
+    use baton_scheduler::RequestError;
+
     use super::*;
 
     #[test]
@@ -174,7 +176,7 @@ mod tests {
         let mut tally = AdmissionTally::default();
         tally.on_admission(now, &Ok(()));
         tally.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
-        tally.on_admission::<()>(now, &Err(GenerateError::going_down()));
+        tally.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
         assert_eq!((tally.accepted, tally.refused), (1, 1));
         assert_eq!(tally.last_refusal.unwrap().message, "this conductor is going down");
     }

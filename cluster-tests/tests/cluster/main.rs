@@ -18,6 +18,7 @@ mod mock_cluster;
 mod model_cluster;
 mod moves;
 mod operator;
+mod overload;
 mod prefix_fetch;
 mod prompts_at_decode;
 mod split_prompts;

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use baton_proto::v1;
-use baton_scheduler::ClusterNode;
+use baton_scheduler::{ClusterNode, HotPrefix};
 use baton_types::{ErrorKind, NodeId};
 
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
-use crate::hot_prefixes::HotPrefix;
 
 /// Prefixes told where the caller does not say how many, and at most.
 const TOP: (u32, u32) = (10, 100);

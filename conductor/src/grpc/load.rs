@@ -12,19 +12,15 @@ use crate::tally::{AdmissionTally, Goodput, LastRefusal};
 
 pub(super) fn response(door: &FrontDoor) -> v1::ClusterLoadResponse {
     let now = door.clock.now();
-    let (prefill, decode, policy) = {
+    let (prefill, decode, policy, holding) = {
         let cluster = door.cluster();
         let of = |role| cluster.nodes().filter(move |node| node.info().role == role);
         let prefill = of(NodeRole::Prefill).map(|node| prefill_load(&cluster, now, node)).collect();
         let decode = of(NodeRole::Decode).map(|node| decode_load(&cluster, now, node)).collect();
-        (prefill, decode, cluster.admission_policy())
+        (prefill, decode, cluster.admission_policy(), cluster.requests_held() as u32)
     };
     let tally = door.tally.lock();
-    let admission = v1::AdmissionLoad {
-        policy: policy.into(),
-        holding: door.holding() as u32,
-        ..admission_load(now, &tally.admission)
-    };
+    let admission = v1::AdmissionLoad { policy: policy.into(), holding, ..admission_load(now, &tally.admission) };
     v1::ClusterLoadResponse {
         prefill,
         decode,

@@ -97,8 +97,6 @@ pub struct PrefillConfig {
     pub max_inflight_pushes: usize,
     /// Most spans of one batch.
     pub max_spans_per_push: usize,
-    /// Longest wait in the queue.
-    pub queue_timeout: Duration,
     /// Longest wait for the decode node's grant.
     pub grant_timeout: Duration,
     /// Longest wait for the decode node's answer to the hand-over.
@@ -134,7 +132,6 @@ impl PrefillConfig {
             max_active: 256,
             max_inflight_pushes: 4,
             max_spans_per_push: 4096,
-            queue_timeout: Duration::from_secs(60),
             grant_timeout: Duration::from_secs(60),
             handover_timeout: Duration::from_secs(15),
             max_leases: MAX_LEASES,

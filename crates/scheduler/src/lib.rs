@@ -18,12 +18,14 @@ mod config;
 mod cost;
 mod deadlines;
 mod decode;
+mod hot_prefixes;
 mod lease;
 mod ledger;
 mod load;
 mod placement;
 mod prefill;
 mod queue;
+mod request;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -35,11 +37,12 @@ pub use admission::{
 };
 pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, DecodeRoom, Explanation, HotChain, LeftOut,
-    Move, NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
+    Move, NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
 };
 pub use config::{COLD_AFTER, DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
+pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use lease::LeaseEffect;
 pub use placement::{
     Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Mooncake, Placement, PlacementKind,
@@ -48,6 +51,10 @@ pub use placement::{
 };
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
+pub use request::{
+    Assignment, BookEntry, MoveAssignment, OutputToken, RequestCore, RequestEffect, RequestError, RequestEvent,
+    RequestJob, RequestLimits, RequestNote,
+};
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 pub use tier::{TierEffect, TieredCore};
 

@@ -5,7 +5,7 @@
 //! come, first served; with patience in proportion to the work it is close to shortest remaining first.
 //!
 //! Where some must miss their deadline, the order is by deadline, and those that give least for their time are put off until the others are served, so that few are late and not all (Moore and
-//! Hodgson's algorithm, Management Science 15, 1968, with the work weighted by value). Nobody is put off, or passed, for longer than **`max_wait`**.
+//! Hodgson's algorithm, Management Science 15, 1968, with the work weighted by value). Nobody is put off, or passed, for longer than **`max_overtaken`**.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -35,7 +35,7 @@ impl QueueItem {
     }
 
     fn due(&self) -> Instant {
-        let patience = self.terms.patience.min(self.terms.max_wait).as_secs_f64();
+        let patience = self.terms.patience.min(self.terms.max_overtaken).as_secs_f64();
         self.arrived + duration(patience * self.left.clamp(0.0, 1.0))
     }
 
@@ -45,7 +45,7 @@ impl QueueItem {
 
     /// Whether it has waited for as long as it may be put off.
     fn is_overdue(&self, now: Instant) -> bool {
-        !self.terms.max_wait.is_zero() && now >= self.arrived + self.terms.max_wait
+        !self.terms.max_overtaken.is_zero() && now >= self.arrived + self.terms.max_overtaken
     }
 }
 
@@ -78,7 +78,7 @@ impl Order {
             _ if overdue => item.arrived,
             (Self::Deadline, Some(deadline)) => deadline,
             // Where some are late, whoever has no deadline goes after those who have.
-            (Self::Deadline, None) => item.arrived + item.terms.max_wait,
+            (Self::Deadline, None) => item.arrived + item.terms.max_overtaken,
             (Self::Due, _) => item.due(),
         };
         QueueRank { put_off, within_bound: !overdue, priority, due, turn: item.turn }
@@ -203,7 +203,7 @@ pub(crate) mod tests {
         QueueTerms {
             patience: Duration::from_secs(patience),
             value: 1.0,
-            max_wait: 300 * SECOND,
+            max_overtaken: 300 * SECOND,
             compute: Duration::from_secs_f64(seconds),
             ..QueueTerms::default()
         }
@@ -263,8 +263,8 @@ pub(crate) mod tests {
             let items: Vec<_> = numbered.map(|(((gap, patience, seconds, left, deadline, value), priority), turn)| {
                 at += Duration::from_secs(*gap);
                 let deadline = (*deadline > 0).then(|| Duration::from_secs(*deadline));
-                let max_wait = 60 * SECOND;
-                let terms = QueueTerms { priority: *priority, deadline, value: *value, max_wait, ..terms(*patience, *seconds) };
+                let max_overtaken = 60 * SECOND;
+                let terms = QueueTerms { priority: *priority, deadline, value: *value, max_overtaken, ..terms(*patience, *seconds) };
                 QueueItem { terms, arrived: at, turn, left: f64::from(*left) / 100.0 }
             }).collect();
             let now = at + Duration::from_secs(wait);
@@ -275,7 +275,7 @@ pub(crate) mod tests {
             let place = |index: usize| order.iter().position(|other| *other == index);
             for (index, item) in items.iter().enumerate() {
                 for (other, later) in items.iter().enumerate() {
-                    let bound = item.arrived + item.terms.max_wait;
+                    let bound = item.arrived + item.terms.max_overtaken;
                     if now >= bound && later.arrived > bound {
                         prop_assert!(place(index) < place(other));
                     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::{AdmissionKind, PlacementKind};
+use baton_types::QueueTerms;
 
 /// The part of a trace's time whose requests are counted. All of it is played.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +63,8 @@ pub struct SimOptions {
     /// Only what live nodes do so far: no prefix is fetched; a decode node's room is reserved when a request is placed, for the answer that it asks for; nobody looks at the decode
     /// node a second time; nobody is put off for longer than half of a node's queue timeout.
     pub as_live: bool,
+    /// Longest that a prompt is put off for others in a queue.
+    pub max_overtaken: Duration,
     /// A prompt that takes longer is computed by several nodes, so that its parts do not; never where `None`.
     pub split_above: Option<Duration>,
 }
@@ -83,7 +86,15 @@ impl Default for SimOptions {
             ssd_blocks: 0,
             decode_sources: true,
             as_live: false,
+            max_overtaken: Self::max_overtaken(false),
             split_above: None,
         }
+    }
+}
+
+impl SimOptions {
+    /// The usual bound on being put off.
+    pub const fn max_overtaken(as_live: bool) -> Duration {
+        if as_live { QueueTerms::MAX_OVERTAKEN } else { Duration::from_secs(600) }
     }
 }

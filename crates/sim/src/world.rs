@@ -8,8 +8,8 @@ use baton_kv_cache::{BlockPool, TierCache};
 use baton_profile::{ModelProfile, attended, step_noise};
 use baton_scheduler::{Cluster, ClusterConfig, DecodeRoom, Placement, PlacementRequest, Refusal};
 use baton_types::{
-    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, QueueTerms,
-    RequestId, RequestKey, Slo, Tbt, Ttft,
+    Attempt, BlockHash, BlockId, Generation, KvDtype, KvEvent, KvLayout, Load, NodeId, NodeInfo, NodeRole, RequestId,
+    RequestKey, Slo, Tbt, Ttft,
 };
 
 use crate::decode_node::{Arrived, DecodeNode};
@@ -21,8 +21,6 @@ use crate::random::Random;
 use crate::record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest, block_hash};
 
-/// Half of the queue timeout of live nodes.
-const LIVE_MAX_WAIT: Duration = Duration::from_secs(30);
 /// Whatever waits is served this long after the last arrival; else the simulator has forgotten somebody.
 const LONGEST_BACKLOG: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Nodes report this often.
@@ -158,6 +156,8 @@ impl<'a> World<'a> {
             decode_room: if options.as_live { DecodeRoom::Preferred } else { DecodeRoom::Ignored },
             bandwidth: profile.network_bytes_per_s,
             slow_start: Duration::ZERO,
+            max_overtaken: options.max_overtaken,
+            max_wait: None,
             split_above: options.split_above,
             ..ClusterConfig::default()
         };
@@ -306,13 +306,6 @@ impl<'a> World<'a> {
         if self.options.as_live { self.records[request].output_tokens } else { MAX_ANSWER_TOKENS }
     }
 
-    /// How a prompt waits at its node, which bounds that by its queue's timeout.
-    fn terms(&self, placement: &Placement) -> QueueTerms {
-        let max_wait = placement.terms.max_wait;
-        let max_wait = if self.options.as_live { max_wait.min(LIVE_MAX_WAIT) } else { max_wait };
-        QueueTerms { max_wait, ..placement.terms }
-    }
-
     fn on_placed(&mut self, request: usize, placement: Placement) {
         let to = self.index[&placement.prefill];
         let record = &mut self.records[request];
@@ -327,7 +320,7 @@ impl<'a> World<'a> {
             tokens: self.requests[request].input_length,
             hashes: self.hashes[request].clone(),
             arrived: self.queue.now(),
-            terms: self.terms(&placement),
+            terms: placement.terms,
             // Filling the pipeline costs a part of a chunk for each node more.
             share_of_work: if parts > 1 { 1.05 / parts as f64 } else { 1.0 },
             helps_from: None,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The terms on which a prompt waits in a prefill node's queue, fixed by the conductor when it is placed. All zero: first come, first served.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// The terms on which a prompt waits in a prefill node's queue, fixed by the conductor when it is placed: what it plans with is what the node obeys. By default first come, first served.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueueTerms {
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
@@ -14,7 +14,30 @@ pub struct QueueTerms {
     /// What serving it in time is worth, in any unit.
     pub value: f64,
     /// After this long nobody who arrives later goes before it, whatever it is worth and whatever its priority. Zero: only priority passes it, and without bound.
-    pub max_wait: Duration,
+    pub max_overtaken: Duration,
+    /// After this long in the queue without room it fails.
+    pub timeout: Duration,
     /// To compute what is not cached, as predicted.
     pub compute: Duration,
+}
+
+impl QueueTerms {
+    /// [`QueueTerms::max_overtaken`] of a cluster where nobody says otherwise.
+    pub const MAX_OVERTAKEN: Duration = Duration::from_secs(30);
+    /// [`QueueTerms::timeout`] where nobody says otherwise.
+    pub const TIMEOUT: Duration = Duration::from_secs(60);
+}
+
+impl Default for QueueTerms {
+    fn default() -> Self {
+        Self {
+            priority: 0,
+            patience: Duration::ZERO,
+            deadline: None,
+            value: 0.0,
+            max_overtaken: Duration::ZERO,
+            timeout: Self::TIMEOUT,
+            compute: Duration::ZERO,
+        }
+    }
 }

@@ -22,6 +22,11 @@ pub struct Slo {
 }
 
 impl Slo {
+    /// These, and for what they do not limit the others.
+    pub fn or(self, others: Self) -> Self {
+        Self { ttft: self.ttft.or(others.ttft), tbt: self.tbt.or(others.tbt) }
+    }
+
     /// What is left of them `waited` after the request's arrival: its first token comes nearer, the time between tokens stays.
     pub fn after(self, waited: Duration) -> Self {
         Self { ttft: self.ttft.map(|Ttft(limit)| Ttft(limit.saturating_sub(waited))), ..self }

@@ -173,7 +173,8 @@ impl From<&d::QueueTerms> for w::QueueTerms {
             patience_s: terms.patience.as_secs_f64(),
             deadline_s: terms.deadline.map(|deadline| deadline.as_secs_f64()),
             value: terms.value,
-            max_wait_s: terms.max_wait.as_secs_f64(),
+            max_overtaken_s: terms.max_overtaken.as_secs_f64(),
+            timeout_s: terms.timeout.as_secs_f64(),
             compute_s: terms.compute.as_secs_f64(),
         }
     }
@@ -189,7 +190,8 @@ impl w::QueueTerms {
             patience: wait("queue.patience_s", self.patience_s)?,
             deadline: self.deadline_s.map(|deadline| wait("queue.deadline_s", deadline)).transpose()?,
             value: self.value,
-            max_wait: wait("queue.max_wait_s", self.max_wait_s)?,
+            max_overtaken: wait("queue.max_overtaken_s", self.max_overtaken_s)?,
+            timeout: wait("queue.timeout_s", self.timeout_s)?,
             compute: wait("queue.compute_s", self.compute_s)?,
         })
     }

@@ -78,7 +78,7 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
 }
 
 fn simulated(trace: &Trace, profile: &ModelProfile, options: SimOptions) -> Summary {
-    let options = SimOptions { as_live: true, ..options };
+    let options = SimOptions { as_live: true, max_overtaken: SimOptions::max_overtaken(true), ..options };
     Summary::of(&simulate(trace, profile, &options), &options)
 }
 

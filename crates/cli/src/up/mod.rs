@@ -74,6 +74,15 @@ pub struct UpArgs {
     /// How the conductor chooses nodes [default: the conductor's]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
+    /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
+    #[arg(long, value_name = "MS")]
+    pub max_wait_ms: Option<String>,
+    /// Objective of the time to first token where a request has none, milliseconds [default: none]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub ttft_slo_ms: Option<f64>,
+    /// Objective of the time between tokens where a request has none, milliseconds [default: none]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub tbt_slo_ms: Option<f64>,
     /// One more argument for the conductor, as in --conductor-arg=--max-requests=8; can be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub conductor_arg: Vec<String>,

@@ -113,8 +113,7 @@ impl Plan {
             name: "conductor".to_owned(),
             role: Role::Conductor,
             program: program("baton-conductor")?,
-            args: [common.clone(), optional("--placement", args.placement.as_ref()), extra(&args.conductor_arg)]
-                .concat(),
+            args: [common.clone(), conductor_args(args), extra(&args.conductor_arg)].concat(),
             listen: vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())],
         };
         let total = (args.prefill + args.decode) as usize;
@@ -191,6 +190,17 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
     Ok(common)
 }
 
+fn conductor_args(args: &UpArgs) -> Vec<OsString> {
+    let millis = |value: Option<f64>| value.map(|millis| millis.to_string());
+    [
+        optional("--placement", args.placement.as_ref()),
+        optional("--max-wait-ms", args.max_wait_ms.as_ref()),
+        optional("--ttft-slo-ms", millis(args.ttft_slo_ms).as_ref()),
+        optional("--tbt-slo-ms", millis(args.tbt_slo_ms).as_ref()),
+    ]
+    .concat()
+}
+
 fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsString> {
     let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
     own.extend(["--threads".into(), threads.to_string().into()]);
@@ -261,13 +271,13 @@ mod tests {
     fn every_flag_reaches_its_role() {
         let plan = plan(
             "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
-             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --decode-arg=--max-running=2 --grace 3",
+             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --max-wait-ms off --ttft-slo-ms 900 --tbt-slo-ms 50.5 --decode-arg=--max-running=2 --grace 3",
             Some("/ignored/by/mock"),
         );
         let plan = plan.unwrap();
         assert_eq!(
             line(&plan.conductor),
-            "--engine mock --grace-s 3 --log warn --placement round-robin --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+            "--engine mock --grace-s 3 --log warn --placement round-robin --max-wait-ms off --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
         let node = "--engine mock --grace-s 3 --log warn --name";

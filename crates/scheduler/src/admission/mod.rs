@@ -62,6 +62,10 @@ pub struct Assessment {
     pub prompt_tokens: u32,
     /// To compute what is not cached.
     pub compute: Duration,
+    /// Others' work that goes before it.
+    pub ahead: Duration,
+    /// Longest that it may wait for others, since its arrival; `None`: for as long as it takes.
+    pub max_wait: Option<Duration>,
     /// Prefill nodes that share the work.
     pub prefill_nodes: usize,
     /// Predicted time to first token.
@@ -96,6 +100,16 @@ impl Assessment {
     fn check_ttft(&self, estimate: Duration) -> Result<(), Excess> {
         let (Some(objective), Some(left)) = (self.slo.ttft, self.slo_left().ttft) else { return Ok(()) };
         if Ttft(estimate) > left { Err(Excess::Ttft { estimate: Ttft(estimate), objective, left }) } else { Ok(()) }
+    }
+
+    /// It does not wait for others for too long. What it takes itself does not count.
+    pub(crate) fn check_wait(&self) -> Result<(), Excess> {
+        match self.max_wait {
+            Some(limit) if self.waited + self.ahead > limit => {
+                Err(Excess::Wait { estimate: self.ahead, waited: self.waited, limit })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
@@ -156,6 +170,16 @@ pub enum Excess {
         /// Share in use.
         share: f64,
     },
+    /// For others, before its prompt is computed.
+    #[error("the request would wait {estimate:.1?} for others{}, and may wait {limit:?}", after(*waited))]
+    Wait {
+        /// Predicted, from now on.
+        estimate: Duration,
+        /// How long it has waited already.
+        waited: Duration,
+        /// The cluster's limit, from the request's arrival on.
+        limit: Duration,
+    },
     /// Others' time to first token.
     #[error("admitted requests would miss the objective of their time to first token: {requests}")]
     AdmittedTtft {
@@ -180,6 +204,11 @@ pub enum Excess {
     },
 }
 
+/// How long it has waited, where that is noticeable.
+fn after(waited: Duration) -> String {
+    if waited < Duration::from_millis(10) { String::new() } else { format!(" after {waited:.1?}") }
+}
+
 /// What is left of an objective, where it is noticeably less: checking a request takes some of it, too.
 fn rest(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
     match left {
@@ -194,6 +223,7 @@ impl Excess {
     pub fn retry_after(&self, relief: Relief) -> Duration {
         match self {
             Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => estimate.saturating_sub(*left),
+            Self::Wait { estimate, waited, limit } => (*estimate + *waited).saturating_sub(*limit),
             Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::AdmittedTbt { .. } => relief.decode,
             Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
         }
@@ -204,6 +234,11 @@ impl Excess {
 pub trait AdmissionPolicy: fmt::Debug + Send {
     /// One that decides as this one would, for asking what it would do.
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy>;
+
+    /// Whether it refuses anything.
+    fn refuses(&self) -> bool {
+        true
+    }
 
     /// At its arrival.
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess>;
@@ -249,6 +284,10 @@ impl AdmissionPolicy for TakeAll {
     }
 
     fn rechecks_decode(&self) -> bool {
+        false
+    }
+
+    fn refuses(&self) -> bool {
         false
     }
 }
@@ -323,6 +362,8 @@ mod tests {
             priority: 0,
             prompt_tokens: 1000,
             compute: SECOND,
+            ahead: SECOND,
+            max_wait: Some(30 * SECOND),
             prefill_nodes: 8,
             ttft: 3 * SECOND,
             ttft_high: 4 * SECOND,

@@ -147,7 +147,7 @@ impl Cluster {
             prefill: candidate.node.clone(),
             held_tokens: plan.matched_tokens,
             plan,
-            terms: self.placement.terms(asked.request, plan.compute),
+            terms: self.terms(asked.request, plan.compute),
             broken: 0,
             helpers: Vec::new(),
             cut: None,

@@ -203,6 +203,15 @@ impl Cluster {
         PrefillCandidate { node: &info.node, pending: node.charges.pending(), local, fetch }
     }
 
+    /// How a prompt that takes so many seconds waits at its node.
+    pub(super) fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
+        QueueTerms {
+            max_overtaken: self.config.max_overtaken,
+            timeout: self.config.queue_timeout,
+            ..self.placement.terms(request, compute)
+        }
+    }
+
     /// What becomes of the prompt on a node that then has the first `blocks` blocks of it.
     fn plan(
         &self,
@@ -215,7 +224,7 @@ impl Cluster {
         let cost = &self.costs[node.class].1.prefill;
         let matched_tokens = blocks * node.info().layout.block_tokens;
         let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
-        let terms = self.placement.terms(request, compute);
+        let terms = self.terms(request, compute);
         let QueueImpact { ahead, passed, .. } = node.charges.backlog.impact(now, terms);
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
     }
@@ -297,9 +306,7 @@ impl Cluster {
         let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
         let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
-        // Whoever sends; a cluster's nodes have links alike.
-        let own = Some(info.profile.transfer_bytes_per_s).filter(|own| *own > 0.0);
-        let push = bytes / own.unwrap_or(self.config.bandwidth).max(1.0);
+        let (push, push_last_layer) = self.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
         let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + asked.needs(node).kv_tokens as f64);
         let without = || self.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {
@@ -307,7 +314,7 @@ impl Cluster {
             tbt,
             stream: tbt * asked.output_tokens,
             push,
-            push_last_layer: push / f64::from(info.layout.num_layers.max(1)),
+            push_last_layer,
             sequences: charges.sequences(),
             breaks: charges.has_tbt_limit_below(tbt) && charges.has_tbt_limit_in(without(), tbt),
         }

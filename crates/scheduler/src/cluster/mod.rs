@@ -12,18 +12,19 @@ mod node;
 mod outlook;
 mod place;
 mod replicate;
+mod request;
 mod split;
 mod table;
 mod tail;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
-use baton_types::{BlockHash, Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, RequestKey, TokenId};
+use baton_types::{BlockHash, Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, QueueTerms, RequestKey, TokenId};
 
 use crate::admission::{AdmissionKind, AdmissionPolicy};
 use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
@@ -39,7 +40,7 @@ pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, V
 pub use moves::Move;
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
-pub use replicate::{CopyOrder, HotChain};
+pub use replicate::{CopyOrder, HotChain, Replication};
 
 /// Bounds and choices of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,6 +53,15 @@ pub struct ClusterConfig {
     pub fetches: bool,
     /// Most prefill nodes that a prefix is copied to, those that have it anyway included; 0 or 1: none is copied but by fetches.
     pub replicas: usize,
+    /// Longest that a prompt is put off for others in a prefill node's queue.
+    pub max_overtaken: Duration,
+    /// Longest that it waits there for room.
+    pub queue_timeout: Duration,
+    /// Refuses requests that would wait longer than this for others, by estimate; what they take themselves does not count, so that one that is alone is taken in whatever it takes. Admission
+    /// policies that take everything do not look at it.
+    pub max_wait: Option<Duration>,
+    /// Most requests that wait at the door at once.
+    pub max_held: usize,
     /// What becomes of requests that no decode node has room for.
     pub decode_room: DecodeRoom,
     /// Whether decode nodes compute prompts.
@@ -125,6 +135,10 @@ impl Default for ClusterConfig {
             admission: AdmissionKind::default(),
             fetches: false,
             replicas: 0,
+            max_overtaken: QueueTerms::MAX_OVERTAKEN,
+            queue_timeout: QueueTerms::TIMEOUT,
+            max_wait: Some(MAX_WAIT),
+            max_held: 512,
             decode_room: DecodeRoom::Reserved,
             prompts_at_decode: PromptsAtDecode::Never,
             splits_prompts: false,
@@ -164,8 +178,12 @@ pub struct Cluster {
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
     charges: BTreeMap<RequestKey, Charge>,
+    /// Requests that wait at the door, to be placed.
+    held: BTreeSet<RequestKey>,
 }
 
+/// [`ClusterConfig::max_wait`] where nobody says otherwise.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Shortest time between two looks at who reports.
 const TICK: Duration = Duration::from_millis(100);
 /// Answers are about so long until some have ended.
@@ -197,6 +215,7 @@ impl Cluster {
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
+            held: BTreeSet::new(),
         }
     }
 
@@ -422,6 +441,7 @@ impl Cluster {
 
     /// The attempt is over, one way or the other: everything that it was charged is given back. Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
+        self.held.remove(&key);
         self.on_fetch_done(key);
         let Some(charge) = self.charges.remove(&key) else { return };
         for start in charge.prefill.iter().chain(&charge.helpers) {

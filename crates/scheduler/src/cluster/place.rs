@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{Attempt, ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
@@ -70,7 +70,7 @@ pub(super) struct ChosenDecode {
 
 /// Whether a choice is taken in, and then how long its first token is kept back.
 pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessment) -> Result<Duration, Refusal> {
-    match admission.admit(assessment) {
+    match admission.admit(assessment).and_then(|()| assessment.check_wait()) {
         Ok(()) => Ok(admission.pace(assessment)),
         Err(excess) => {
             let hold = admission.hold(assessment.slo_left(), assessment.ttft_high, &excess);
@@ -133,7 +133,8 @@ impl Cluster {
         }
         let (asked, matches) = (self.asked(request), self.matches(request));
         let (chosen, rows) = self.look(now, asked, &matches, &*self.placement, keep, rng);
-        (chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches)), rows)
+        let placed = chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches));
+        (placed.map_err(|refusal| self.hold(request.key, refusal)), rows)
     }
 
     /// Compares the candidates and chooses from them. What is said of the nodes is for those who asked what to keep.
@@ -334,6 +335,9 @@ impl Cluster {
             priority: request.priority,
             prompt_tokens: request.prompt_tokens,
             compute: duration(chosen.plan.compute),
+            ahead: duration(chosen.plan.ahead),
+            // What was accepted is served.
+            max_wait: self.config.max_wait.filter(|_| self.admission.refuses() && request.key.attempt == Attempt(0)),
             prefill_nodes: chosen.candidates,
             ttft,
             ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),

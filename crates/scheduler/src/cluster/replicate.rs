@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_types::{BlockHash, FetchReport, NodeId, NodeRole, RequestKey};
+use baton_types::{BlockHash, FetchReport, FetchSource, NodeId, NodeRole, RequestKey};
 
 use super::candidates::Matches;
 use super::{Cluster, ClusterNode};
@@ -62,6 +62,15 @@ pub struct CopyOrder {
     pub hashes: Arc<[BlockHash]>,
 }
 
+/// What is to be done about copies now.
+#[derive(Debug, Default, PartialEq)]
+pub struct Replication {
+    /// Copies to order, and from whom each comes.
+    pub orders: Vec<(CopyOrder, FetchSource)>,
+    /// Copies of which nothing was heard, and the nodes that are to give them up.
+    pub overdue: Vec<(RequestKey, NodeId)>,
+}
+
 #[derive(Debug)]
 struct UnderWay {
     to: NodeId,
@@ -102,8 +111,19 @@ struct Held<'a> {
 }
 
 impl Cluster {
+    /// Orders the copies of these prefixes that are due, and gives up those of which nothing was heard.
+    pub fn replicate(&mut self, now: Instant, hot: &[HotChain], name: &mut impl FnMut() -> RequestKey) -> Replication {
+        let overdue = self.overdue_copies(now);
+        let orders = self.order_copies(now, hot, name);
+        let orders = orders.into_iter().filter_map(|order| {
+            let source = self.fetch_source(&order.fetch)?;
+            Some((order, source))
+        });
+        Replication { orders: orders.collect(), overdue }
+    }
+
     /// What is to be copied now, of these prefixes. Everything that is told is charged as under way until [`Self::on_copy_done`]; `name` names it.
-    pub fn order_copies(
+    fn order_copies(
         &mut self,
         now: Instant,
         hot: &[HotChain],
@@ -213,7 +233,7 @@ impl Cluster {
     }
 
     /// Copies of which nothing has been heard for too long, and their targets: they are forgotten here, and to be aborted there.
-    pub fn overdue_copies(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
+    fn overdue_copies(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
         let is_late = |copy: &UnderWay| now.saturating_duration_since(copy.ordered) >= COPY_TIMEOUT;
         let late: Vec<_> =
             self.copies.under_way.iter().filter(|(_, copy)| is_late(copy)).map(|(key, _)| *key).collect();

@@ -29,7 +29,7 @@ impl Cluster {
         plan: &PrefillPlan,
         candidates: &[PrefillCandidate<'_>],
     ) -> Split {
-        let terms = self.placement.terms(request, plan.compute);
+        let terms = self.terms(request, plan.compute);
         let (plan, broken) = self.reordered(now, terms, chosen.node, plan);
         let whole = Split { plan, terms, broken, helpers: Vec::new() };
         let Some(limit) = self.config.split_above.filter(|limit| plan.compute > limit.as_secs_f64()) else {
@@ -41,7 +41,7 @@ impl Cluster {
         others.sort_by(|a, b| a.local.ahead.total_cmp(&b.local.ahead));
         others.truncate(parts.saturating_sub(1));
         let compute = plan.compute / parts.max(1) as f64;
-        let terms = self.placement.terms(request, compute);
+        let terms = self.terms(request, compute);
         let part = PrefillPlan { compute, ahead: 0.0, ..plan };
         // The last of the parts decides when it is done, and each may make others late.
         let nodes = others.iter().map(|other| other.node).chain([chosen.node]);

@@ -129,7 +129,7 @@ impl Cluster {
         plan: &PrefillPlan,
         cut: &Cut,
     ) -> (PrefillPlan, QueueTerms, usize) {
-        let terms = self.placement.terms(asked.request, cut.head);
+        let terms = self.terms(asked.request, cut.head);
         let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: cut.head, ..*plan });
         (plan, terms, broken)
     }

@@ -8,10 +8,12 @@ use baton_types::NodeId;
 const SHARE: f64 = 0.2;
 /// Pairs whose bandwidth is remembered.
 const MAX_PAIRS: usize = 1 << 16;
-/// Smaller transfers measure latency.
+/// Smaller transfers tell what each costs, and larger ones the bandwidth.
 const MIN_BYTES: u64 = 1 << 20;
+/// Part of the fixed cost, and seconds beside it, that one observation may be off by: one that waited for something else says little.
+const SURPRISE: (f64, f64) = (0.5, 5e-4);
 
-/// Time of a transfer: what is under way at the sender goes first, at the bandwidth of the pair.
+/// Time of a transfer: a fixed cost, and what is under way at the sender and then its bytes, at the bandwidth of the pair.
 #[derive(Debug, Clone)]
 pub struct TransferCost {
     /// Bytes per second of a pair that was not measured, and whose sender does not say.
@@ -20,12 +22,45 @@ pub struct TransferCost {
     own: HashMap<NodeId, f64>,
     pairs: HashMap<(NodeId, NodeId), f64>,
     in_flight: HashMap<NodeId, u64>,
+    /// Bytes per second that a decode node receives of pushes that compute does not hide.
+    receives: HashMap<NodeId, f64>,
+    fetch: FixedCost,
+    push: FixedCost,
+}
+
+/// Seconds that a transfer takes however small it is: messages, and waking up for them.
+#[derive(Debug, Clone, Copy, Default)]
+struct FixedCost(f64);
+
+impl FixedCost {
+    /// One took so many seconds more than predicted.
+    fn observe(&mut self, surprise: f64) {
+        let most = SURPRISE.0 * self.0 + SURPRISE.1;
+        self.0 = (self.0 + SHARE * surprise.clamp(-most, most)).max(0.0);
+    }
+}
+
+/// One more observation of a rate.
+fn learn<K: std::hash::Hash + Eq>(rates: &mut HashMap<K, f64>, key: K, measured: f64) {
+    if !measured.is_finite() || measured <= 0.0 || (rates.len() >= MAX_PAIRS && !rates.contains_key(&key)) {
+        return;
+    }
+    let known = rates.entry(key).or_insert(measured);
+    *known += SHARE * (measured - *known);
 }
 
 impl TransferCost {
     /// `bandwidth` (bytes per second) holds for every pair until it is measured.
     pub fn new(bandwidth: f64) -> Self {
-        Self { bandwidth: bandwidth.max(1.0), own: HashMap::new(), pairs: HashMap::new(), in_flight: HashMap::new() }
+        Self {
+            bandwidth: bandwidth.max(1.0),
+            own: HashMap::new(),
+            pairs: HashMap::new(),
+            in_flight: HashMap::new(),
+            receives: HashMap::new(),
+            fetch: FixedCost::default(),
+            push: FixedCost::default(),
+        }
     }
 
     /// Seconds until `bytes` more are over.
@@ -34,7 +69,26 @@ impl TransferCost {
             return 0.0;
         }
         let waiting = self.sending(from);
-        (waiting as f64 + bytes as f64) / self.pair(from, to)
+        self.fetch.0 + (waiting as f64 + bytes as f64) / self.pair(from, to)
+    }
+
+    /// Seconds to push so many bytes to a decode node, and so many of them after its last layer's compute, whoever sends; a cluster's nodes have links alike.
+    pub fn push_seconds(&self, to: &NodeId, bytes: f64, layers: u32) -> (f64, f64) {
+        if bytes <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let bandwidth = self.receives.get(to).or_else(|| self.own.get(to)).copied().unwrap_or(self.bandwidth);
+        let seconds = bytes / bandwidth.max(1.0);
+        (self.push.0 + seconds, self.push.0 + seconds / f64::from(layers.max(1)))
+    }
+
+    /// A push was predicted to take `predicted` seconds beyond its compute, and took `exposed`; all of it took `elapsed`.
+    pub fn observe_push(&mut self, to: &NodeId, bytes: u64, predicted: f64, exposed: f64, elapsed: f64) {
+        if bytes >= MIN_BYTES && exposed > 0.5 * elapsed {
+            // It was the transfer that took the time.
+            return learn(&mut self.receives, to.clone(), bytes as f64 / (elapsed - self.push.0).max(0.5 * elapsed));
+        }
+        self.push.observe(exposed - predicted);
     }
 
     /// Bytes per second.
@@ -70,22 +124,18 @@ impl TransferCost {
 
     /// A transfer that had the way for itself took so long.
     pub fn observe(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
-        let measured = bytes as f64 / seconds;
-        if bytes < MIN_BYTES || !measured.is_finite() || measured <= 0.0 {
-            return;
+        if bytes < MIN_BYTES {
+            return self.fetch.observe(seconds - self.fetch.0 - bytes as f64 / self.pair(from, to));
         }
-        let pair = (from.clone(), to.clone());
-        if self.pairs.len() >= MAX_PAIRS && !self.pairs.contains_key(&pair) {
-            return;
-        }
-        let known = self.pairs.entry(pair).or_insert(measured);
-        *known += SHARE * (measured - *known);
+        let measured = bytes as f64 / (seconds - self.fetch.0).max(0.5 * seconds);
+        learn(&mut self.pairs, (from.clone(), to.clone()), measured);
     }
 
     /// A node is gone: what it was sending and what was known of its pairs.
     pub fn forget(&mut self, node: &NodeId) {
         self.in_flight.remove(node);
         self.own.remove(node);
+        self.receives.remove(node);
         self.pairs.retain(|(from, to), _| from != node && to != node);
     }
 
@@ -123,9 +173,8 @@ mod tests {
     fn a_pair_is_what_was_measured_of_it() {
         let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
         let mut cost = TransferCost::new(1e9);
-        cost.observe(&a, &b, 100, 1.0);
         cost.observe(&a, &b, 1 << 30, 0.0);
-        assert_eq!(cost.pair(&a, &b), 1e9, "too small, or no time");
+        assert_eq!(cost.pair(&a, &b), 1e9, "no time");
         (0..50).for_each(|_| cost.observe(&a, &b, 1 << 30, (1 << 30) as f64 / 5e9));
         assert!((cost.pair(&a, &b) / 5e9 - 1.0).abs() < 0.01);
         assert_eq!(cost.pair(&b, &a), 1e9);
@@ -133,5 +182,26 @@ mod tests {
         assert_eq!((cost.pair(&b, &a), cost.pair(&a, &b) > 4e9), (7e9, true), "what was measured goes first");
         cost.forget(&b);
         assert_eq!((cost.pair(&a, &b), cost.pair(&b, &a)), (1e9, 1e9));
+    }
+
+    #[test]
+    fn small_transfers_tell_what_each_costs_and_an_outlier_says_little() {
+        let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
+        let mut cost = TransferCost::new(1e9);
+        (0..60).for_each(|_| cost.observe(&a, &b, 100_000, 0.0021));
+        assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));
+        cost.observe(&a, &b, 100_000, 10.0);
+        assert!(cost.seconds(&b, &a, 100_000) < 0.003);
+
+        for _ in 0..60 {
+            let (_, predicted) = cost.push_seconds(&b, 300_000.0, 30);
+            cost.observe_push(&b, 300_000, predicted, 0.0018, 0.2);
+        }
+        let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);
+        assert!((last - 0.0018).abs() < 1e-4 && (whole - last - 0.00029).abs() < 1e-5, "{whole} {last}");
+        (0..60).for_each(|_| cost.observe_push(&b, 1 << 30, 0.1, 4.0, 5.0));
+        let (whole, _) = cost.push_seconds(&b, (1 << 30) as f64, 30);
+        assert!((whole / 5.0 - 1.0).abs() < 0.01, "{whole}: the transfer took the time");
+        assert_eq!(cost.push_seconds(&b, 0.0, 30), (0.0, 0.0));
     }
 }

@@ -18,8 +18,6 @@ pub struct BatonConfig {
     pub patience: f64,
     /// Longest patience: whoever comes later never goes before.
     pub max_patience: Duration,
-    /// Longest that anybody is put off for others.
-    pub max_wait: Duration,
     /// Part of the time that an objective leaves beside the compute that a prompt may be passed in.
     pub slack_share: f64,
     /// How much more a second counts the closer the prompt is to its objective: the tail, and not the mean alone.
@@ -38,7 +36,6 @@ impl Default for BatonConfig {
             reorders: true,
             patience: 1.0,
             max_patience: Duration::from_secs(30),
-            max_wait: Duration::from_secs(600),
             slack_share: 0.2,
             tail_weight: 2.0,
             delay_weight: 0.5,
@@ -210,8 +207,8 @@ impl PlacementPolicy for Baton {
             deadline: request.slo_left().ttft.map(|Ttft(limit)| limit),
             // Between counting requests and counting tokens.
             value: f64::from(request.prompt_tokens.max(1)).sqrt(),
-            max_wait: config.max_wait,
             compute: duration(compute),
+            ..QueueTerms::default()
         }
     }
 

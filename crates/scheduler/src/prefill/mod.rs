@@ -21,7 +21,7 @@ mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockHasher, BlockPool, KvEventBatch};
 use baton_types::{BlockHash, ConductorId, ErrorKind, Load, PrefillEvent, PrefillJob, Refused, RequestKey};
@@ -181,7 +181,7 @@ impl PrefillCore {
     }
 
     /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
-    pub fn on_submit(&mut self, now: Instant, mut job: PrefillJob) {
+    pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
         if self.queued.contains_key(&job.key) || self.active.contains_key(&job.key) {
             return;
         }
@@ -191,13 +191,11 @@ impl PrefillCore {
         }
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes: Arc<[_]> = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
-        // Whoever waits for others must still be served before the queue's own deadline.
-        job.terms.max_wait = job.terms.max_wait.min(self.config.queue_timeout / 2);
         let cached_tokens = self.cached_tokens(&job, &hashes);
-        let (key, turn) = (job.key, self.submitted);
+        let (key, turn, timeout) = (job.key, self.submitted, job.terms.timeout);
         self.submitted += 1;
         self.queued.insert(key, Queued { job, hashes, submitted: now, turn, cached_tokens });
-        self.deadlines.set(key, now + self.config.queue_timeout);
+        self.deadlines.set(key, now + timeout);
         self.plan_step(now);
     }
 
@@ -288,7 +286,8 @@ impl PrefillCore {
     fn timeout_event(&self, key: RequestKey) -> PrefillEvent {
         let config = &self.config;
         let Some(request) = self.active.get(&key) else {
-            let message = format!("no room at node {} within {:?}", config.node, config.queue_timeout);
+            let timeout = self.queued.get(&key).map_or(Duration::ZERO, |queued| queued.job.terms.timeout);
+            let message = format!("no room at node {} within {timeout:?}", config.node);
             return failed(ErrorKind::Overloaded, message);
         };
         let target = request.transfer.as_ref().map_or("none", |transfer| transfer.target.node.as_str());

@@ -258,7 +258,6 @@ impl World {
         prefill.max_active = 12;
         prefill.max_inflight_pushes = 1 + rng.below(3) as usize;
         prefill.max_spans_per_push = 1 + rng.below(20) as usize;
-        prefill.queue_timeout = Duration::from_secs(3);
         prefill.max_kv_events = 50;
         prefill.max_stores = [0, 1, 5][rng.below(3) as usize];
         prefill.cold_after = Duration::from_millis(rng.below(40));

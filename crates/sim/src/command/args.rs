@@ -62,9 +62,9 @@ pub struct SimulateArgs {
     /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
     #[arg(long)]
     pub first_come: bool,
-    /// Placement baton: longest that a prompt is put off for others [default: 600; live nodes take half of their queue's timeout, 30]
+    /// Longest that a prompt is put off for others in a queue [default: 600; with --as-live 30, as a cluster's]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
-    pub max_wait: Option<Duration>,
+    pub max_overtaken: Option<Duration>,
     /// Blocks of 512 tokens that a prefill node caches [default: the profile's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
@@ -149,14 +149,9 @@ impl SimulateArgs {
             return Err(SimulateError::invalid("--balancing-threshold", problem));
         }
         let uses_baton = self.paper || compares || matches!(self.placement, PlacementKind::Baton);
-        for (option, given) in [("--first-come", self.first_come), ("--max-wait", self.max_wait.is_some())] {
-            if given && !uses_baton {
-                let placement = self.placement.as_str();
-                return Err(SimulateError::invalid(
-                    option,
-                    format!("only placement baton has it, and this is {placement}"),
-                ));
-            }
+        if self.first_come && !uses_baton {
+            let problem = format!("only placement baton has it, and this is {}", self.placement.as_str());
+            return Err(SimulateError::invalid("--first-come", problem));
         }
         Ok(())
     }
@@ -183,6 +178,7 @@ impl SimulateArgs {
             cache_blocks: self.cache_blocks,
             ssd_blocks: self.ssd_blocks,
             as_live: self.as_live,
+            max_overtaken: self.max_overtaken.unwrap_or(SimOptions::max_overtaken(self.as_live)),
             split_above: self.split_above,
             ..SimOptions::default()
         }
@@ -194,10 +190,8 @@ impl SimulateArgs {
             (PlacementKind::Mooncake { .. }, Some(balancing_threshold)) => {
                 PlacementKind::Mooncake { balancing_threshold }
             }
-            (PlacementKind::Baton, _) if self.first_come || self.max_wait.is_some() => {
-                let config = BatonConfig::default();
-                let max_wait = self.max_wait.unwrap_or(config.max_wait);
-                PlacementKind::BatonWith(BatonConfig { reorders: !self.first_come, max_wait, ..config })
+            (PlacementKind::Baton, _) if self.first_come => {
+                PlacementKind::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
             }
             _ => placement,
         }
@@ -243,6 +237,7 @@ pub(crate) mod tests {
             window: Window::SECOND_HALF,
             cache_blocks: Some(100),
             as_live: true,
+            max_overtaken: Duration::from_secs(30),
             split_above: Some(Duration::from_secs(5)),
             ..SimOptions::default()
         };

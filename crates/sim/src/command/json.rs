@@ -41,7 +41,7 @@ struct OptionsJson<'a> {
     cache_blocks: Option<u32>,
     ssd_blocks: u32,
     first_come: bool,
-    max_wait_s: Option<f64>,
+    max_overtaken_s: f64,
     split_above_s: Option<f64>,
 }
 
@@ -100,7 +100,7 @@ fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> Option
         cache_blocks: options.cache_blocks,
         ssd_blocks: options.ssd_blocks,
         first_come: baton.is_some_and(|config| !config.reorders),
-        max_wait_s: args.max_wait.map(|wait| wait.as_secs_f64()),
+        max_overtaken_s: options.max_overtaken.as_secs_f64(),
         split_above_s: options.split_above.map(|split| split.as_secs_f64()),
     }
 }

@@ -56,9 +56,9 @@ impl World {
 
     fn queue_terms(&mut self) -> QueueTerms {
         let mut time = |below| Duration::from_millis(self.rng.below(below));
-        let (patience, deadline, max_wait, compute) = (time(500), time(300), time(800), time(100));
+        let (patience, deadline, max_overtaken, compute) = (time(500), time(300), time(800), time(100));
         let deadline = Some(deadline).filter(|_| self.rng.chance(50));
         let (priority, value) = (self.rng.below(3) as i32, self.rng.below(5) as f64);
-        QueueTerms { priority, patience, deadline, value, max_wait, compute }
+        QueueTerms { priority, patience, deadline, value, max_overtaken, timeout: Duration::from_secs(3), compute }
     }
 }

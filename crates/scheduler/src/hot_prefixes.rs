@@ -10,8 +10,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_scheduler::HotChain;
 use baton_types::BlockHash;
+
+use crate::cluster::HotChain;
 
 /// Prefixes that are counted.
 const COUNTERS: usize = 4096;
@@ -62,6 +63,9 @@ pub struct HotPrefixes {
 }
 
 impl HotPrefixes {
+    /// So many of the heaviest are looked at when copies are to be ordered.
+    pub const REPLICATED: usize = 64;
+
     /// Nothing counted yet.
     pub fn new(now: Instant) -> Self {
         Self::with_counters(now, COUNTERS)

@@ -1,0 +1,132 @@
+//! More than the cluster can do, over HTTP, from clients that say nothing of objectives: what would wait for too long is refused, with a time to come again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_cluster_tests::{Cluster, HttpAnswer, binary};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+/// A prompt of 100 tokens takes the prefill node so long.
+const COMPUTE: Duration = Duration::from_millis(200);
+/// So many come in the time of one.
+const OVERLOAD: u32 = 10;
+const REQUESTS: u64 = 60;
+const MAX_WAIT: Duration = Duration::from_secs(1);
+
+async fn slow_cluster(max_wait: &str) -> anyhow::Result<Arc<Cluster>> {
+    let cluster = Cluster::mock()
+        .prefill_flags(&["--mock-row-us", "2000", "--mock-base-us", "0"])
+        .conductor_flags(&["--max-wait-ms", max_wait])
+        .start()
+        .await?;
+    Ok(Arc::new(cluster))
+}
+
+async fn baton(cluster: &Cluster, command: &[&str]) -> anyhow::Result<std::process::Output> {
+    let conductor = ["--conductor", &cluster.conductor.ready.grpc, "--json"];
+    Ok(tokio::process::Command::new(binary("baton")?).args(conductor).args(command).output().await?)
+}
+
+fn completion(salt: u64, tokens: u64) -> String {
+    let prompt: Vec<_> = (0..tokens).map(|i| 33 + (i * 7 + salt * 31 + i * salt) % 80).collect();
+    json!({"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": true}).to_string()
+}
+
+/// Ten times what the prefill node can do: the answers in the order of arrival, and how long each took.
+async fn overload(cluster: &Arc<Cluster>) -> anyhow::Result<Vec<(HttpAnswer, Duration)>> {
+    let mut tasks = JoinSet::new();
+    for n in 0..REQUESTS {
+        let cluster = Arc::clone(cluster);
+        tasks.spawn(async move {
+            let asked = Instant::now();
+            let answer = cluster.http_with("/v1/completions", &[], Some(&completion(n, 100))).await?;
+            anyhow::Ok((n, answer, asked.elapsed()))
+        });
+        tokio::time::sleep(COMPUTE / OVERLOAD).await;
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = tasks.join_next().await {
+        answers.push(answer??);
+    }
+    answers.sort_by_key(|(n, ..)| *n);
+    Ok(answers.into_iter().map(|(_, answer, took)| (answer, took)).collect())
+}
+
+#[tokio::test]
+async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> anyhow::Result<()> {
+    let cluster = slow_cluster("1000").await?;
+    // Alone in the cluster: what it takes itself does not count.
+    let long = cluster.http_with("/v1/completions", &[], Some(&completion(0, 1500))).await?;
+    assert_eq!(long.status, 200, "{long:?}");
+
+    let overloading = tokio::spawn({
+        let cluster = Arc::clone(&cluster);
+        async move { overload(&cluster).await }
+    });
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    // In the middle of it, the operator's command is told the same.
+    let said = baton(&cluster, &["generate", "--raw", "one more", "--max-tokens", "2"]).await?;
+    let error: Value = serde_json::from_slice(&said.stderr)?;
+    let answers = overloading.await??;
+
+    let (mut refused, mut after) = (0, Vec::new());
+    for (HttpAnswer { status, headers, body }, _) in &answers {
+        match status {
+            200 => {}
+            429 => {
+                refused += 1;
+                let body: Value = serde_json::from_str(body)?;
+                let message = body["error"]["message"].as_str().unwrap_or_default();
+                assert!(message.starts_with("the request would wait ") && message.contains("for others"), "{body}");
+                after.push(headers["retry-after"].parse::<u64>()?);
+            }
+            _ => panic!("{status}: {body}"),
+        }
+    }
+    assert!(refused > REQUESTS / 2 && refused < REQUESTS, "{refused} of {REQUESTS}");
+    assert!(after.iter().all(|seconds| (1..=2).contains(seconds)), "{after:?}");
+    assert_eq!(said.status.code(), Some(3), "{error}");
+    assert_eq!(error["error"]["kind"], "overloaded", "{error}");
+    let load: Value = serde_json::from_slice(&baton(&cluster, &["load"]).await?.stdout)?;
+    assert_eq!(load["admission"]["refused"], refused + 1, "{load}");
+
+    // Without it, most of those that were refused wait for longer.
+    let open = slow_cluster("off").await?;
+    let waited = overload(&open).await?;
+    assert!(waited.iter().all(|(answer, _)| answer.status == 200), "nothing is refused");
+    let late = answers
+        .iter()
+        .zip(&waited)
+        .filter(|((answer, _), (_, took))| answer.status == 429 && took.saturating_sub(COMPUTE) > MAX_WAIT);
+    let late = late.count() as u64;
+    println!("{refused} of {REQUESTS} refused; {late} of them would have waited for more than {MAX_WAIT:?}");
+    assert!(late * 10 >= refused * 8, "{late} of {refused}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn objectives_come_by_header_by_body_and_by_default() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().prefill_flags(&["--mock-row-us", "2000"]).conductor_flags(&["--tbt-slo-ms", "0.001"]);
+    let cluster = cluster.start().await?;
+    let ask = async |headers: &[(&str, &str)], baton: Value| {
+        let mut body: Value = serde_json::from_str(&completion(1, 100))?;
+        body["baton"] = baton;
+        cluster.http_with("/v1/completions", headers, Some(&body.to_string())).await
+    };
+    let says = |answer: &HttpAnswer, status: u16, part: &str| {
+        assert!(answer.status == status && answer.body.contains(part), "{part}: {answer:?}");
+    };
+    says(&ask(&[], json!({})).await?, 429, "the time between tokens would be ");
+    let lax = json!({"tbt_slo_ms": 60_000});
+    assert_eq!(ask(&[], lax.clone()).await?.status, 200, "its own goes before the cluster's");
+    assert_eq!(ask(&[("x-baton-tbt-slo-ms", "60000")], json!({})).await?.status, 200);
+    let tight = [("x-baton-ttft-slo-ms", "0.01")];
+    says(&ask(&tight, lax.clone()).await?, 429, "the time to first token would be ");
+    let own = json!({"tbt_slo_ms": 60_000, "ttft_slo_ms": 60_000});
+    assert_eq!(ask(&tight, own).await?.status, 200, "the body goes before the header");
+    says(&ask(&[("x-baton-ttft-slo-ms", "soon")], lax).await?, 400, "x-baton-ttft-slo-ms");
+    says(&ask(&[], json!({"ttft_slo_ms": 0})).await?, 400, "baton.ttft_slo_ms");
+    says(&ask(&[], json!({"ttft": 1})).await?, 400, "unknown field `ttft`");
+    cluster.stop().await
+}

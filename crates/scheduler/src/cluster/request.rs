@@ -1,0 +1,83 @@
+//! What a request's core asks of the cluster, and tells its books.
+
+use std::time::Instant;
+
+use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
+
+use super::{Cluster, Move};
+use crate::ledger::NodeStart;
+use crate::placement::{Placement, PrefixFetch, Refusal};
+use crate::request::{Assignment, BookEntry, MoveAssignment};
+
+impl Cluster {
+    /// What the nodes of a placement are told of each other. `tbt` is the request's objective.
+    pub fn assign(&self, placement: Placement, tbt: Option<Tbt>) -> Assignment {
+        let is_decode = |node: &NodeId| self.nodes.get(node).is_some_and(|node| node.info().role == NodeRole::Decode);
+        // A decode node that computes the prompt has nobody to hand it to.
+        let decode = placement.decode.as_ref().filter(|_| !is_decode(&placement.prefill));
+        let target = decode.and_then(|node| self.decode_target(node));
+        let target = target.map(|target| DecodeTarget { tbt: tbt.map(|Tbt(tbt)| tbt), ..target });
+        let source = placement.fetch.as_ref().and_then(|fetch| self.fetch_source(fetch));
+        let starts = placement.nodes().iter().filter_map(|node| self.start_of(node)).collect();
+        Assignment { placement, target, source, starts }
+    }
+
+    /// The same of a move; `None` where the node has gone.
+    pub fn assign_move(&self, chosen: &Move) -> Option<MoveAssignment> {
+        Some(MoveAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
+    }
+
+    /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever its steps take.
+    pub fn decode_target(&self, node: &NodeId) -> Option<DecodeTarget> {
+        let info = self.nodes.get(node).filter(|node| !node.state().is_gone())?.info();
+        let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
+        Some(DecodeTarget { node, generation, address, tbt: None })
+    }
+
+    /// The holder of a prefix, as its reader is told of it.
+    pub fn fetch_source(&self, fetch: &PrefixFetch) -> Option<FetchSource> {
+        let info = self.nodes.get(&fetch.from)?.info();
+        let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
+        Some(FetchSource { node, generation, address, tokens: fetch.tokens })
+    }
+
+    fn start_of(&self, node: &NodeId) -> Option<NodeStart> {
+        self.nodes.get(node).map(|known| (node.clone(), known.info().generation))
+    }
+
+    /// Something happened to an attempt.
+    pub fn book(&mut self, now: Instant, key: RequestKey, entry: &BookEntry) {
+        match entry {
+            BookEntry::Fetched { way, report } => {
+                self.on_fetch_done(key);
+                if let Some((holder, reader)) = way {
+                    self.on_fetched(now, holder, reader, report);
+                }
+            }
+            BookEntry::Pushed { to, predicted, transfer } => {
+                let seconds = [*predicted, transfer.exposed, transfer.elapsed].map(|time| time.as_secs_f64());
+                self.transfers.observe_push(to, transfer.bytes, seconds[0], seconds[1], seconds[2]);
+            }
+            BookEntry::FirstToken => self.on_first_token(now, key),
+            BookEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),
+            BookEntry::Ended => self.on_ended(now, key),
+        }
+    }
+
+    /// Requests that wait at the door.
+    pub fn requests_held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Who is refused and may wait does so at the door, where there is a place. Beyond that, requests are refused at once.
+    pub(super) fn hold(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
+        if refusal.hold.is_some() && !self.held.contains(&key) {
+            if self.held.len() < self.config.max_held {
+                self.held.insert(key);
+            } else {
+                refusal.hold = None;
+            }
+        }
+        refusal
+    }
+}

@@ -1,0 +1,206 @@
+//! What a request's core asks its shell to do.
+
+use std::time::Duration;
+
+use baton_types::{
+    Attempt, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillJob, Redirect, Refused, RequestKey,
+    TokenLogprobs,
+};
+
+use super::OutputToken;
+use crate::placement::Refusal;
+
+/// What the shell carries out, in order. Every effect that names an answer gets it once, before anything else is told to the core.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RequestEffect {
+    /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and [`Cluster::assign`](crate::Cluster::assign). Answer: `on_placed`.
+    Place {
+        /// Names the attempt.
+        key: RequestKey,
+        /// Nodes that failed it.
+        exclude: Vec<NodeId>,
+        /// Since the request's arrival.
+        waited: Duration,
+    },
+    /// Ask the cluster for another decode node, [`Cluster::redirect`](crate::Cluster::redirect). Answer: `on_redirected`.
+    AskRedirect {
+        /// The attempt.
+        key: RequestKey,
+        /// Who refused it a grant.
+        from: NodeId,
+        /// Why.
+        refused: Refused,
+    },
+    /// Ask the cluster for a decode node that can go on with the request, [`Cluster::place_move`](crate::Cluster::place_move). Answer: `on_move_placed`.
+    PlaceMove {
+        /// The attempt that runs.
+        key: RequestKey,
+        /// What it would go on as.
+        to: RequestKey,
+        /// Of prompt and output.
+        tokens: u32,
+        /// Who did not take it.
+        exclude: Vec<NodeId>,
+    },
+    /// Send the job to a node. Where that cannot be reached: `on_unreachable`.
+    Submit {
+        /// The node.
+        node: NodeId,
+        /// The job.
+        job: PrefillJob,
+    },
+    /// Tell a prefill node who is asked for room next. No answer.
+    Redirect {
+        /// The node.
+        node: NodeId,
+        /// What to tell.
+        redirect: Redirect,
+    },
+    /// Tell a node to forget an attempt. No answer.
+    Abort {
+        /// The node.
+        node: NodeId,
+        /// The attempt.
+        key: RequestKey,
+    },
+    /// Enter it into the cluster's books, [`Cluster::book`](crate::Cluster::book). No answer.
+    Book {
+        /// The attempt.
+        key: RequestKey,
+        /// What happened.
+        entry: BookEntry,
+    },
+    /// Give the client the log-probabilities of the prompt.
+    PromptLogprobs(Vec<TokenLogprobs>),
+    /// Give the client these tokens.
+    Deliver {
+        /// Index of the first one in the output.
+        index: u32,
+        /// Since the delivery before; `None` for the first one.
+        gap: Option<Duration>,
+        /// In order.
+        tokens: Vec<OutputToken>,
+    },
+    /// For metrics, logs and records.
+    Note(RequestNote),
+    /// The request is over. Nothing follows.
+    End(Result<FinishReason, RequestError>),
+}
+
+impl RequestEffect {
+    /// Whether the cluster is asked for something.
+    pub(super) fn is_question(&self) -> bool {
+        matches!(self, Self::Place { .. } | Self::PlaceMove { .. } | Self::AskRedirect { .. })
+    }
+}
+
+/// What the cluster's books are told of an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BookEntry {
+    /// A prefix was brought from one node to another, or was not.
+    Fetched {
+        /// From where to where; `None` where it did not come over the network.
+        way: Option<(NodeId, NodeId)>,
+        /// What came.
+        report: FetchReport,
+    },
+    /// Its KV is at the decode node.
+    Pushed {
+        /// The decode node.
+        to: NodeId,
+        /// Predicted of the part that compute does not hide.
+        predicted: Duration,
+        /// What it took.
+        transfer: KvTransfer,
+    },
+    /// Its first token is out.
+    FirstToken,
+    /// The answer is complete.
+    Finished {
+        /// Its tokens.
+        output_tokens: u32,
+    },
+    /// The attempt is over.
+    Ended,
+}
+
+/// Something that operators want to know.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RequestNote {
+    /// It waits at the door.
+    Held,
+    /// An attempt failed, and is placed again.
+    Retried {
+        /// The attempt.
+        attempt: Attempt,
+        /// Why.
+        why: RequestError,
+    },
+    /// Its decode node refused it a grant.
+    GrantRefused {
+        /// Who did.
+        from: NodeId,
+        /// Who is asked next; `None` where it is the same one.
+        to: Option<NodeId>,
+        /// Why.
+        refused: Refused,
+    },
+    /// It goes on at another decode node.
+    WentOn {
+        /// The node.
+        node: NodeId,
+        /// Tokens that the client had.
+        output_tokens: u32,
+    },
+    /// So much of it was brought there.
+    Brought(FetchReport),
+    /// The other decode node did not take it.
+    MoveFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A prefix could not be brought, and is computed.
+    FetchFailed(Refused),
+}
+
+/// Why a request did not get to its end.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RequestError {
+    /// Placement or admission refused it.
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+    /// A node gave it up.
+    #[error("{node}: {refused}")]
+    Node {
+        /// The node.
+        node: NodeId,
+        /// Its reason.
+        refused: Refused,
+    },
+    /// A node contradicted what the client has.
+    #[error("{0}")]
+    Contradicted(String),
+    /// No node said anything for so long.
+    #[error("no progress for {0:?}: the request was ended")]
+    Stalled(Duration),
+    /// The client went away, or somebody aborted it.
+    #[error("the request was aborted")]
+    Aborted,
+    /// The conductor is being stopped.
+    #[error("this conductor is going down")]
+    GoingDown,
+}
+
+impl RequestError {
+    /// What to do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(refusal) => refusal.kind,
+            Self::Node { refused, .. } => refused.kind,
+            Self::Contradicted(_) => ErrorKind::DataLoss,
+            Self::Stalled(_) => ErrorKind::DeadlineExceeded,
+            Self::Aborted => ErrorKind::Cancelled,
+            Self::GoingDown => ErrorKind::Unavailable,
+        }
+    }
+}

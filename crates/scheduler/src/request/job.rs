@@ -1,0 +1,121 @@
+//! What a request asks, and what its nodes are told of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_types::{
+    BlockHash, ConductorId, DecodeTarget, FetchSource, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
+    SamplingParams, Slo, Tbt, TokenId, Ttft,
+};
+
+use crate::ledger::NodeStart;
+use crate::placement::{Placement, PlacementRequest};
+
+/// A request that was checked: what is the same in every attempt.
+#[derive(Debug, Clone)]
+pub struct RequestJob {
+    /// The request.
+    pub request: RequestId,
+    /// Whose it is.
+    pub conductor: ConductorId,
+    /// The prompt.
+    pub tokens: Arc<[TokenId]>,
+    /// How to draw.
+    pub sampling: Arc<SamplingParams>,
+    /// Chained hashes of the prompt's full blocks.
+    pub block_hashes: Arc<[BlockHash]>,
+    /// Its objectives, from its arrival on.
+    pub slo: Slo,
+    /// Larger goes first; 0 is ordinary.
+    pub priority: i32,
+}
+
+impl RequestJob {
+    /// Whether more than one token is wanted, so that a decode node is needed.
+    pub fn wants_decode(&self) -> bool {
+        self.sampling.max_tokens > 1
+    }
+
+    /// Whether the prompt is computed whole, whatever is cached: each of its positions is asked about.
+    pub fn bypasses_cache(&self) -> bool {
+        self.sampling.prompt_logprobs.is_some()
+    }
+
+    /// Whether a request that finished was within its objectives; those that it does not have count as met.
+    pub fn is_met_by(&self, ttft: Duration, tbt: Option<Tbt>) -> bool {
+        self.slo.ttft.is_none_or(|limit| Ttft(ttft) <= limit)
+            && self.slo.tbt.zip(tbt).is_none_or(|(limit, tbt)| tbt <= limit)
+    }
+
+    /// What is asked of the cluster, `waited` after the request's arrival: its objectives count from there. What was accepted is not refused by prediction any more: later
+    /// attempts have none.
+    pub fn placement_request<'a>(
+        &'a self,
+        key: RequestKey,
+        exclude: &'a [NodeId],
+        waited: Duration,
+    ) -> PlacementRequest<'a> {
+        PlacementRequest {
+            key,
+            prompt_tokens: self.tokens.len() as u32,
+            block_hashes: &self.block_hashes,
+            max_tokens: self.sampling.max_tokens,
+            wants_decode: self.wants_decode(),
+            slo: if key.attempt.0 == 0 { self.slo } else { Slo::default() },
+            waited,
+            priority: self.priority,
+            bypass_cache: self.bypasses_cache(),
+            exclude,
+        }
+    }
+
+    /// The job as its prefill node gets it.
+    pub(super) fn prefill_job(&self, key: RequestKey, to: &Assignment) -> PrefillJob {
+        let tail_tokens = if to.target.is_some() { to.placement.tail_tokens } else { 0 };
+        let (decode, fetch, terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
+        PrefillJob { decode, tail_tokens, fetch, terms, ..self.bare(key) }
+    }
+
+    /// The job as another decode node gets it, which is to go on after these tokens of the output.
+    pub(super) fn resumed(&self, key: RequestKey, output: &[TokenId], source: Option<FetchSource>) -> PrefillJob {
+        let tokens = self.tokens.iter().chain(output).copied().collect();
+        PrefillJob { tokens, output_tokens: output.len() as u32, fetch: source, ..self.bare(key) }
+    }
+
+    fn bare(&self, key: RequestKey) -> PrefillJob {
+        PrefillJob {
+            key,
+            conductor: self.conductor,
+            tokens: Arc::clone(&self.tokens),
+            output_tokens: 0,
+            sampling: Arc::clone(&self.sampling),
+            decode: None,
+            tail_tokens: 0,
+            fetch: None,
+            salt: Arc::from([]),
+            terms: QueueTerms::default(),
+        }
+    }
+}
+
+/// A placement, and what its nodes must be told of each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assignment {
+    /// The choice.
+    pub placement: Placement,
+    /// To whom the prefill node hands over; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
+    pub target: Option<DecodeTarget>,
+    /// Where it gets a prefix from.
+    pub source: Option<FetchSource>,
+    /// The starts of the nodes that it is on.
+    pub starts: Vec<NodeStart>,
+}
+
+/// Another decode node that is asked to go on with a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoveAssignment {
+    /// The node.
+    pub to: NodeStart,
+    /// Where it gets the blocks from.
+    pub source: Option<FetchSource>,
+}

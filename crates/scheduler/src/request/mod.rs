@@ -1,0 +1,705 @@
+//! One request's life at its conductor: from its first placement to its end, through as many attempts as it takes.
+//!
+//! ```text
+//!             ┌──────────────────── a node failed: Recovering, then placed again ───────────────────┐
+//!             ▼                                                                                     │
+//!   Placing ─▶ Prefilling ─ first token ─▶ HandingOver ─ handed over ─▶ Decoding ◀─▶ Moving ────────┤
+//!    │  ▲          │                                                     ▲   │                      │
+//!    ▼  │          └─ handed over, the decode node computes the tail ─▶ Following                   │
+//!    Held                                                                    │                      │
+//!                                 the client has everything: Settling ◀──────┴──────▶ Ended ◀───────┘
+//! ```
+//!
+//! An attempt that fails is started over on other nodes: sampling has no hidden state, so the same tokens come again, and those that the client has are dropped. A token that
+//! came out differently ends the request with an error instead: tokens already sent never change. How a request gets to another decode node: `moves.rs`.
+//!
+//! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was placed is ended in the cluster's books before it.
+
+mod effect;
+mod job;
+mod moves;
+mod order;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use baton_types::{
+    Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvTransfer, NodeId,
+    PrefillEvent, Redirect, Refused, RequestKey, Tbt, Timeline, TokenId, Usage,
+};
+
+use crate::ledger::NodeStart;
+use crate::placement::{Placement, Refusal};
+
+pub use effect::{BookEntry, RequestEffect, RequestError, RequestNote};
+pub use job::{Assignment, MoveAssignment, RequestJob};
+pub use order::OutputToken;
+
+use moves::{Asked, Moves};
+use order::OutputOrder;
+
+/// How long the report of the hand-over may come after the last token.
+const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a request whose node was lost waits for one that can take it over.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it looks.
+const RECOVERY_POLL: Duration = Duration::from_millis(100);
+
+/// Bounds of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Without any event for this long, offers by its decode node not counted, it is ended; nor does it wait at the door for longer.
+    pub stall_timeout: Duration,
+    /// How often it is placed at most.
+    pub max_attempts: u32,
+}
+
+/// What a node says of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RequestEvent {
+    /// The node that computes the prompt.
+    Prefill(PrefillEvent),
+    /// The node that decodes.
+    Decode(DecodeEvent),
+    /// The decode node would rather have it go on at another one. All of its output so far, so many tokens, was sent before.
+    Offered(u32),
+}
+
+/// Where a request stands.
+#[derive(Debug, Clone, PartialEq)]
+enum State {
+    /// The cluster is asked for nodes, for the first time.
+    Placing,
+    /// The cluster had no room, and may have some: it waits at the door.
+    Held { look_at: Instant },
+    /// No token of this attempt is here.
+    Prefilling,
+    /// Nor here, but the prefill node has done its part: the decode node computes the tail.
+    Following,
+    /// The first token of this attempt is here; the prefill node has not handed over.
+    HandingOver,
+    /// It is the decode node's alone.
+    Decoding,
+    /// The same, and another one is asked to go on with it.
+    Moving(Asked),
+    /// A node failed it; the cluster is asked for others.
+    Recovering(Recovery),
+    /// The client has everything; the report of the hand-over is to come.
+    Settling { until: Instant },
+    /// Nothing happens any more.
+    Ended,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Recovery {
+    /// Says more than that no node is left.
+    why: RequestError,
+    give_up_at: Instant,
+    /// When the cluster is asked again; `None` while it is being asked.
+    look_at: Option<Instant>,
+    /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor starts a node again within seconds.
+    excludes: bool,
+}
+
+/// The attempt that runs.
+#[derive(Debug, Clone)]
+struct Attempted {
+    key: RequestKey,
+    placement: Placement,
+    starts: Vec<NodeStart>,
+    placed: Instant,
+    /// When the prefill node said that it begins.
+    prefill_started: Instant,
+    /// Whether its decode node said that it is done.
+    is_done: bool,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct RequestCore {
+    job: RequestJob,
+    limits: RequestLimits,
+    arrived: Instant,
+    state: State,
+    /// `None` before the first placement.
+    attempted: Option<Attempted>,
+    /// The last one that there was, whatever became of it.
+    last_attempt: Option<Attempt>,
+    /// How often it was placed again after a failure.
+    retries: u32,
+    failed_nodes: Vec<NodeId>,
+    was_held: bool,
+    moves: Moves,
+    output: OutputOrder,
+    /// Until when the first token is kept back, so that the gap to the next one is not longer than the others.
+    paced_until: Option<Instant>,
+    finish: Option<FinishReason>,
+    /// When the last event came from its nodes.
+    heard: Instant,
+    /// The attempt that gave the client's first token, and how long after it was placed.
+    first_token: Option<(Attempt, Duration)>,
+    last_delivery: Option<Instant>,
+    gaps: Vec<Duration>,
+    timeline: Timeline,
+    cached_tokens: u32,
+    prompt_logprobs_sent: bool,
+    effects: VecDeque<RequestEffect>,
+}
+
+impl RequestCore {
+    /// A request that arrived at `arrived`. It asks for nodes at once.
+    pub fn new(now: Instant, arrived: Instant, job: RequestJob, limits: RequestLimits) -> Self {
+        let output = OutputOrder::new(job.sampling.max_tokens);
+        let mut core = Self {
+            job,
+            limits,
+            arrived,
+            state: State::Placing,
+            attempted: None,
+            last_attempt: None,
+            retries: 0,
+            failed_nodes: Vec::new(),
+            was_held: false,
+            moves: Moves::default(),
+            output,
+            paced_until: None,
+            finish: None,
+            heard: now,
+            first_token: None,
+            last_delivery: None,
+            gaps: Vec::new(),
+            timeline: Timeline::default(),
+            cached_tokens: 0,
+            prompt_logprobs_sent: false,
+            effects: VecDeque::new(),
+        };
+        core.ask_for_nodes(now, Vec::new());
+        core
+    }
+
+    /// What to do next; to be called until `None` after each event.
+    pub fn poll_effect(&mut self) -> Option<RequestEffect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Self::on_wakeup`] is due. It moves on with every event, so that a shell may look at it late.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        match &self.state {
+            State::Placing | State::Ended => None,
+            State::Held { look_at } => Some(*look_at),
+            State::Recovering(recovery) => recovery.look_at,
+            State::Settling { until } => Some(*until),
+            State::Prefilling | State::Following | State::HandingOver | State::Decoding | State::Moving(_) => {
+                let stalled = self.heard + self.limits.stall_timeout;
+                Some(self.paced_until.map_or(stalled, |paced| paced.min(stalled)))
+            }
+        }
+    }
+
+    /// What it asks.
+    pub fn job(&self) -> &RequestJob {
+        &self.job
+    }
+
+    /// Whether it was taken in: from then on it is served, or ends with an error of its own.
+    pub fn is_accepted(&self) -> bool {
+        self.attempted.is_some()
+    }
+
+    /// The attempt that runs; of one that ended, the last one.
+    pub fn attempt(&self) -> Attempt {
+        self.attempted.as_ref().map_or(Attempt(0), |attempted| attempted.key.attempt)
+    }
+
+    /// Where it runs, or ran last; `None` before it was placed.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.attempted.as_ref().map(|attempted| &attempted.placement)
+    }
+
+    /// Where its time went so far.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Its tokens so far.
+    pub fn usage(&self) -> Usage {
+        let prompt_tokens = self.job.tokens.len() as u32;
+        Usage { prompt_tokens, completion_tokens: self.output.len(), cached_tokens: self.cached_tokens }
+    }
+
+    /// The tokens that the client has.
+    pub fn output(&self) -> &[TokenId] {
+        self.output.sent()
+    }
+
+    /// The attempt that gave the first token, and how long after that was placed.
+    pub fn first_token(&self) -> Option<(Attempt, Duration)> {
+        self.first_token
+    }
+
+    /// The mean of the longest tenth of the gaps between deliveries.
+    pub fn tbt(&self) -> Option<Tbt> {
+        Tbt::of_gaps(&mut self.gaps.clone())
+    }
+
+    /// When its nodes were last heard of.
+    pub fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// The cluster's answer to [`RequestEffect::Place`].
+    pub fn on_placed(&mut self, now: Instant, placed: Result<Assignment, Refusal>) {
+        match (placed, &mut self.state) {
+            (Ok(to), State::Placing | State::Recovering(_)) => self.begin(now, to),
+            (Err(refusal), State::Placing) => self.on_refused(now, refusal),
+            (Err(refusal), State::Recovering(recovery)) => {
+                if recovery.excludes {
+                    recovery.excludes = false;
+                    self.ask_for_nodes(now, Vec::new());
+                } else if refusal.kind == ErrorKind::Invalid || now >= recovery.give_up_at {
+                    let why = recovery.why.clone();
+                    self.end(now, Err(why));
+                } else {
+                    recovery.look_at = Some(now + RECOVERY_POLL);
+                }
+            }
+            // Nobody asked.
+            _ => {}
+        }
+    }
+
+    /// Before it is taken in: it is refused, or waits while its objective leaves time for the cluster to get room.
+    fn on_refused(&mut self, now: Instant, refusal: Refusal) {
+        let waited = now.saturating_duration_since(self.arrived);
+        match refusal.hold.filter(|_| waited <= self.limits.stall_timeout) {
+            Some(hold) => {
+                if !std::mem::replace(&mut self.was_held, true) {
+                    self.effects.push_back(RequestEffect::Note(RequestNote::Held));
+                }
+                self.state = State::Held { look_at: now + hold };
+            }
+            None => self.end(now, Err(RequestError::Refused(refusal))),
+        }
+    }
+
+    fn next_key(&self) -> RequestKey {
+        let attempt = Attempt(self.last_attempt.map_or(0, |last| last.0 + 1));
+        RequestKey { request: self.job.request, attempt }
+    }
+
+    fn ask_for_nodes(&mut self, now: Instant, exclude: Vec<NodeId>) {
+        let waited = now.saturating_duration_since(self.arrived);
+        self.effects.push_back(RequestEffect::Place { key: self.next_key(), exclude, waited });
+    }
+
+    fn begin(&mut self, now: Instant, to: Assignment) {
+        let key = self.next_key();
+        let node = to.placement.prefill.clone();
+        let job = self.job.prefill_job(key, &to);
+        if self.last_attempt.is_none() {
+            self.timeline.placement = now.saturating_duration_since(self.arrived);
+        }
+        let Assignment { placement, starts, .. } = to;
+        let (placed, prefill_started, is_done) = (now, now, false);
+        self.attempted = Some(Attempted { key, placement, starts, placed, prefill_started, is_done });
+        self.last_attempt = Some(key.attempt);
+        self.cached_tokens = 0;
+        self.timeline.prefix_fetch = None;
+        // Its nodes have not been silent so far.
+        self.heard = now;
+        self.paced_until = None;
+        self.moves = Moves::default();
+        self.output.forget_early();
+        self.state = State::Prefilling;
+        self.effects.push_back(RequestEffect::Submit { node, job });
+    }
+
+    /// A node that a job was to go to cannot be reached.
+    pub fn on_unreachable(&mut self, now: Instant, node: &NodeId) {
+        let message = "its session ended in this moment";
+        match &self.state {
+            State::Moving(asked) if asked.to.0 == *node => self.on_move_failed(message),
+            _ => self.fail(now, lost(node, message)),
+        }
+    }
+
+    /// A node said something about an attempt. What is about an attempt that is over is ignored: what was on its way when it failed must not fail the next one.
+    pub fn on_event(&mut self, now: Instant, attempt: Attempt, event: RequestEvent) {
+        if !matches!(event, RequestEvent::Offered(_)) && self.is_heard(attempt) {
+            self.heard = now;
+        }
+        match &self.state {
+            State::Moving(asked) if asked.attempt == attempt => self.on_moving(now, event),
+            _ if self.is_over() || self.attempt() != attempt => {}
+            _ => match event {
+                RequestEvent::Prefill(event) => self.on_prefill(now, event),
+                RequestEvent::Decode(event) => self.on_decode(now, event),
+                RequestEvent::Offered(output_tokens) => self.on_offered(output_tokens),
+            },
+        }
+    }
+
+    fn is_heard(&self, attempt: Attempt) -> bool {
+        self.attempt() == attempt || matches!(&self.state, State::Moving(asked) if asked.attempt == attempt)
+    }
+
+    /// Whether no attempt runs.
+    fn is_over(&self) -> bool {
+        matches!(self.state, State::Placing | State::Held { .. } | State::Recovering(_) | State::Ended)
+    }
+
+    /// A start of a node was lost at that time.
+    pub fn on_node_lost(&mut self, now: Instant, node: &NodeId, generation: Generation) {
+        let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
+        if let State::Moving(asked) = &self.state
+            && start(&asked.to)
+        {
+            return self.on_move_failed("the node was lost");
+        }
+        let Some(attempted) = &self.attempted else { return };
+        // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
+        if self.is_over() || now < attempted.placed || !attempted.starts.iter().any(start) {
+            return;
+        }
+        // What the prefill node had to do is done then: the decode node has everything.
+        let is_settled = matches!(self.state, State::Following | State::Decoding | State::Moving(_));
+        if is_settled && attempted.placement.decode.as_ref() != Some(node) {
+            return;
+        }
+        self.fail(now, lost(node, "the node was lost"));
+    }
+
+    fn on_prefill(&mut self, now: Instant, event: PrefillEvent) {
+        match event {
+            PrefillEvent::Started { queue, cached_tokens } => {
+                self.timeline.prefill_queue = queue;
+                self.cached_tokens += cached_tokens;
+                if let Some(attempted) = &mut self.attempted {
+                    attempted.prefill_started = now;
+                }
+            }
+            PrefillEvent::Fetched(report) if self.moves.has_moved() => self.on_brought(report),
+            PrefillEvent::Fetched(report) => self.on_fetched(report),
+            PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
+                self.timeline.prefill_compute = compute;
+                if !prompt_logprobs.is_empty() && !std::mem::replace(&mut self.prompt_logprobs_sent, true) {
+                    self.effects.push_back(RequestEffect::PromptLogprobs(prompt_logprobs));
+                }
+                if finish.is_some() {
+                    // No report of a hand-over follows.
+                    self.on_handed_over();
+                }
+                self.on_first_token(now, OutputToken { token, logprobs, finish });
+            }
+            PrefillEvent::HandedOver(transfer) => {
+                self.on_pushed(&transfer);
+                self.timeline.kv_transfer = transfer;
+                match self.state {
+                    State::Settling { .. } => self.complete(now),
+                    _ => self.on_handed_over(),
+                }
+            }
+            PrefillEvent::Failed(refused) if self.moves.has_moved() => {
+                self.note(RequestNote::MoveFailed { reason: refused.message.clone() });
+                self.fail_at_decode(now, refused);
+            }
+            PrefillEvent::Failed(refused) => {
+                if let Some(node) = self.placement().map(|placement| placement.prefill.clone()) {
+                    self.fail(now, RequestError::Node { node, refused });
+                }
+            }
+            PrefillEvent::DecodeFailed(refused) => self.fail_at_decode(now, refused),
+            PrefillEvent::GrantRefused(refused) => self.on_grant_refused(refused),
+            // No request's.
+            PrefillEvent::Copied(_) => {}
+        }
+    }
+
+    /// What came of a prediction; where the decode node computes the tail, compute hides the push in another way.
+    fn on_pushed(&mut self, transfer: &KvTransfer) {
+        let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
+        let predicted = placement.estimated_exposed.filter(|_| placement.tail_tokens == 0 && transfer.bytes > 0);
+        if let (Some(predicted), Some(to)) = (predicted, placement.decode.clone()) {
+            self.book(*key, BookEntry::Pushed { to, predicted, transfer: transfer.clone() });
+        }
+    }
+
+    /// The prefill node is done with it.
+    fn on_handed_over(&mut self) {
+        match self.state {
+            State::Prefilling => self.state = State::Following,
+            State::HandingOver => self.state = State::Decoding,
+            _ => {}
+        }
+    }
+
+    fn on_decode(&mut self, now: Instant, event: DecodeEvent) {
+        match event {
+            DecodeEvent::Token { index, token, logprobs, finish, queue } => {
+                if let Some(queue) = queue {
+                    self.timeline.decode_queue = queue;
+                }
+                let token = OutputToken { token, logprobs, finish };
+                if index > 0 {
+                    return self.on_token(now, index, token);
+                }
+                // The decode node computed the tail of the prompt.
+                if let Some(attempted) = &self.attempted {
+                    self.timeline.prefill_compute = now.saturating_duration_since(attempted.prefill_started);
+                }
+                self.on_first_token(now, token);
+            }
+            DecodeEvent::Failed(refused) => self.fail_at_decode(now, refused),
+        }
+    }
+
+    fn on_first_token(&mut self, now: Instant, token: OutputToken) {
+        match self.state {
+            State::Prefilling => self.state = State::HandingOver,
+            State::Following => self.state = State::Decoding,
+            _ => {}
+        }
+        if let Some(Attempted { key, placement, .. }) = &self.attempted {
+            let (key, pace) = (*key, placement.pace);
+            if self.output.len() == 0 && token.finish.is_none() && !pace.is_zero() {
+                self.paced_until = Some(now + pace);
+            }
+            self.book(key, BookEntry::FirstToken);
+        }
+        self.on_token(now, 0, token);
+    }
+
+    fn on_token(&mut self, now: Instant, index: u32, token: OutputToken) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.is_done |= token.finish.is_some();
+        }
+        if self.finish.is_some() {
+            return;
+        }
+        match self.output.push(index, token) {
+            Ok(()) => self.deliver(now),
+            Err(contradiction) => self.end(now, Err(RequestError::Contradicted(contradiction))),
+        }
+    }
+
+    /// Gives the client what is in order, unless the first token is kept back.
+    fn deliver(&mut self, now: Instant) {
+        if self.paced_until.is_some_and(|until| now < until) {
+            return;
+        }
+        self.paced_until = None;
+        let index = self.output.len();
+        let tokens = self.output.take();
+        let Some(last) = tokens.last() else { return };
+        let finish = last.finish;
+        let before = self.last_delivery.replace(now);
+        let gap = before.map(|before| now.saturating_duration_since(before));
+        match (gap, &self.attempted) {
+            (Some(gap), _) => self.gaps.push(gap),
+            (None, Some(Attempted { key, placed, .. })) => {
+                self.timeline.ttft = now.saturating_duration_since(self.arrived);
+                self.first_token = Some((key.attempt, now.saturating_duration_since(*placed)));
+            }
+            (None, None) => {}
+        }
+        self.effects.push_back(RequestEffect::Deliver { index, gap, tokens });
+        if let Some(finish) = finish {
+            self.on_finish(now, finish);
+        }
+    }
+
+    /// The text of what was delivered ended at a stop string, within its token number `tokens` - 1.
+    pub fn on_stopped(&mut self, now: Instant, tokens: u32) {
+        self.output.stop_after(tokens);
+        match self.state {
+            State::Ended => {}
+            State::Settling { .. } => self.finish = Some(FinishReason::Stop),
+            _ => self.on_finish(now, FinishReason::Stop),
+        }
+    }
+
+    /// The client has everything. Who was asked to go on need not.
+    fn on_finish(&mut self, now: Instant, finish: FinishReason) {
+        self.finish = Some(finish);
+        self.give_move_up();
+        match self.state {
+            State::Prefilling | State::HandingOver => {
+                self.state = State::Settling { until: now + HANDOVER_REPORT_TIMEOUT };
+            }
+            _ => self.complete(now),
+        }
+    }
+
+    fn complete(&mut self, now: Instant) {
+        let finish = self.finish.unwrap_or(FinishReason::Length);
+        self.end(now, Ok(finish));
+    }
+
+    /// A prefix came from another node, or did not.
+    fn on_fetched(&mut self, report: FetchReport) {
+        let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
+        // What a node found on its own SSD says nothing of the way between nodes.
+        let fetch = placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD);
+        let way = fetch.map(|fetch| (fetch.from.clone(), placement.prefill.clone()));
+        self.book(*key, BookEntry::Fetched { way, report: report.clone() });
+        if let Some(refused) = report.failure {
+            return self.note(RequestNote::FetchFailed(refused));
+        }
+        self.cached_tokens += report.tokens;
+        let (bytes, transport, elapsed) = (report.bytes, report.transport, report.elapsed);
+        self.timeline.prefix_fetch = Some(KvTransfer { bytes, transport, elapsed, ..KvTransfer::default() });
+    }
+
+    fn on_grant_refused(&mut self, refused: Refused) {
+        let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
+        if let Some(from) = placement.decode.clone() {
+            self.effects.push_back(RequestEffect::AskRedirect { key: *key, from, refused });
+        }
+    }
+
+    /// The cluster's answer to [`RequestEffect::AskRedirect`]: another decode node, or the same one, which need not keep to the objective then: a request that was taken in is
+    /// served. `None`: that node is gone.
+    pub fn on_redirected(&mut self, now: Instant, from: &NodeId, refused: Refused, to: Option<DecodeTarget>) {
+        let Some(attempted) = &mut self.attempted else { return };
+        let Some(decode) = to else { return self.fail(now, lost(from, "the node was lost")) };
+        let other = (decode.node != *from).then(|| decode.node.clone());
+        if let Some(other) = &other {
+            attempted.placement.decode = Some(other.clone());
+            // They were of the other node.
+            attempted.placement.estimated_tbt = None;
+            attempted.placement.estimated_exposed = None;
+            attempted.starts.retain(|(node, _)| node != from);
+            attempted.starts.push((other.clone(), decode.generation));
+        }
+        let (key, node) = (attempted.key, attempted.placement.prefill.clone());
+        self.note(RequestNote::GrantRefused { from: from.clone(), to: other, refused });
+        self.effects.push_back(RequestEffect::Redirect { node, redirect: Redirect { key, decode } });
+    }
+
+    fn fail_at_decode(&mut self, now: Instant, refused: Refused) {
+        let Some(placement) = self.placement() else { return };
+        let node = placement.decode.clone().unwrap_or_else(|| placement.prefill.clone());
+        self.fail(now, RequestError::Node { node, refused });
+    }
+
+    /// Starts over on other nodes after a failure that another node may not have; ends with the error where that cannot help.
+    fn fail(&mut self, now: Instant, why: RequestError) {
+        if matches!(self.state, State::Settling { .. }) {
+            // Only the report of the hand-over is missing.
+            return self.complete(now);
+        }
+        let helps = matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);
+        if helps && self.go_on_at_other() {
+            return;
+        }
+        if !helps || self.retries + 1 >= self.limits.max_attempts {
+            return self.end(now, Err(why));
+        }
+        self.end_attempt(true);
+        if let RequestError::Node { node, .. } = &why {
+            self.failed_nodes.push(node.clone());
+        }
+        self.retries += 1;
+        self.paced_until = None;
+        self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
+        let give_up_at = now + RECOVERY_PATIENCE;
+        self.state = State::Recovering(Recovery { why, give_up_at, look_at: None, excludes: true });
+        self.ask_for_nodes(now, self.failed_nodes.clone());
+    }
+
+    /// The client went away, or somebody aborted the request.
+    pub fn on_abort(&mut self, now: Instant) {
+        self.end(now, Err(RequestError::Aborted));
+    }
+
+    /// The client does not read.
+    pub fn on_client_stalled(&mut self, now: Instant) {
+        self.end(now, Err(RequestError::Stalled(self.limits.stall_timeout)));
+    }
+
+    /// The conductor takes nothing new: who waits at the door is sent away.
+    pub fn on_draining(&mut self, now: Instant) {
+        if matches!(self.state, State::Held { .. }) {
+            self.end(now, Err(RequestError::GoingDown));
+        }
+    }
+
+    /// The conductor ends what is left.
+    pub fn on_closing(&mut self, now: Instant) {
+        self.end(now, Err(RequestError::GoingDown));
+    }
+
+    /// A time has come.
+    pub fn on_wakeup(&mut self, now: Instant) {
+        match &mut self.state {
+            State::Held { look_at } if now >= *look_at => {
+                self.state = State::Placing;
+                self.ask_for_nodes(now, Vec::new());
+            }
+            State::Recovering(recovery) if recovery.look_at.is_some_and(|at| now >= at) => {
+                (recovery.look_at, recovery.excludes) = (None, true);
+                self.ask_for_nodes(now, self.failed_nodes.clone());
+            }
+            State::Settling { until } if now >= *until => self.complete(now),
+            State::Placing | State::Held { .. } | State::Recovering(_) | State::Settling { .. } | State::Ended => {}
+            State::Prefilling | State::Following | State::HandingOver | State::Decoding | State::Moving(_) => {
+                if now >= self.heard + self.limits.stall_timeout {
+                    return self.end(now, Err(RequestError::Stalled(self.limits.stall_timeout)));
+                }
+                self.deliver(now);
+            }
+        }
+    }
+
+    fn end(&mut self, now: Instant, outcome: Result<FinishReason, RequestError>) {
+        if matches!(self.state, State::Ended) {
+            return;
+        }
+        self.give_move_up();
+        // What has not been asked is not asked any more: its answer would come after the end, and stay charged.
+        self.effects.retain(|effect| !effect.is_question());
+        let is_running = !self.is_over();
+        if let (Ok(_), Some(Attempted { key, placement, .. })) = (&outcome, &self.attempted)
+            && placement.decode.is_some()
+        {
+            // Where one token was asked for, its number says nothing of answers.
+            self.book(*key, BookEntry::Finished { output_tokens: self.output.len() });
+        }
+        if is_running {
+            // A stop string ends the output while the decode node goes on.
+            let is_done = outcome.is_ok() && self.attempted.as_ref().is_some_and(|attempted| attempted.is_done);
+            self.end_attempt(!is_done);
+        } else {
+            // Who waits at the door is in the books as one who waits.
+            self.book(self.next_key(), BookEntry::Ended);
+        }
+        self.timeline.total = now.saturating_duration_since(self.arrived);
+        self.state = State::Ended;
+        self.effects.push_back(RequestEffect::End(outcome));
+    }
+
+    /// Ends the attempt in the books, and on its nodes. Nodes that are gone do not mind.
+    fn end_attempt(&mut self, abort: bool) {
+        let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
+        let (key, nodes) = (*key, placement.nodes());
+        self.book(key, BookEntry::Ended);
+        if abort {
+            self.effects.extend(nodes.into_iter().map(|node| RequestEffect::Abort { node, key }));
+        }
+    }
+
+    fn book(&mut self, key: RequestKey, entry: BookEntry) {
+        self.effects.push_back(RequestEffect::Book { key, entry });
+    }
+
+    fn note(&mut self, note: RequestNote) {
+        self.effects.push_back(RequestEffect::Note(note));
+    }
+}
+
+fn lost(node: &NodeId, message: &str) -> RequestError {
+    let refused = Refused { kind: ErrorKind::Unavailable, message: message.to_owned() };
+    RequestError::Node { node: node.clone(), refused }
+}

@@ -1,0 +1,131 @@
+//! A request whose decode node has no room for it, or is on its way out, goes on at another one.
+//!
+//! Its node offers it and goes on as it can. Where another node has room, that one is asked to go on under an attempt of its own, with the tokens that the client has, and
+//! brings the blocks from where they are. Until it says that it has taken the sequence, what the first node gives counts, and whatever fails leaves the request there; from
+//! then on the new attempt counts, and the first node is told to forget it. Tokens that come from both are the same, and come to the client once.
+
+use std::time::Instant;
+
+use baton_types::{Attempt, FetchReport, KvTransfer, NodeId, PrefillEvent, RequestKey};
+
+use super::{Attempted, BookEntry, MoveAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State};
+use crate::ledger::NodeStart;
+
+/// How often other nodes are asked to take one request off a decode node.
+const MAX_TRIES: u32 = 16;
+/// How often one request moves.
+const MAX_MOVES: u32 = 4;
+
+/// Who was asked to go on with a request, and the attempt that it would go on as.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Asked {
+    pub(super) attempt: Attempt,
+    pub(super) to: NodeStart,
+}
+
+/// What there was of an attempt's moves.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// How often somebody was asked, at this decode node.
+    tries: u32,
+    /// Who did not take it; they are asked again once nobody else is left.
+    refused: Vec<NodeId>,
+    /// Whether the attempt began at another decode node.
+    has_moved: bool,
+}
+
+impl Moves {
+    /// Whether the attempt goes on with what another decode node began.
+    pub(super) fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+}
+
+impl RequestCore {
+    /// The request's decode node would rather have it go on elsewhere.
+    pub(super) fn on_offered(&mut self, output_tokens: u32) {
+        let is_free = self.moves.tries < MAX_TRIES && self.timeline.moves < MAX_MOVES;
+        // Before the first token is in order, or the prefill node is done, it is early: it is offered again.
+        let is_settled = self.state == State::Decoding && self.output.len() == output_tokens;
+        let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
+        let tokens = self.job.tokens.len() as u32 + output_tokens;
+        let exclude = self.moves.refused.clone();
+        self.effects.push_back(RequestEffect::PlaceMove { key: *key, to: self.next_key(), tokens, exclude });
+    }
+
+    /// The cluster's answer to [`RequestEffect::PlaceMove`]; `None` where nobody has room.
+    pub fn on_move_placed(&mut self, to: Option<MoveAssignment>) {
+        let Some(MoveAssignment { to, source }) = to else { return self.moves.refused.clear() };
+        let key = self.next_key();
+        let job = self.job.resumed(key, self.output.sent(), source);
+        self.last_attempt = Some(key.attempt);
+        self.moves.tries += 1;
+        self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });
+        self.state = State::Moving(Asked { attempt: key.attempt, to });
+    }
+
+    /// The node that was asked answers.
+    pub(super) fn on_moving(&mut self, now: Instant, event: RequestEvent) {
+        match event {
+            RequestEvent::Prefill(PrefillEvent::Fetched(report)) => {
+                self.go_on_at_other();
+                self.on_brought(report);
+                self.heard = now;
+            }
+            RequestEvent::Prefill(PrefillEvent::Failed(refused)) => self.on_move_failed(&refused.message),
+            // It has nothing else to say before.
+            RequestEvent::Prefill(_) | RequestEvent::Decode(_) | RequestEvent::Offered(_) => {}
+        }
+    }
+
+    /// The node that was asked does not take the request: it stays where it is.
+    pub(super) fn on_move_failed(&mut self, reason: &str) {
+        if let State::Moving(asked) = &self.state {
+            self.moves.refused.push(asked.to.0.clone());
+            self.note(RequestNote::MoveFailed { reason: reason.to_owned() });
+            self.give_move_up();
+        }
+    }
+
+    /// Whoever was asked need not go on with it.
+    pub(super) fn give_move_up(&mut self) {
+        let State::Moving(asked) = &self.state else { return };
+        let key = RequestKey { request: self.job.request, attempt: asked.attempt };
+        let node = asked.to.0.clone();
+        self.state = State::Decoding;
+        self.book(key, BookEntry::Ended);
+        self.effects.push_back(RequestEffect::Abort { node, key });
+    }
+
+    /// The request is the other node's from now on; also where that has not answered yet, and the one that it was on has failed. `false`: nobody was asked.
+    pub(super) fn go_on_at_other(&mut self) -> bool {
+        let State::Moving(Asked { attempt, to }) = &self.state else { return false };
+        let (attempt, to) = (*attempt, to.clone());
+        self.end_attempt(true);
+        let Some(attempted) = &mut self.attempted else { return false };
+        attempted.key.attempt = attempt;
+        attempted.placement.decode = Some(to.0.clone());
+        attempted.starts = vec![to.clone()];
+        attempted.is_done = false;
+        self.moves = Moves { has_moved: true, ..Moves::default() };
+        self.timeline.moves += 1;
+        self.state = State::Decoding;
+        self.note(RequestNote::WentOn { node: to.0, output_tokens: self.output.len() });
+        true
+    }
+
+    /// The other node has it, and has brought so much of it.
+    pub(super) fn on_brought(&mut self, report: FetchReport) {
+        if let Some(Attempted { key, .. }) = &self.attempted {
+            self.book(*key, BookEntry::Fetched { way: None, report: report.clone() });
+        }
+        let moved = &mut self.timeline.moved;
+        *moved = KvTransfer {
+            bytes: moved.bytes + report.bytes,
+            transport: if report.transport.is_empty() { moved.transport.clone() } else { report.transport.clone() },
+            elapsed: moved.elapsed + report.elapsed,
+            ..KvTransfer::default()
+        };
+        self.note(RequestNote::Brought(report));
+    }
+}

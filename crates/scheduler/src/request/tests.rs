@@ -1,0 +1,563 @@
+//! The core against a made-up cluster: by hand, and with random events until every event has met every state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use baton_types::{ConductorId, QueueTerms, RequestId, SamplingParams, Slo, Ttft};
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+const LIMITS: RequestLimits = RequestLimits { stall_timeout: Duration::from_secs(30), max_attempts: 3 };
+
+fn id(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+fn start(name: &str) -> NodeStart {
+    (id(name), Generation(1))
+}
+
+fn job(max_tokens: u32) -> RequestJob {
+    RequestJob {
+        request: RequestId(7),
+        conductor: ConductorId(1),
+        tokens: Arc::from([1, 2, 3]),
+        sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
+        block_hashes: Arc::from([]),
+        slo: Slo::default(),
+        priority: 0,
+    }
+}
+
+fn to(prefill: &str, decode: &str) -> Assignment {
+    let placement = Placement {
+        prefill: id(prefill),
+        helpers: Vec::new(),
+        tail_tokens: 0,
+        fetch: None,
+        decode: Some(id(decode)),
+        terms: QueueTerms::default(),
+        pace: Duration::ZERO,
+        estimated_ttft: Ttft(MS),
+        estimated_tbt: None,
+        matched_tokens: 0,
+        estimated_exposed: None,
+        estimated_output_tokens: 1.0,
+    };
+    let target = DecodeTarget { node: id(decode), generation: Generation(1), address: String::new(), tbt: None };
+    Assignment { placement, target: Some(target), source: None, starts: vec![start(prefill), start(decode)] }
+}
+
+fn refusal(hold: Option<Duration>) -> Refusal {
+    Refusal { kind: ErrorKind::Overloaded, message: "full".to_owned(), retry_after: None, hold }
+}
+
+fn unavailable() -> Refused {
+    Refused { kind: ErrorKind::Unavailable, message: "gone".to_owned() }
+}
+
+fn first(token: TokenId) -> RequestEvent {
+    let (logprobs, prompt_logprobs, finish, compute) = (None, Vec::new(), None, MS);
+    RequestEvent::Prefill(PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute })
+}
+
+fn token(index: u32, token: TokenId, finish: Option<FinishReason>) -> RequestEvent {
+    RequestEvent::Decode(DecodeEvent::Token { index, token, logprobs: None, finish, queue: None })
+}
+
+fn handed_over() -> RequestEvent {
+    RequestEvent::Prefill(PrefillEvent::HandedOver(KvTransfer::default()))
+}
+
+/// The core, and a shell that writes down what it is asked for.
+struct Shell {
+    core: RequestCore,
+    now: Instant,
+    delivered: Vec<TokenId>,
+    /// Attempts that are in the books.
+    open: BTreeSet<Attempt>,
+    effects: Vec<RequestEffect>,
+    ended: Option<Result<FinishReason, RequestError>>,
+}
+
+impl Shell {
+    fn new(job: RequestJob) -> Self {
+        let now = Instant::now();
+        let core = RequestCore::new(now, now, job, LIMITS);
+        Self { core, now, delivered: Vec::new(), open: BTreeSet::new(), effects: Vec::new(), ended: None }
+    }
+
+    fn placed(job: RequestJob) -> Self {
+        let mut shell = Self::new(job);
+        shell.take();
+        shell.answer(Ok(to("p0", "d0")));
+        shell.take();
+        shell
+    }
+
+    fn answer(&mut self, placed: Result<Assignment, Refusal>) {
+        let key = self.core.next_key();
+        if placed.is_ok() {
+            self.open.insert(key.attempt);
+        }
+        self.core.on_placed(self.now, placed);
+    }
+
+    fn tell(&mut self, attempt: u32, event: RequestEvent) -> Vec<RequestEffect> {
+        self.core.on_event(self.now, Attempt(attempt), event);
+        self.take()
+    }
+
+    /// Takes the effects in, and gives them back.
+    fn take(&mut self) -> Vec<RequestEffect> {
+        let effects: Vec<_> = std::iter::from_fn(|| self.core.poll_effect()).collect();
+        for effect in &effects {
+            assert!(self.ended.is_none(), "{effect:?} after the end");
+            match effect {
+                RequestEffect::Deliver { index, tokens, .. } => {
+                    assert_eq!(*index as usize, self.delivered.len());
+                    self.delivered.extend(tokens.iter().map(|token| token.token));
+                }
+                RequestEffect::Book { key, entry: BookEntry::Ended } => {
+                    self.open.remove(&key.attempt);
+                }
+                RequestEffect::End(outcome) => {
+                    assert!(self.open.is_empty(), "{:?} are charged at the end", self.open);
+                    self.ended = Some(outcome.clone());
+                }
+                _ => {}
+            }
+        }
+        self.effects.extend(effects.iter().cloned());
+        effects
+    }
+
+    fn pass(&mut self, time: Duration) -> Vec<RequestEffect> {
+        self.now += time;
+        self.core.on_wakeup(self.now);
+        self.take()
+    }
+
+    fn aborted(&self) -> Vec<(String, u32)> {
+        let aborts = self.effects.iter().filter_map(|effect| match effect {
+            RequestEffect::Abort { node, key } => Some((node.to_string(), key.attempt.0)),
+            _ => None,
+        });
+        aborts.collect()
+    }
+}
+
+fn submitted(effects: &[RequestEffect]) -> Vec<String> {
+    let jobs = effects.iter().filter_map(|effect| match effect {
+        RequestEffect::Submit { node, .. } => Some(node.to_string()),
+        _ => None,
+    });
+    jobs.collect()
+}
+
+#[test]
+fn a_request_goes_its_way() {
+    let mut shell = Shell::new(job(3));
+    assert!(matches!(&shell.take()[..], [RequestEffect::Place { exclude, .. }] if exclude.is_empty()));
+    shell.answer(Ok(to("p0", "d0")));
+    assert_eq!(submitted(&shell.take()), ["p0"]);
+    assert!(shell.core.is_accepted());
+    shell.tell(0, first(10));
+    shell.tell(0, handed_over());
+    shell.tell(0, token(1, 11, None));
+    let last = shell.tell(0, token(2, 12, Some(FinishReason::Length)));
+    assert!(
+        matches!(
+            last[..],
+            [
+                ..,
+                RequestEffect::Book { entry: BookEntry::Finished { output_tokens: 3 }, .. },
+                RequestEffect::Book { entry: BookEntry::Ended, .. },
+                RequestEffect::End(Ok(FinishReason::Length))
+            ]
+        ),
+        "{last:?}"
+    );
+    assert_eq!((shell.delivered.clone(), shell.aborted()), (vec![10, 11, 12], vec![]));
+}
+
+#[test]
+fn the_report_of_the_hand_over_is_waited_for_and_not_for_long() {
+    for reported in [true, false] {
+        let mut shell = Shell::placed(job(2));
+        shell.tell(0, first(10));
+        shell.tell(0, token(1, 11, Some(FinishReason::Stop)));
+        assert_eq!(shell.ended, None);
+        if reported {
+            shell.tell(0, handed_over());
+        } else {
+            shell.pass(HANDOVER_REPORT_TIMEOUT - MS);
+            assert_eq!(shell.ended, None);
+            shell.pass(MS);
+        }
+        assert_eq!(shell.ended, Some(Ok(FinishReason::Stop)));
+    }
+}
+
+#[test]
+fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, first(10));
+    shell.tell(0, handed_over());
+    shell.tell(0, token(1, 11, None));
+    shell.core.on_node_lost(shell.now, &id("p0"), Generation(1));
+    assert_eq!(shell.take(), [], "the prefill node has done its part");
+    shell.core.on_node_lost(shell.now, &id("d0"), Generation(2));
+    assert_eq!(shell.take(), [], "another start of it");
+    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    let effects = shell.take();
+    assert!(
+        matches!(effects.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(1) && *exclude == [id("d0")])
+    );
+    assert_eq!(shell.aborted(), [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
+    shell.answer(Err(refusal(None)));
+    assert!(
+        matches!(&shell.take()[..], [RequestEffect::Place { exclude, .. }] if exclude.is_empty()),
+        "it may be back"
+    );
+    shell.answer(Err(refusal(None)));
+    assert_eq!(shell.core.next_wakeup(), Some(shell.now + RECOVERY_POLL));
+    shell.pass(RECOVERY_POLL);
+    shell.answer(Ok(to("p1", "d1")));
+    assert_eq!(submitted(&shell.take()), ["p1"]);
+    shell.tell(0, token(2, 99, None));
+    for (index, value) in [(1, 11), (2, 12)] {
+        shell.tell(1, if index == 1 { first(10) } else { handed_over() });
+        shell.tell(1, token(index, value, None));
+    }
+    shell.tell(1, token(3, 13, Some(FinishReason::Length)));
+    assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
+}
+
+#[test]
+fn a_token_that_came_out_differently_ends_it() {
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, first(10));
+    shell.core.on_node_lost(shell.now, &id("p0"), Generation(1));
+    shell.take();
+    shell.answer(Ok(to("p1", "d0")));
+    shell.take();
+    shell.tell(1, first(9));
+    assert!(matches!(shell.ended, Some(Err(RequestError::Contradicted(_)))));
+}
+
+#[test]
+fn it_is_placed_so_often_and_not_for_longer_than_it_is_worth() {
+    let mut shell = Shell::placed(job(4));
+    for attempt in 0..2 {
+        shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
+        shell.answer(Ok(to("p1", "d1")));
+        shell.take();
+    }
+    shell.tell(2, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
+    assert!(matches!(&shell.ended, Some(Err(RequestError::Node { node, .. })) if *node == id("p1")));
+
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, RequestEvent::Decode(DecodeEvent::Failed(unavailable())));
+    let begun = shell.now;
+    while shell.ended.is_none() {
+        shell.answer(Err(refusal(None)));
+        if shell.take().is_empty() {
+            shell.pass(RECOVERY_POLL);
+        }
+    }
+    assert!(matches!(&shell.ended, Some(Err(RequestError::Node { node, .. })) if *node == id("d0")), "its own reason");
+    assert_eq!(shell.now - begun, RECOVERY_PATIENCE);
+
+    let mut shell = Shell::placed(job(4));
+    let invalid = Refused { kind: ErrorKind::Invalid, message: "no".to_owned() };
+    shell.tell(0, RequestEvent::Prefill(PrefillEvent::Failed(invalid)));
+    assert!(shell.ended.is_some(), "another node has no other answer");
+}
+
+#[test]
+fn it_waits_at_the_door_while_there_may_be_room() {
+    let mut shell = Shell::new(job(4));
+    shell.take();
+    for _ in 0..3 {
+        shell.answer(Err(refusal(Some(50 * MS))));
+        shell.take();
+        assert!(!shell.core.is_accepted() && shell.core.next_wakeup() == Some(shell.now + 50 * MS));
+        assert!(shell.pass(49 * MS).is_empty());
+        assert!(matches!(shell.pass(MS)[..], [RequestEffect::Place { .. }]));
+    }
+    shell.answer(Err(refusal(None)));
+    shell.take();
+    assert_eq!(shell.ended, Some(Err(RequestError::Refused(refusal(None)))));
+    let held = shell.effects.iter().filter(|effect| **effect == RequestEffect::Note(RequestNote::Held)).count();
+    assert_eq!(held, 1, "it is told once");
+
+    let mut shell = Shell::new(job(4));
+    shell.take();
+    shell.answer(Err(refusal(Some(MS))));
+    shell.core.on_draining(shell.now);
+    shell.take();
+    assert_eq!(shell.ended, Some(Err(RequestError::GoingDown)));
+}
+
+#[test]
+fn the_first_token_is_kept_back_and_those_behind_it_with_it() {
+    let mut shell = Shell::new(job(4));
+    shell.take();
+    let mut paced = to("p0", "d0");
+    paced.placement.pace = 20 * MS;
+    shell.answer(Ok(paced));
+    shell.tell(0, first(10));
+    shell.tell(0, token(1, 11, None));
+    assert_eq!((shell.delivered.len(), shell.core.next_wakeup()), (0, Some(shell.now + 20 * MS)));
+    shell.pass(20 * MS);
+    assert_eq!((shell.delivered.clone(), shell.core.timeline().ttft), (vec![10, 11], 20 * MS));
+}
+
+#[test]
+fn a_silent_request_is_ended_and_offers_are_no_news() {
+    let mut shell = Shell::placed(job(4));
+    shell.pass(20_000 * MS);
+    shell.tell(0, first(10));
+    shell.pass(29_000 * MS);
+    shell.tell(0, RequestEvent::Offered(1));
+    assert_eq!(shell.ended, None);
+    shell.pass(1_000 * MS);
+    assert_eq!(shell.ended, Some(Err(RequestError::Stalled(LIMITS.stall_timeout))));
+    assert_eq!(shell.aborted().len(), 2);
+}
+
+#[test]
+fn it_goes_on_at_another_decode_node_once_that_has_it() {
+    let mut shell = Shell::placed(job(6));
+    shell.tell(0, first(10));
+    assert!(shell.tell(0, RequestEvent::Offered(1)).is_empty(), "the prefill node is not done");
+    shell.tell(0, handed_over());
+    assert!(shell.tell(0, RequestEvent::Offered(2)).is_empty(), "not all tokens are here");
+    let asked = shell.tell(0, RequestEvent::Offered(1));
+    assert!(matches!(asked[..], [RequestEffect::PlaceMove { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
+    let to_d1 = || Some(MoveAssignment { to: start("d1"), source: None });
+    shell.open.insert(Attempt(1));
+    shell.core.on_move_placed(to_d1());
+    assert_eq!(submitted(&shell.take()), ["d1"]);
+    shell.tell(0, token(1, 11, None));
+    shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
+    assert_eq!(shell.aborted(), [("d1".to_owned(), 1)], "it stays");
+    let asked = shell.tell(0, RequestEvent::Offered(2));
+    assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if *exclude == [id("d1")]));
+    shell.core.on_move_placed(None);
+    let asked = shell.tell(0, RequestEvent::Offered(2));
+    assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if exclude.is_empty()), "asked again");
+    shell.open.insert(Attempt(2));
+    shell.core.on_move_placed(to_d1());
+    shell.take();
+    shell.tell(2, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
+    assert_eq!(
+        (shell.core.attempt(), shell.core.timeline().moves, shell.core.timeline().moved.bytes),
+        (Attempt(2), 1, 5)
+    );
+    assert_eq!(shell.aborted()[1..], [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
+    shell.tell(2, token(2, 12, Some(FinishReason::Stop)));
+    assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12], Some(Ok(FinishReason::Stop))));
+}
+
+#[test]
+fn who_was_asked_takes_over_from_a_node_that_fails() {
+    let mut shell = Shell::placed(job(6));
+    shell.tell(0, first(10));
+    shell.tell(0, handed_over());
+    shell.tell(0, RequestEvent::Offered(1));
+    shell.open.insert(Attempt(1));
+    shell.core.on_move_placed(Some(MoveAssignment { to: start("d1"), source: None }));
+    shell.take();
+    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    shell.take();
+    assert_eq!((shell.core.attempt(), &shell.core.state), (Attempt(1), &State::Decoding));
+}
+
+#[test]
+fn a_refused_grant_is_asked_for_elsewhere() {
+    let mut shell = Shell::placed(job(6));
+    let asked = shell.tell(0, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
+    assert!(matches!(&asked[..], [RequestEffect::AskRedirect { from, .. }] if *from == id("d0")));
+    let target = to("p0", "d1").target;
+    shell.core.on_redirected(shell.now, &id("d0"), unavailable(), target);
+    assert!(
+        matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Redirect { node, .. }] if *node == id("p0"))
+    );
+    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    assert_eq!(shell.take(), [], "it is not there any more");
+    shell.core.on_redirected(shell.now, &id("d1"), unavailable(), None);
+    assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");
+}
+
+#[test]
+fn a_stop_string_ends_it_while_its_node_goes_on() {
+    let mut shell = Shell::placed(job(6));
+    shell.tell(0, first(10));
+    shell.tell(0, handed_over());
+    shell.tell(0, token(1, 11, None));
+    shell.core.on_stopped(shell.now, 2);
+    shell.take();
+    assert_eq!((shell.ended.clone(), shell.aborted().len()), (Some(Ok(FinishReason::Stop)), 2));
+    assert_eq!(shell.core.usage().completion_tokens, 2);
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+fn name(state: &State) -> &'static str {
+    match state {
+        State::Placing => "placing",
+        State::Held { .. } => "held",
+        State::Prefilling => "prefilling",
+        State::Following => "following",
+        State::HandingOver => "handing over",
+        State::Decoding => "decoding",
+        State::Moving(_) => "moving",
+        State::Recovering(_) => "recovering",
+        State::Settling { .. } => "settling",
+        State::Ended => "ended",
+    }
+}
+
+/// States in which something may come from outside. `placing` is not among them: its answer comes at once.
+const STATES: [&str; 9] =
+    ["held", "prefilling", "following", "handing over", "decoding", "moving", "recovering", "settling", "ended"];
+const EVENTS: [&str; 18] = [
+    "started",
+    "fetched",
+    "first token",
+    "last first token",
+    "handed over",
+    "prefill failed",
+    "decode failed",
+    "grant refused",
+    "token",
+    "last token",
+    "decode node failed",
+    "offered",
+    "node lost",
+    "other node",
+    "stopped",
+    "abort",
+    "closing",
+    "time",
+];
+
+/// Whatever comes, a request ends once with nothing charged, and what the client has never changes. Every event meets every state.
+#[test]
+fn every_event_in_every_state_leaves_a_request_that_ends_once() {
+    let mut met = BTreeMap::new();
+    for seed in 0..3_000 {
+        let mut rng = Random(seed);
+        let mut shell = Shell::new(job(6));
+        let mut names = 0;
+        for _ in 0..60 {
+            // Answers come at once.
+            while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
+                answer(&mut shell, &mut rng, effect, &mut names);
+            }
+            let event = EVENTS[pick(&mut rng)];
+            *met.entry((name(&shell.core.state), event)).or_insert(0) += 1;
+            happen(&mut shell, &mut rng, event);
+        }
+        // Whether or not the cluster has been asked what it was to be asked.
+        shell.core.on_abort(shell.now);
+        assert!(!shell.take().iter().any(RequestEffect::is_question) && shell.ended.is_some(), "seed {seed}");
+        assert!((0..).zip(&shell.delivered).all(|(index, token)| *token == 10 + index), "seed {seed}");
+    }
+    let missing: Vec<_> = STATES
+        .into_iter()
+        .flat_map(|state| EVENTS.map(|event| (state, event)))
+        .filter(|pair| !met.contains_key(pair))
+        .collect();
+    assert_eq!(missing, [], "pairs of state and event that never met");
+}
+
+/// What goes on goes on most of the time.
+fn pick(rng: &mut Random) -> usize {
+    if rng.below(3) == 0 { rng.below(EVENTS.len() as u64) as usize } else { [2, 4, 8, 11][rng.below(4) as usize] }
+}
+
+fn answer(shell: &mut Shell, rng: &mut Random, effect: RequestEffect, names: &mut u32) {
+    *names += 1;
+    let node = |role: &str| format!("{role}{names}");
+    match effect {
+        RequestEffect::Place { .. } => {
+            let mut placed = to(&node("p"), &node("d"));
+            placed.placement.pace = MS * rng.below(2) as u32;
+            let refused = refusal((rng.below(4) > 0).then_some(MS));
+            shell.answer(if rng.below(3) > 0 { Ok(placed) } else { Err(refused) });
+        }
+        RequestEffect::PlaceMove { to, .. } => {
+            let there = rng.below(4) > 0;
+            if there {
+                shell.open.insert(to.attempt);
+            }
+            shell.core.on_move_placed(there.then(|| MoveAssignment { to: start(&node("d")), source: None }));
+        }
+        RequestEffect::AskRedirect { from, refused, .. } => {
+            let target = to("p", &node("d")).target.filter(|_| rng.below(4) > 0);
+            shell.core.on_redirected(shell.now, &from, refused, target);
+        }
+        _ => {}
+    }
+}
+
+fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
+    let index = (shell.delivered.len() as u32 + rng.below(2) as u32).min(5);
+    let moving = match &shell.core.state {
+        State::Moving(asked) => Some(asked.clone()),
+        _ => None,
+    };
+    let attempt = match (&moving, rng.below(8)) {
+        (_, 0) => Attempt(0),
+        (Some(asked), 1..5) => asked.attempt,
+        _ => shell.core.attempt(),
+    };
+    let event = match event {
+        "started" => RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 1 }),
+        "fetched" => RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default())),
+        "first token" => first(10),
+        "last first token" if rng.below(4) == 0 => {
+            let (logprobs, prompt_logprobs, finish) = (None, Vec::new(), Some(FinishReason::Stop));
+            let first = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute: MS };
+            RequestEvent::Prefill(first)
+        }
+        "last first token" => token(0, 10, None),
+        "handed over" => handed_over(),
+        "prefill failed" => RequestEvent::Prefill(PrefillEvent::Failed(unavailable())),
+        "decode failed" => RequestEvent::Prefill(PrefillEvent::DecodeFailed(unavailable())),
+        "grant refused" => RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())),
+        "token" => token(index, 10 + index, None),
+        "last token" => token(index, 10 + index, Some(FinishReason::Length)),
+        "decode node failed" => RequestEvent::Decode(DecodeEvent::Failed(unavailable())),
+        "offered" => RequestEvent::Offered(shell.delivered.len() as u32),
+        "node lost" | "other node" => {
+            let placed = shell.core.placement().and_then(|placement| placement.decode.clone());
+            let asked = moving.map(|asked| asked.to.0);
+            let node = if event == "other node" { asked } else { placed };
+            return shell.core.on_node_lost(shell.now, &node.unwrap_or(id("x")), Generation(1));
+        }
+        "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
+        "abort" => return shell.core.on_abort(shell.now),
+        "closing" => return shell.core.on_closing(shell.now),
+        _ => {
+            let due = shell.core.next_wakeup().unwrap_or(shell.now);
+            shell.now = shell.now.max(due);
+            return shell.core.on_wakeup(shell.now);
+        }
+    };
+    shell.core.on_event(shell.now, attempt, event);
+}
