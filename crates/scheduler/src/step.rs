@@ -25,14 +25,14 @@ pub enum LogitsWanted {
 pub struct StepSequence {
     /// Whose it is.
     pub key: RequestKey,
-    /// The prompt and the output so far.
-    pub tokens: Arc<[TokenId]>,
+    /// The prompt and the output so far. Shared with the core, which appends in place once the step is over and nobody holds this any more.
+    pub tokens: Arc<Vec<TokenId>>,
     /// How many of `tokens` are the prompt; the rest is the output, and its length is the index of the token to draw.
     pub prompt_tokens: usize,
     /// Positions to compute. The KV of those before is in the arena. Starts on a block boundary in prefill.
     pub range: Range<usize>,
-    /// Blocks of positions 0 to at least `range.end`.
-    pub block_table: Arc<[BlockId]>,
+    /// Blocks of positions 0 to at least `range.end`; shared in the same way.
+    pub block_table: Arc<Vec<BlockId>>,
     /// Rows that need logits.
     pub logits: LogitsWanted,
     /// Prefill: the prompt's last, partial block, and the first of its token slots that nothing is written to. Each layer's slots from there on are zeroed when the

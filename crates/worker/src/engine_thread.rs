@@ -282,10 +282,10 @@ mod tests {
     fn sequence(n: u32, awaits_prefix: bool) -> StepSequence {
         StepSequence {
             key: key(n.into()),
-            tokens: (0..32).map(|token| token + n).collect(),
+            tokens: Arc::new((0..32).map(|token| token + n).collect()),
             prompt_tokens: 32,
             range: 16..32,
-            block_table: [BlockId(2 * n), BlockId(2 * n + 1)].into(),
+            block_table: Arc::new(vec![BlockId(2 * n), BlockId(2 * n + 1)]),
             logits: baton_scheduler::LogitsWanted::Last,
             zero_tail: None,
             sampling: Arc::new(SamplingParams::default()),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_types::{ConductorId, DecodeEvent, ErrorKind, FinishReason, Refused, RequestKey, TokenId, TokenLogprobs};
@@ -130,7 +131,7 @@ impl DecodeCore {
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
         let handed_over = sequence.handed_over.as_mut()?;
-        handed_over.tokens.push(token);
+        Arc::make_mut(&mut handed_over.tokens).push(token);
         let finish = handed_over.finish(sequence.max_total_tokens);
         let told = std::mem::replace(&mut handed_over.first_token_told, true);
         let wait = handed_over.first_step.map(|step| step.saturating_duration_since(handed_over.at));

@@ -1,6 +1,7 @@
 //! Grants: destination blocks that prefill nodes write into, from the request to the fence.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockHasher;
@@ -252,7 +253,7 @@ impl DecodeCore {
             max_total_tokens: needed.max_total_tokens,
             hashes: request.block_hashes.to_vec(),
             expected_bytes: self.config.model.bytes(received.len()),
-            blocks: matched.into_iter().chain(received).chain(own).collect(),
+            blocks: Arc::new(matched.into_iter().chain(received).chain(own).collect()),
             held_blocks,
             head_blocks: head,
             reservation,
@@ -366,7 +367,7 @@ impl DecodeCore {
             sequence.handed_over = Some(HandedOver {
                 conductor: handover.conductor,
                 at: now,
-                tokens,
+                tokens: Arc::new(tokens),
                 sampling: handover.sampling,
                 hasher,
                 first_step: None,
@@ -432,7 +433,9 @@ impl DecodeCore {
                 self.pool.quarantine(receiving);
                 (receiving.to_vec(), Vec::new())
             }
-            Phase::Waiting | Phase::Fetching | Phase::Preempted | Phase::Running => (Vec::new(), blocks),
+            Phase::Waiting | Phase::Fetching | Phase::Preempted | Phase::Running => {
+                (Vec::new(), Arc::unwrap_or_clone(blocks))
+            }
         };
         let Some(grant) = open else {
             self.pool.unquarantine(&quarantined);

@@ -1,6 +1,7 @@
 //! Prompts that a decode node computes itself, in chunks beside its running batch: those too short to disturb it, and all of them where no prefill node is left.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockHasher, Reservation};
@@ -49,7 +50,7 @@ impl DecodeCore {
         let handed_over = HandedOver {
             conductor: job.conductor,
             at: now,
-            tokens: job.tokens.to_vec(),
+            tokens: Arc::new(job.tokens.to_vec()),
             sampling: job.sampling.clone(),
             hasher,
             first_step: None,
@@ -64,7 +65,7 @@ impl DecodeCore {
             max_tokens: job.sampling.max_tokens,
             max_total_tokens,
             hashes,
-            blocks: Vec::new(),
+            blocks: Arc::default(),
             held_blocks: 0,
             head_blocks: 0,
             reservation: Reservation::none(),
@@ -152,7 +153,7 @@ impl DecodeCore {
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
         let (local, handed_over) = (sequence.local.as_mut()?, sequence.handed_over.as_mut()?);
-        handed_over.tokens.push(token);
+        Arc::make_mut(&mut handed_over.tokens).push(token);
         let finish = handed_over.finish(sequence.max_total_tokens);
         let conductor = handed_over.conductor;
         let compute = local.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));

@@ -4,6 +4,7 @@
 //! sequence gives its own up. What was full of them stays in the prefix cache as long as nobody needs the room; the rest is computed again, here, when there is room: the sequence
 //! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on. Meanwhile another decode node may take it: `moves.rs`.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_types::{BlockId, ErrorKind, Refused, RequestKey};
@@ -36,7 +37,7 @@ impl DecodeCore {
             0 => self.pool.allocate(1).ok().and_then(|blocks| blocks.first().copied()),
             _ => Some(self.pool.allocate_reserved(&mut sequence.reservation)),
         };
-        sequence.blocks.extend(block);
+        Arc::make_mut(&mut sequence.blocks).extend(block);
         block.is_some()
     }
 
@@ -125,7 +126,7 @@ impl DecodeCore {
         let held = matched.len();
         sequence.num_complete_blocks = held;
         sequence.num_computed_tokens = held * self.config.model.block_tokens();
-        sequence.blocks = matched.into_iter().chain(new).collect();
+        sequence.blocks = Arc::new(matched.into_iter().chain(new).collect());
         self.prefix_queries += sequence.num_tokens() as u64;
         self.prefix_hits += sequence.num_computed_tokens as u64;
         Some(held)

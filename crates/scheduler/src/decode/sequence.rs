@@ -30,7 +30,7 @@ pub(super) struct Sequence {
     /// Chained hashes of the full blocks, of the prompt and then of the output.
     pub hashes: Vec<BlockHash>,
     /// Of the prompt, and of the output as it grows; none while it is preempted.
-    pub blocks: Vec<BlockId>,
+    pub blocks: Arc<Vec<BlockId>>,
     /// Leading blocks that were here before; the rest of the head's arrives under the grant.
     pub held_blocks: usize,
     /// Leading blocks that a prefill node computes: the prompt's, or those before its tail.
@@ -84,7 +84,7 @@ pub(super) struct HandedOver {
     pub conductor: ConductorId,
     pub at: Instant,
     /// Prompt and output so far; the KV of the last one is not computed yet.
-    pub tokens: Vec<TokenId>,
+    pub tokens: Arc<Vec<TokenId>>,
     pub sampling: Arc<SamplingParams>,
     pub hasher: BlockHasher,
     /// When it first was in a step; told with its first token.
@@ -151,10 +151,10 @@ impl Sequence {
         };
         Some(StepSequence {
             key,
-            tokens: handed_over.tokens.as_slice().into(),
+            tokens: Arc::clone(&handed_over.tokens),
             prompt_tokens: self.prompt_tokens,
             range,
-            block_table: self.blocks.as_slice().into(),
+            block_table: Arc::clone(&self.blocks),
             logits,
             zero_tail: None,
             sampling: handed_over.sampling.clone(),

@@ -280,7 +280,8 @@ impl PrefillCore {
         let new = self.pool.allocate(missing).ok()?;
         self.prefix_queries += tokens as u64;
         let queued = self.remove_queued(key)?;
-        self.start(now, queued, matched.len(), matched.into_iter().chain(new).collect());
+        let num_cached = matched.len();
+        self.start(now, queued, num_cached, Arc::new(matched.into_iter().chain(new).collect()));
         Some(())
     }
 
@@ -300,7 +301,7 @@ impl PrefillCore {
         Some(self.pool.count_cached(&matched) + missing)
     }
 
-    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<[BlockId]>) {
+    fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<Vec<BlockId>>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
         let (key, block_tokens) = (job.key, self.config.model.block_tokens());
         let held_tokens = num_cached * block_tokens;
@@ -310,6 +311,7 @@ impl PrefillCore {
         let cached_tokens = fetch.as_ref().map_or(held_tokens, |fetch| fetch.blocks.end * block_tokens);
         let end = end_of_share(&job, cached_tokens, block_tokens);
         let mut request = Active {
+            tokens: Arc::new(job.tokens.to_vec()),
             job,
             hashes,
             blocks,
@@ -407,10 +409,10 @@ fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSeq
     };
     StepSequence {
         key: request.job.key,
-        tokens: request.job.tokens.clone(),
+        tokens: Arc::clone(&request.tokens),
         prompt_tokens,
         range,
-        block_table: request.blocks.clone(),
+        block_table: Arc::clone(&request.blocks),
         logits,
         zero_tail: last_block.map(|block| (block, partial)),
         sampling: request.job.sampling.clone(),

@@ -38,7 +38,9 @@ impl Queued {
 pub(super) struct Active {
     pub job: PrefillJob,
     pub hashes: Arc<[BlockHash]>,
-    pub blocks: Arc<[BlockId]>,
+    pub blocks: Arc<Vec<BlockId>>,
+    /// The prompt's tokens, as steps share them.
+    pub tokens: Arc<Vec<TokenId>>,
     pub submitted: Instant,
     pub turn: u64,
     pub started: Instant,
