@@ -75,7 +75,7 @@ pub struct Settings {
     pub tbt_slo_ms: Option<f64>,
     /// How long a prompt waits for room at a prefill node, seconds.
     pub queue_timeout_s: f64,
-    /// How long a prompt is put off for others at most in a prefill node's queue, seconds; less than `queue_timeout_s`.
+    /// How long a prompt is put off for others at most in a prefill node's queue, seconds; at most half of `queue_timeout_s`.
     pub max_overtaken_s: f64,
     /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
     pub prompts_at_decode: String,

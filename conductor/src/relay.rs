@@ -138,7 +138,9 @@ impl Relay {
                     self.heard = Some(told.at);
                     match told.event {
                         LiveEvent::Node(attempt, event) => self.core.on_event(self.now(), attempt, event),
-                        LiveEvent::NodeLost(node, generation) => self.core.on_node_lost(told.at, &node, generation),
+                        LiveEvent::NodeLost(node, generation) => {
+                            self.core.on_node_lost(self.now(), told.at, &node, generation);
+                        }
                     }
                 }
                 None => self.core.on_abort(self.now()),
@@ -171,8 +173,8 @@ impl Relay {
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
-                    let placed = self.place(key, &exclude, waited);
-                    self.core.on_placed(self.now(), placed);
+                    let (decided, placed) = self.place(key, &exclude, waited);
+                    self.core.on_placed(decided, placed);
                 }
                 RequestEffect::AskRedirect { key, from, refused } => self.ask_redirect(key, &from, refused),
                 RequestEffect::PlaceMove { key, to, tokens, exclude } => {
@@ -211,11 +213,18 @@ impl Relay {
     }
 
     /// Places an attempt and charges its nodes.
-    fn place(&mut self, key: RequestKey, exclude: &[NodeId], waited: Duration) -> Result<Assignment, Refusal> {
+    fn place(
+        &mut self,
+        key: RequestKey,
+        exclude: &[NodeId],
+        waited: Duration,
+    ) -> (Instant, Result<Assignment, Refusal>) {
         let wanted = self.core.job().placement_request(key, exclude, waited);
-        let (explanation, assignment) = {
+        let (decided, explanation, assignment) = {
             let mut cluster = self.door.cluster();
-            let explanation = Arc::new(cluster.place_explained(self.door.clock.now(), &wanted, &mut random_u64));
+            // While no node can be lost: what is lost later is lost to this placement.
+            let decided = self.now();
+            let explanation = Arc::new(cluster.place_explained(decided, &wanted, &mut random_u64));
             let placement = explanation.decision.clone();
             let assignment = placement.map(|placement| {
                 let node = cluster.node(&placement.prefill);
@@ -224,7 +233,7 @@ impl Relay {
                 }
                 cluster.assign(placement, wanted.slo.tbt)
             });
-            (explanation, assignment)
+            (decided, explanation, assignment)
         };
         self.record.decided(key.attempt, waited, explanation);
         if let Ok(Assignment { placement, .. }) = &assignment
@@ -239,7 +248,7 @@ impl Relay {
             self.predicted = times.into_iter().filter_map(|(of, time)| Some((of, time?.as_secs_f64()))).collect();
             self.predicted.insert(Estimate::Output, placement.estimated_output_tokens);
         }
-        assignment
+        (decided, assignment)
     }
 
     fn submit(&mut self, node: &NodeId, job: &PrefillJob) {

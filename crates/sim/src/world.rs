@@ -158,6 +158,7 @@ impl<'a> World<'a> {
             slow_start: Duration::ZERO,
             max_overtaken: options.max_overtaken,
             max_wait: None,
+            max_held: usize::MAX,
             split_above: options.split_above,
             ..ClusterConfig::default()
         };

@@ -191,7 +191,12 @@ impl w::QueueTerms {
             deadline: self.deadline_s.map(|deadline| wait("queue.deadline_s", deadline)).transpose()?,
             value: self.value,
             max_overtaken: wait("queue.max_overtaken_s", self.max_overtaken_s)?,
-            timeout: wait("queue.timeout_s", self.timeout_s)?,
+            // One that does not say leaves it to the node.
+            timeout: if self.timeout_s == 0.0 {
+                d::QueueTerms::TIMEOUT
+            } else {
+                wait("queue.timeout_s", self.timeout_s)?
+            },
             compute: wait("queue.compute_s", self.compute_s)?,
         })
     }

@@ -223,7 +223,8 @@ impl Excess {
     pub fn retry_after(&self, relief: Relief) -> Duration {
         match self {
             Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => estimate.saturating_sub(*left),
-            Self::Wait { estimate, waited, limit } => (*estimate + *waited).saturating_sub(*limit),
+            // Who comes again has not waited.
+            Self::Wait { estimate, limit, .. } => estimate.saturating_sub(*limit),
             Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::AdmittedTbt { .. } => relief.decode,
             Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
         }

@@ -54,9 +54,10 @@ impl Cluster {
                     self.on_fetched(now, holder, reader, report);
                 }
             }
-            BookEntry::Pushed { to, predicted, transfer } => {
-                let seconds = [*predicted, transfer.exposed, transfer.elapsed].map(|time| time.as_secs_f64());
-                self.transfers.observe_push(to, transfer.bytes, seconds[0], seconds[1], seconds[2]);
+            BookEntry::Pushed { to, transfer } => {
+                let layers = self.nodes.get(to).map_or(1, |node| node.info().layout.num_layers);
+                let (exposed, elapsed) = (transfer.exposed.as_secs_f64(), transfer.elapsed.as_secs_f64());
+                self.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
             BookEntry::FirstToken => self.on_first_token(now, key),
             BookEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),

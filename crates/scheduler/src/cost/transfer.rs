@@ -35,6 +35,9 @@ struct FixedCost(f64);
 impl FixedCost {
     /// One took so many seconds more than predicted.
     fn observe(&mut self, surprise: f64) {
+        if !surprise.is_finite() {
+            return;
+        }
         let most = SURPRISE.0 * self.0 + SURPRISE.1;
         self.0 = (self.0 + SHARE * surprise.clamp(-most, most)).max(0.0);
     }
@@ -77,18 +80,28 @@ impl TransferCost {
         if bytes <= 0.0 {
             return (0.0, 0.0);
         }
-        let bandwidth = self.receives.get(to).or_else(|| self.own.get(to)).copied().unwrap_or(self.bandwidth);
-        let seconds = bytes / bandwidth.max(1.0);
+        let seconds = bytes / self.receiving(to);
         (self.push.0 + seconds, self.push.0 + seconds / f64::from(layers.max(1)))
     }
 
-    /// A push was predicted to take `predicted` seconds beyond its compute, and took `exposed`; all of it took `elapsed`.
-    pub fn observe_push(&mut self, to: &NodeId, bytes: u64, predicted: f64, exposed: f64, elapsed: f64) {
-        if bytes >= MIN_BYTES && exposed > 0.5 * elapsed {
-            // It was the transfer that took the time.
-            return learn(&mut self.receives, to.clone(), bytes as f64 / (elapsed - self.push.0).max(0.5 * elapsed));
+    /// A push of so many layers took `elapsed` seconds from its first byte on, `exposed` of them after its compute.
+    pub fn observe_push(&mut self, to: &NodeId, bytes: u64, layers: u32, exposed: f64, elapsed: f64) {
+        // What comes before the first byte, as the wait for a grant, is no transfer's.
+        let exposed = exposed.min(elapsed);
+        let (is_hidden, measured) =
+            (exposed <= 0.5 * elapsed, bytes as f64 / (elapsed - self.push.0).max(0.5 * elapsed));
+        // The transfer took the time, or it was faster than is known although compute made it wait.
+        if bytes >= MIN_BYTES && (!is_hidden || measured > self.receiving(to)) {
+            return learn(&mut self.receives, to.clone(), measured);
         }
-        self.push.observe(exposed - predicted);
+        let (whole, last_layer) = self.push_seconds(to, bytes as f64, layers);
+        self.push.observe(exposed - if is_hidden { last_layer } else { whole });
+    }
+
+    /// Bytes per second.
+    fn receiving(&self, to: &NodeId) -> f64 {
+        let known = self.receives.get(to).or_else(|| self.own.get(to));
+        known.copied().unwrap_or(self.bandwidth).max(1.0)
     }
 
     /// Bytes per second.
@@ -193,15 +206,21 @@ mod tests {
         cost.observe(&a, &b, 100_000, 10.0);
         assert!(cost.seconds(&b, &a, 100_000) < 0.003);
 
-        for _ in 0..60 {
-            let (_, predicted) = cost.push_seconds(&b, 300_000.0, 30);
-            cost.observe_push(&b, 300_000, predicted, 0.0018, 0.2);
-        }
+        (0..60).for_each(|_| cost.observe_push(&b, 300_000, 30, 0.0018, 0.2));
         let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);
         assert!((last - 0.0018).abs() < 1e-4 && (whole - last - 0.00029).abs() < 1e-5, "{whole} {last}");
-        (0..60).for_each(|_| cost.observe_push(&b, 1 << 30, 0.1, 4.0, 5.0));
-        let (whole, _) = cost.push_seconds(&b, (1 << 30) as f64, 30);
-        assert!((whole / 5.0 - 1.0).abs() < 0.01, "{whole}: the transfer took the time");
+        (0..60).for_each(|_| cost.observe_push(&b, 1 << 30, 30, 4.0, 5.0));
+        let whole = |cost: &TransferCost| cost.push_seconds(&b, (1 << 30) as f64, 30).0;
+        assert!((whole(&cost) / 5.0 - 1.0).abs() < 0.01, "{}: the transfer took the time", whole(&cost));
+        (0..60).for_each(|_| cost.observe_push(&b, 1 << 30, 30, 0.05, 1.0));
+        assert!((whole(&cost) - 1.0).abs() < 0.02, "{}: it is faster again", whole(&cost));
+        (0..60).for_each(|_| cost.observe_push(&b, 1000, 30, 20.0, 0.002));
+        assert!(cost.push.0 < 0.003, "{}: a wait for a grant is no transfer's", cost.push.0);
+        for wrong in [f64::NAN, f64::INFINITY] {
+            cost.observe_push(&b, 1 << 30, 30, wrong, wrong);
+            cost.observe(&a, &b, 1000, wrong);
+        }
+        assert!(whole(&cost).is_finite() && cost.seconds(&a, &b, 1000).is_finite());
         assert_eq!(cost.push_seconds(&b, 0.0, 30), (0.0, 0.0));
     }
 }

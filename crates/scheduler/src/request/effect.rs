@@ -108,8 +108,6 @@ pub enum BookEntry {
     Pushed {
         /// The decode node.
         to: NodeId,
-        /// Predicted of the part that compute does not hide.
-        predicted: Duration,
         /// What it took.
         transfer: KvTransfer,
     },

@@ -249,7 +249,7 @@ impl RequestCore {
         self.heard
     }
 
-    /// The cluster's answer to [`RequestEffect::Place`].
+    /// The cluster's answer to [`RequestEffect::Place`]; `now` is when it decided.
     pub fn on_placed(&mut self, now: Instant, placed: Result<Assignment, Refusal>) {
         match (placed, &mut self.state) {
             (Ok(to), State::Placing | State::Recovering(_)) => self.begin(now, to),
@@ -321,6 +321,13 @@ impl RequestCore {
         let message = "its session ended in this moment";
         match &self.state {
             State::Moving(asked) if asked.to.0 == *node => self.on_move_failed(message),
+            // Nobody has worked for it yet: it is as good as not placed, and may still be refused, or wait.
+            State::Prefilling if self.last_attempt == Some(Attempt(0)) => {
+                self.end_attempt(false);
+                (self.attempted, self.last_attempt, self.state) = (None, None, State::Placing);
+                self.failed_nodes.push(node.clone());
+                self.ask_for_nodes(now, self.failed_nodes.clone());
+            }
             _ => self.fail(now, lost(node, message)),
         }
     }
@@ -350,8 +357,8 @@ impl RequestCore {
         matches!(self.state, State::Placing | State::Held { .. } | State::Recovering(_) | State::Ended)
     }
 
-    /// A start of a node was lost at that time.
-    pub fn on_node_lost(&mut self, now: Instant, node: &NodeId, generation: Generation) {
+    /// A start of a node was lost, at `at`.
+    pub fn on_node_lost(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
         let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
         if let State::Moving(asked) = &self.state
             && start(&asked.to)
@@ -360,7 +367,7 @@ impl RequestCore {
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
-        if self.is_over() || now < attempted.placed || !attempted.starts.iter().any(start) {
+        if self.is_over() || at < attempted.placed || !attempted.starts.iter().any(start) {
             return;
         }
         // What the prefill node had to do is done then: the decode node has everything.
@@ -417,12 +424,11 @@ impl RequestCore {
         }
     }
 
-    /// What came of a prediction; where the decode node computes the tail, compute hides the push in another way.
+    /// What a push took; where the decode node computes the tail, compute hides it in another way.
     fn on_pushed(&mut self, transfer: &KvTransfer) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
-        let predicted = placement.estimated_exposed.filter(|_| placement.tail_tokens == 0 && transfer.bytes > 0);
-        if let (Some(predicted), Some(to)) = (predicted, placement.decode.clone()) {
-            self.book(*key, BookEntry::Pushed { to, predicted, transfer: transfer.clone() });
+        if let Some(to) = placement.decode.clone().filter(|_| placement.tail_tokens == 0 && transfer.bytes > 0) {
+            self.book(*key, BookEntry::Pushed { to, transfer: transfer.clone() });
         }
     }
 
@@ -586,6 +592,9 @@ impl RequestCore {
 
     /// Starts over on other nodes after a failure that another node may not have; ends with the error where that cannot help.
     fn fail(&mut self, now: Instant, why: RequestError) {
+        if self.is_over() {
+            return;
+        }
         if matches!(self.state, State::Settling { .. }) {
             // Only the report of the hand-over is missing.
             return self.complete(now);
@@ -676,6 +685,9 @@ impl RequestCore {
             self.book(self.next_key(), BookEntry::Ended);
         }
         self.timeline.total = now.saturating_duration_since(self.arrived);
+        if self.attempted.is_none() {
+            self.timeline.placement = self.timeline.total;
+        }
         self.state = State::Ended;
         self.effects.push_back(RequestEffect::End(outcome));
     }

@@ -206,11 +206,11 @@ fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
     shell.tell(0, first(10));
     shell.tell(0, handed_over());
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_lost(shell.now, &id("p0"), Generation(1));
+    shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
     assert_eq!(shell.take(), [], "the prefill node has done its part");
-    shell.core.on_node_lost(shell.now, &id("d0"), Generation(2));
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(2));
     assert_eq!(shell.take(), [], "another start of it");
-    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
     let effects = shell.take();
     assert!(
         matches!(effects.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(1) && *exclude == [id("d0")])
@@ -239,7 +239,7 @@ fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
 fn a_token_that_came_out_differently_ends_it() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
-    shell.core.on_node_lost(shell.now, &id("p0"), Generation(1));
+    shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
     shell.take();
     shell.answer(Ok(to("p1", "d0")));
     shell.take();
@@ -371,9 +371,30 @@ fn who_was_asked_takes_over_from_a_node_that_fails() {
     shell.open.insert(Attempt(1));
     shell.core.on_move_placed(Some(MoveAssignment { to: start("d1"), source: None }));
     shell.take();
-    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
     shell.take();
     assert_eq!((shell.core.attempt(), &shell.core.state), (Attempt(1), &State::Decoding));
+}
+
+#[test]
+fn a_request_whose_node_cannot_be_reached_at_once_is_not_taken_in_yet() {
+    let mut shell = Shell::placed(job(6));
+    shell.core.on_unreachable(shell.now, &id("p0"));
+    let asked = shell.take();
+    assert!(
+        matches!(asked.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(0) && *exclude == [id("p0")])
+    );
+    assert!(!shell.core.is_accepted() && shell.open.is_empty());
+    shell.answer(Err(refusal(None)));
+    shell.take();
+    assert!(matches!(shell.ended, Some(Err(RequestError::Refused(_)))));
+}
+
+#[test]
+fn a_loss_from_before_the_placement_is_another_ones() {
+    let mut shell = Shell::placed(job(6));
+    shell.core.on_node_lost(shell.now, shell.now - MS, &id("d0"), Generation(1));
+    assert_eq!(shell.take(), []);
 }
 
 #[test]
@@ -386,7 +407,7 @@ fn a_refused_grant_is_asked_for_elsewhere() {
     assert!(
         matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Redirect { node, .. }] if *node == id("p0"))
     );
-    shell.core.on_node_lost(shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
     assert_eq!(shell.take(), [], "it is not there any more");
     shell.core.on_redirected(shell.now, &id("d1"), unavailable(), None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");
@@ -434,7 +455,7 @@ fn name(state: &State) -> &'static str {
 /// States in which something may come from outside. `placing` is not among them: its answer comes at once.
 const STATES: [&str; 9] =
     ["held", "prefilling", "following", "handing over", "decoding", "moving", "recovering", "settling", "ended"];
-const EVENTS: [&str; 18] = [
+const EVENTS: [&str; 19] = [
     "started",
     "fetched",
     "first token",
@@ -453,6 +474,7 @@ const EVENTS: [&str; 18] = [
     "abort",
     "closing",
     "time",
+    "unreachable",
 ];
 
 /// Whatever comes, a request ends once with nothing charged, and what the client has never changes. Every event meets every state.
@@ -527,6 +549,11 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         _ => shell.core.attempt(),
     };
     let event = match event {
+        // At once after the submission, or never.
+        "unreachable" => {
+            let node = shell.core.placement().map_or(id("x"), |placement| placement.prefill.clone());
+            return shell.core.on_unreachable(shell.now, &node);
+        }
         "started" => RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 1 }),
         "fetched" => RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default())),
         "first token" => first(10),
@@ -548,7 +575,7 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
             let placed = shell.core.placement().and_then(|placement| placement.decode.clone());
             let asked = moving.map(|asked| asked.to.0);
             let node = if event == "other node" { asked } else { placed };
-            return shell.core.on_node_lost(shell.now, &node.unwrap_or(id("x")), Generation(1));
+            return shell.core.on_node_lost(shell.now, shell.now, &node.unwrap_or(id("x")), Generation(1));
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),
