@@ -65,8 +65,8 @@ async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> 
         async move { overload(&cluster).await }
     });
     tokio::time::sleep(Duration::from_millis(900)).await;
-    // In the middle of it, the operator's command is told the same.
-    let said = baton(&cluster, &["generate", "--raw", "one more", "--max-tokens", "2"]).await?;
+    // In the middle of it, the operator's command is told the same of a prompt as long. (One much shorter would go before the others.)
+    let said = baton(&cluster, &["generate", "--raw", &"one more; ".repeat(12), "--max-tokens", "2"]).await?;
     let error: Value = serde_json::from_slice(&said.stderr)?;
     let answers = overloading.await??;
 
