@@ -200,6 +200,10 @@ async fn bind_transfer(
         let problem = format!("'{}' is not an address of the form ip:port", settings.transfer_listen);
         BadSetting::invalid("transfer_listen", problem)
     })?;
+    if listen.ip().is_unspecified() && settings.advertise_host.is_none() {
+        let problem = format!("not set, but needed to listen on {listen}: peers cannot connect to that");
+        anyhow::bail!(BadSetting::invalid("advertise_host", problem));
+    }
     let mut config = TransferConfig::new(node.clone(), generation, listen);
     config.advertise_host = settings.advertise_host.clone();
     config.transport = settings.transport;

@@ -30,7 +30,9 @@ pub enum RegisterError {
 pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
     let wrong =
         |_| BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
-    let endpoint = Endpoint::from_shared(conductor.to_owned()).map_err(wrong)?;
+    // As the operator's command takes it.
+    let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
+    let endpoint = Endpoint::from_shared(url).map_err(wrong)?;
     Ok(endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 

@@ -16,7 +16,7 @@ const PREFILL_NODES: usize = 16;
 
 /// The policies from the one on that does not look at caches.
 fn settings(study: &Study<'_>) -> Vec<Setting> {
-    let compared = PlacementKind::ALL.into_iter().skip_while(|kind| *kind != PlacementKind::LoadBalance);
+    let compared = super::placement::compared().skip_while(|kind| *kind != PlacementKind::LoadBalance);
     let placed = |kind| {
         let setting = study.placed(kind, 1.0);
         Setting { options: SimOptions { prefill: PREFILL_NODES, ..setting.options }, ..setting }

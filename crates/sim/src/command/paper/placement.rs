@@ -13,7 +13,7 @@ const PUBLISHED: [(&str, f64, f64); 4] =
 
 /// The policies that are compared, worst first in the papers. Taking turns is none of theirs.
 pub(super) fn compared() -> impl Iterator<Item = PlacementKind> {
-    PlacementKind::ALL.into_iter().filter(|kind| *kind != PlacementKind::RoundRobin)
+    PlacementKind::ALL.into_iter().filter(|kind| !matches!(kind, PlacementKind::RoundRobin))
 }
 
 pub(super) fn table(study: &mut Study<'_>) -> PaperTable {
