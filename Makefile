@@ -64,7 +64,7 @@ sim: ## Play a trace through production's scheduling: all that Baton claims, and
 	$(CARGO) build --locked --package baton-cli --bins
 	@"$(BIN)/baton" simulate --trace "$(TRACE)" --paper $(SIM)
 
-lint: ## Format, clippy, licences and sources of dependencies, lock files, rustdoc
+lint: ## Format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
 	@scripts/lint.sh
 
 fmt: ## Format everything

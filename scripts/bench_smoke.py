@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A minute of ratios against yardsticks in the tree (make bench-smoke, and CI): has an order of magnitude been lost?
 
-Both sides of a ratio run in turn, ROUNDS times, and the median of the rounds counts: so a slow machine or a noisy neighbour slows both. A floor is half
-of the least that two 2-core EPYCs with AVX2 gave on 2026-11-25 (1.23, 1.25, 27.5, 9.6, 1.41); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, memcpy, and a
-map of the standard library. BATON names another binary.
+Both sides of a ratio run in turn, ROUNDS times, and the median of the rounds counts: so a slow machine or a noisy
+neighbour slows both. A floor is half of the least that two 2-core EPYCs with AVX2 gave on 2026-11-25 (1.23, 1.25, 27.5,
+9.6, 1.41); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection,
+memcpy, and a map of the standard library. BATON names another binary.
 """
 import json
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make lint` checks: format, clippy, licences and sources of dependencies, lock files, rustdoc. (Its examples are tests: make test.)
+# What `make lint` checks: format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
@@ -27,3 +27,4 @@ scripts/test-rdma.sh lint && status=0 || status=$?
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
 [[ $status == 0 ]] || echo "lint: NOT RUN: clippy of the RDMA code (the reason is above)"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+cargo test --locked --workspace --doc --quiet

@@ -33,8 +33,6 @@ profile=default
 [[ -z ${BATON_TEST_LONG-} ]] || profile=long
 cargo build --locked --workspace --bins
 cargo nextest run --locked --workspace --profile "$profile" --run-ignored all -E "$filter"
-# Of the same build. There are few, and linting would build everything for them.
-cargo test --locked --workspace --doc --quiet
 python3 crates/sim/tests/fixtures/make_traces.py --check >/dev/null
 
 scripts/test-rdma.sh && status=0 || status=$?

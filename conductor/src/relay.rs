@@ -1,6 +1,5 @@
 //! One request between its nodes, the cluster and its client: carries out what `RequestCore` decides.
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,8 +45,6 @@ pub struct Relay {
     heard: Option<Instant>,
     /// Why the client cannot be told more.
     gone: Option<RequestError>,
-    /// Predicted of the first attempt. Of later ones nothing is said: what was predicted of the first one is not what served it.
-    predicted: HashMap<Estimate, f64>,
 }
 
 /// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
@@ -77,8 +74,8 @@ impl Relay {
     ) -> Self {
         let interrupted = interrupted(&door, &entry, &out);
         let (timer, timer_set) = (Box::pin(baton_runtime::sleep(Duration::ZERO)), None);
-        let (heard, gone, predicted) = (None, None, HashMap::new());
-        Self { door, core, text, record, entry, out, interrupted, timer, timer_set, heard, gone, predicted }
+        let (heard, gone) = (None, None);
+        Self { door, core, text, record, entry, out, interrupted, timer, timer_set, heard, gone }
     }
 
     fn now(&self) -> Instant {
@@ -236,18 +233,6 @@ impl Relay {
             (decided, explanation, assignment)
         };
         self.record.decided(key.attempt, waited, explanation);
-        if let Ok(Assignment { placement, .. }) = &assignment
-            && key.attempt == Attempt(0)
-        {
-            let Ttft(ttft) = placement.estimated_ttft;
-            let times = [
-                (Estimate::Ttft, Some(ttft + placement.pace)),
-                (Estimate::Tbt, placement.estimated_tbt.map(|Tbt(tbt)| tbt)),
-                (Estimate::Transfer, placement.estimated_exposed),
-            ];
-            self.predicted = times.into_iter().filter_map(|(of, time)| Some((of, time?.as_secs_f64()))).collect();
-            self.predicted.insert(Estimate::Output, placement.estimated_output_tokens);
-        }
         (decided, assignment)
     }
 
@@ -269,11 +254,6 @@ impl Relay {
             let other = cluster.redirect(self.now(), key);
             cluster.decode_target(other.as_ref().unwrap_or(from))
         };
-        // They were of the node that refused.
-        if target.as_ref().is_some_and(|target| target.node != *from) {
-            self.predicted.remove(&Estimate::Tbt);
-            self.predicted.remove(&Estimate::Transfer);
-        }
         self.core.on_redirected(self.now(), from, refused, target);
     }
 
@@ -393,22 +373,26 @@ impl Relay {
         let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
     }
 
-    /// Says what came of the predictions.
+    /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
     fn learn(&self, tbt: Option<Tbt>) {
-        if self.core.attempt() != Attempt(0) {
-            return;
-        }
+        let Some(placement) = self.core.placement().filter(|_| self.core.attempt() == Attempt(0)) else { return };
+        let Ttft(ttft) = placement.estimated_ttft;
         let transfer = &self.core.timeline().kv_transfer;
-        let has_decode = self.core.placement().is_some_and(|placement| placement.decode.is_some());
-        let measured = [
-            (Estimate::Ttft, self.core.first_token().map(|(_, ttft)| ttft.as_secs_f64())),
-            (Estimate::Tbt, tbt.map(|Tbt(tbt)| tbt.as_secs_f64())),
-            (Estimate::Transfer, (transfer.bytes > 0).then_some(transfer.exposed.as_secs_f64())),
-            (Estimate::Output, has_decode.then_some(f64::from(self.core.usage().completion_tokens))),
+        let exposed = (transfer.bytes > 0).then_some(transfer.exposed);
+        let output = placement.decode.as_ref().map(|_| f64::from(self.core.usage().completion_tokens));
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        let pairs = [
+            (
+                Estimate::Ttft,
+                seconds(Some(ttft + placement.pace)),
+                seconds(self.core.first_token().map(|(_, ttft)| ttft)),
+            ),
+            (Estimate::Tbt, seconds(placement.estimated_tbt.map(|Tbt(tbt)| tbt)), seconds(tbt.map(|Tbt(tbt)| tbt))),
+            (Estimate::Transfer, seconds(placement.estimated_exposed), seconds(exposed)),
+            (Estimate::Output, Some(placement.estimated_output_tokens), output),
         ];
-        for (estimate, measured) in measured {
-            let predicted = self.predicted.get(&estimate);
-            let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(*predicted, measured));
+        for (estimate, predicted, measured) in pairs {
+            let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured));
             if let Some(pair) = pair {
                 self.door.metrics.on_estimate(estimate, pair);
                 self.door.tally.lock().accuracy.observe(estimate, pair);

@@ -28,6 +28,11 @@ pub const MAX_MESSAGE_BYTES: usize = 32 << 20;
 /// For gRPC reflection.
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+/// The URL of an address as people give it: `http://` may be left out.
+pub fn url(address: &str) -> String {
+    if address.contains("://") { address.to_owned() } else { format!("http://{address}") }
+}
+
 /// Whether a peer of protocol version `theirs` can be served.
 pub fn check_protocol_version(theirs: u32) -> Result<(), InvalidMessage> {
     if (OLDEST_PROTOCOL_VERSION..=PROTOCOL_VERSION).contains(&theirs) {

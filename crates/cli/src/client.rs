@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use baton_proto::MAX_MESSAGE_BYTES;
 use baton_proto::v1::cluster_client::ClusterClient;
 use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::{MAX_MESSAGE_BYTES, url};
 use baton_runtime::innermost;
 use tonic::transport::{Channel, Endpoint};
 
@@ -41,10 +41,9 @@ impl Conductor {
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, CliError> {
-    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
     let wrong =
         || CliError::invalid("--conductor", format!("'{address}' is not an address; expected http://host:port"));
-    let uri: tonic::transport::Uri = url.parse().map_err(|_| wrong())?;
+    let uri: tonic::transport::Uri = url(address).parse().map_err(|_| wrong())?;
     if uri.scheme_str() != Some("http") || uri.port_u16().is_none() {
         return Err(wrong());
     }

@@ -200,10 +200,6 @@ async fn bind_transfer(
         let problem = format!("'{}' is not an address of the form ip:port", settings.transfer_listen);
         BadSetting::invalid("transfer_listen", problem)
     })?;
-    if listen.ip().is_unspecified() && settings.advertise_host.is_none() {
-        let problem = format!("not set, but needed to listen on {listen}: peers cannot connect to that");
-        anyhow::bail!(BadSetting::invalid("advertise_host", problem));
-    }
     let mut config = TransferConfig::new(node.clone(), generation, listen);
     config.advertise_host = settings.advertise_host.clone();
     config.transport = settings.transport;
@@ -217,6 +213,9 @@ async fn bind_transfer(
 
 /// Names the settings that a transfer engine was refused for.
 fn not_bound(settings: &Settings, listen: SocketAddr, error: TransferError) -> anyhow::Error {
+    if let TransferError::Config { field: key @ "advertise_host", problem } = error {
+        return BadSetting::invalid(key, problem).into();
+    }
     let TransferError::Listen { address, .. } = &error else { return error.into() };
     let said = error_chain(&error);
     let (key, problem) = match (*address == listen.to_string(), &settings.transfer_shm_folder) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_proto::{PROTOCOL_VERSION, check_protocol_version, v1};
+use baton_proto::{PROTOCOL_VERSION, check_protocol_version, url, v1};
 use baton_runtime::settings::BadSetting;
 use baton_types::{ErrorKind, NodeInfo};
 use tonic::transport::Endpoint;
@@ -30,9 +30,7 @@ pub enum RegisterError {
 pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
     let wrong =
         |_| BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
-    // As the operator's command takes it.
-    let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
-    let endpoint = Endpoint::from_shared(url).map_err(wrong)?;
+    let endpoint = Endpoint::from_shared(url(conductor)).map_err(wrong)?;
     Ok(endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 

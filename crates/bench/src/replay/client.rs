@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_proto::MAX_MESSAGE_BYTES;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{self, GenerateRequest, SamplingParameters, ServiceLevelObjectives, TokenIds};
+use baton_proto::{MAX_MESSAGE_BYTES, url};
 use baton_runtime::innermost;
 use baton_sim::{RejectStage, RequestRecord, SimOptions, Trace, TraceRequest};
 use baton_types::Tbt;
@@ -71,8 +71,7 @@ impl Clients {
     /// Connects to `host:port` or `http://host:port`, which `flag` gave.
     pub(crate) async fn connect(flag: &'static str, conductor: &str, connections: u32) -> Result<Self, BenchError> {
         let wrong = |problem: String| BenchError::invalid(flag, format!("{conductor}: {problem}"));
-        let url = if conductor.contains("://") { conductor.to_owned() } else { format!("http://{conductor}") };
-        let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(error.to_string()))?;
+        let endpoint = Endpoint::from_shared(url(conductor)).map_err(|error| wrong(error.to_string()))?;
         let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
         let mut clients = Vec::new();
         for _ in 0..connections {

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvTransfer, NodeId,
-    PrefillEvent, Redirect, Refused, RequestKey, Tbt, Timeline, TokenId, Usage,
+    PrefillEvent, Redirect, Refused, RequestKey, Tbt, Timeline, Usage,
 };
 
 use crate::ledger::NodeStart;
@@ -229,11 +229,6 @@ impl RequestCore {
         Usage { prompt_tokens, completion_tokens: self.output.len(), cached_tokens: self.cached_tokens }
     }
 
-    /// The tokens that the client has.
-    pub fn output(&self) -> &[TokenId] {
-        self.output.sent()
-    }
-
     /// The attempt that gave the first token, and how long after that was placed.
     pub fn first_token(&self) -> Option<(Attempt, Duration)> {
         self.first_token
@@ -242,11 +237,6 @@ impl RequestCore {
     /// The mean of the longest tenth of the gaps between deliveries.
     pub fn tbt(&self) -> Option<Tbt> {
         Tbt::of_gaps(&mut self.gaps.clone())
-    }
-
-    /// When its nodes were last heard of.
-    pub fn heard(&self) -> Instant {
-        self.heard
     }
 
     /// The cluster's answer to [`RequestEffect::Place`]; `now` is when it decided.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use baton_types::{ConductorId, QueueTerms, RequestId, SamplingParams, Slo, Ttft};
+use baton_types::{ConductorId, QueueTerms, RequestId, SamplingParams, Slo, TokenId, Ttft};
 
 use super::*;
 
