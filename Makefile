@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-honest bench-relay bench-engine bench-serve sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,8 @@ bench-index: ## The prefix index beside NVIDIA Dynamo's, on one core (TRACE=FILE
 	$(CARGO) build --release --locked --manifest-path benches/index/Cargo.toml
 	@"$${CARGO_TARGET_DIR:-benches/index/target}/release/bench-index" $(if $(TRACE),--trace "$(TRACE)") $(INDEX)
 
-bench-honest: build ## Is the simulator honest: 8 + 8 mock processes play 10 minutes of a trace in real time, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 ...)
-	@TRACE="$(TRACE)" scripts/bench-honest.sh
+bench-sim-vs-live: build ## Does the simulator show what a cluster does: 8 + 8 mock processes play 10 minutes of a trace, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 OPTIONS="--speed 1.6" ...)
+	@TRACE="$(TRACE)" scripts/bench-sim-vs-live.sh
 
 bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
 	@scripts/bench-relay.sh

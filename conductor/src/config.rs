@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_runtime::LogFormat;
-use baton_types::QueueTerms;
+use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
 use serde::{Deserialize, Serialize};
 
 /// A time in milliseconds, or `off`.
@@ -63,9 +63,9 @@ pub struct Settings {
     pub stall_timeout_s: f64,
     /// How often a request is placed at most.
     pub max_attempts: u32,
-    /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton.
+    /// How placement chooses: round-robin, load-balance, cache-aware or baton.
     pub placement: String,
-    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective.
+    /// What is taken in where requests have objectives: none, early or selective.
     pub admission: String,
     /// Requests that would wait longer than this for others, by estimate, are refused: milliseconds, or off.
     pub max_wait_ms: MillisOrOff,
@@ -97,6 +97,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let (cluster, request) = (ClusterConfig::default(), RequestLimits::default());
         Self {
             grpc: "127.0.0.1:7070".into(),
             http: "127.0.0.1:8080".into(),
@@ -105,19 +106,21 @@ impl Default for Settings {
             model_name: None,
             max_requests: 4096,
             max_prompt_bytes: 8 << 20,
-            stall_timeout_s: 120.0,
-            max_attempts: 3,
-            placement: "baton".into(),
-            admission: "selective".into(),
-            max_wait_ms: MillisOrOff::Millis(30_000.0),
+            stall_timeout_s: request.stall_timeout.as_secs_f64(),
+            max_attempts: request.max_attempts,
+            placement: PlacementKind::default().as_str().into(),
+            admission: AdmissionKind::default().as_str().into(),
+            max_wait_ms: cluster
+                .max_wait
+                .map_or(MillisOrOff::Word("off".into()), |wait| MillisOrOff::Millis(wait.as_secs_f64() * 1e3)),
             ttft_slo_ms: None,
             tbt_slo_ms: None,
-            queue_timeout_s: QueueTerms::TIMEOUT.as_secs_f64(),
-            max_overtaken_s: QueueTerms::MAX_OVERTAKEN.as_secs_f64(),
+            queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
+            max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
             prompts_at_decode: "fallback".into(),
-            split_prompts: true,
-            fetch_prefixes: true,
-            replicate_prefixes: 2,
+            split_prompts: cluster.splits_prompts,
+            fetch_prefixes: cluster.fetches,
+            replicate_prefixes: cluster.replicas,
             replicate_interval_s: 5.0,
             grace_s: 30.0,
             log: "info".into(),
@@ -144,10 +147,10 @@ pub struct Flags {
     /// Name of the model for clients [default: that of the file]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// How placement chooses: random, round-robin, load-balance, cache-aware, mooncake or baton [default: baton]
+    /// How placement chooses: round-robin, load-balance, cache-aware or baton [default: baton]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
-    /// What is taken in where requests have objectives: none, baseline, early, predictive or selective [default: selective]
+    /// What is taken in where requests have objectives: none, early or selective [default: selective]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
     /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]

@@ -273,7 +273,6 @@ mod tests {
     fn placed() -> Arc<Explanation> {
         explanation(Ok(Placement {
             prefill: NodeId::new("p").unwrap(),
-            helpers: Vec::new(),
             tail_tokens: 0,
             fetch: None,
             decode: None,

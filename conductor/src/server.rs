@@ -13,9 +13,7 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
-use baton_scheduler::{
-    AdmissionKind, Cluster, ClusterConfig, DecodeRoom, PlacementKind, PromptsAtDecode, RequestLimits,
-};
+use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
 use tokio::net::TcpListener;
@@ -114,23 +112,18 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
         let problem = format!("{max_overtaken:?}, but must be at most half of queue_timeout_s, {queue_timeout:?}");
         bail!(BadSetting::invalid("max_overtaken_s", problem));
     }
-    // Room is only guessed here: where the guess was wrong, decode nodes let sequences wait.
-    let decode_room = DecodeRoom::Preferred;
     let config = ClusterConfig {
-        placement,
-        admission,
         fetches,
         replicas,
         max_wait: settings.max_wait_ms.time().map_err(|problem| BadSetting::invalid("max_wait_ms", problem))?,
         max_overtaken,
         queue_timeout,
         max_held: (settings.max_requests / HELD_SHARE).max(1),
-        decode_room,
         prompts_at_decode,
         splits_prompts: settings.split_prompts,
         ..ClusterConfig::default()
     };
-    let cluster = Cluster::new(config);
+    let cluster = Cluster::new(config, Policies::new(placement, admission));
     let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
     tracing::info!(%id, model = model.name, "conductor starting");
     Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))

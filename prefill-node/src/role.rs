@@ -14,8 +14,8 @@ use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, Tra
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
-    EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role, Ssd,
-    StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
+    Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role,
+    Ssd, StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
 };
 
 use crate::metrics::Metrics;
@@ -259,7 +259,11 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let due = self.parts.pacer.as_mut().map(|link| link.reserve(baton_runtime::now(), bytes * spans.len() as u64));
+        let due = self
+            .parts
+            .pacer
+            .as_mut()
+            .map(|link| link.reserve(baton_runtime::now(), Direction::Send, bytes * spans.len() as u64));
         let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
         let write = move || {
             let options = BatchOptions::new(baton_runtime::now() + PUSH_DEADLINE).tag(push.0);

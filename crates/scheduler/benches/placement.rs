@@ -7,7 +7,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use baton_scheduler::{Cluster, ClusterConfig, PlacementKind, PlacementRequest};
+use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, PlacementRequest, Policies};
 use baton_types::{
     Attempt, BlockHash, Generation, KvDtype, KvEvent, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole, RequestId,
     RequestKey, Slo, Tbt, Ttft,
@@ -59,8 +59,8 @@ fn chain(seed: u64) -> Vec<BlockHash> {
 
 /// Half of the chains are held by 16 nodes each.
 fn cluster(now: Instant, kind: PlacementKind) -> Cluster {
-    let config = ClusterConfig { placement: kind, fetches: true, bandwidth: 87e9, ..ClusterConfig::default() };
-    let mut cluster = Cluster::new(config);
+    let config = ClusterConfig { bandwidth: 87e9, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config, Policies::new(kind, AdmissionKind::default()));
     (0..NODES).for_each(|n| cluster.on_node_joined(now, info(n)));
     for n in 0..NODES {
         let held = (0..32).filter(|seed| (u64::from(n) + seed) % 64 == 0);

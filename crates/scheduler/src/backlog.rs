@@ -8,7 +8,7 @@ use std::time::Instant;
 use baton_types::{QueueTerms, RequestKey, StepProgress};
 
 use crate::cost::duration;
-use crate::queue::{Order, QueueItem, QueueRank, left_until, rank_all, sorted};
+use crate::queue::{QueueItem, QueueRank, left_until};
 
 /// Less than this is nothing, seconds.
 const NOTHING: f64 = 1e-6;
@@ -23,7 +23,7 @@ pub(crate) struct QueuedPrompt {
     pub terms: QueueTerms,
     /// Tokens to compute, at least one.
     pub tokens: u32,
-    /// When it is late, whether or not the queue's order minds.
+    /// When it is late. The queue's order does not mind.
     pub deadline: Option<Instant>,
 }
 
@@ -89,7 +89,6 @@ pub(crate) struct Backlog {
     places: Vec<Place>,
     /// In no order.
     entries: Vec<Entry>,
-    order: Order,
     chunk: Option<Chunk>,
     chunk_seconds: ChunkSeconds,
     settled: Option<Instant>,
@@ -105,8 +104,6 @@ pub(crate) struct QueueImpact {
     pub ahead: f64,
     /// Prompts that it goes before.
     pub passed: usize,
-    /// Prompts that would miss their deadline because of it and would have met it without.
-    pub broken: usize,
 }
 
 impl Backlog {
@@ -124,7 +121,7 @@ impl Backlog {
         self.turns += 1;
         let left = prompt.terms.compute.as_secs_f64();
         let item = QueueItem { terms: prompt.terms, arrived: prompt.arrived, turn: self.turns, left: 1.0 };
-        let rank = self.order.rank(now, &item, false);
+        let rank = QueueRank::of(now, &item);
         self.places.push(Place { rank, left, arrived: prompt.arrived, entry: self.entries.len() });
         self.entries.push(Entry { prompt, turn: self.turns });
         self.sort(now);
@@ -196,7 +193,7 @@ impl Backlog {
         if self.settled == Some(now) { self.total } else { self.at(now).total }
     }
 
-    /// What a prompt on these terms would find if the others kept their order. [`QueueImpact::broken`] is not told.
+    /// What a prompt on these terms would find, and do.
     pub(crate) fn impact(&self, now: Instant, terms: QueueTerms) -> QueueImpact {
         if self.places.is_empty() {
             return QueueImpact::default();
@@ -204,47 +201,34 @@ impl Backlog {
         if self.settled != Some(now) {
             return self.at(now).impact(now, terms);
         }
-        let rank = self.order.rank(now, &newcomer(now, terms), false);
-        let before = self.places.partition_point(|place| place.rank < rank);
+        let before = self.before(now, terms);
         let (mut ahead, mut behind) = (0.0, 0.0);
         for (index, left) in self.left_after_chunk().enumerate() {
             *(if index < before { &mut ahead } else { &mut behind }) += left;
         }
         let ahead = self.until_first_token(ahead, terms, behind);
-        QueueImpact { ahead, passed: self.places.len() - before, broken: 0 }
+        QueueImpact { ahead, passed: self.places.len() - before }
     }
 
-    /// What it would find and do where the order becomes another one with it, in which it or others are put off. Takes longer to find out.
-    pub(crate) fn impact_reordered(&self, now: Instant, terms: QueueTerms) -> QueueImpact {
+    /// How many go before a newcomer.
+    fn before(&self, now: Instant, terms: QueueTerms) -> usize {
+        let rank = QueueRank::of(now, &newcomer(now, terms));
+        self.places.partition_point(|place| place.rank < rank)
+    }
+
+    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without.
+    pub(crate) fn broken(&self, now: Instant, terms: QueueTerms) -> usize {
         if self.settled != Some(now) {
-            return self.at(now).impact_reordered(now, terms);
+            return self.at(now).broken(now, terms);
         }
-        let mut items: Vec<_> = self.places.iter().map(|place| self.item(place)).collect();
-        items.push(newcomer(now, terms));
-        let (ranks, _) = rank_all(now, &items);
-        let mut ends = Vec::with_capacity(self.places.len());
-        let mut elapsed = 0.0;
-        for place in &self.places {
+        let (before, newcomer) = (self.before(now, terms), terms.compute.as_secs_f64());
+        let mut elapsed: f64 = self.places[..before].iter().map(|place| place.left).sum();
+        let breaks = |place: &&Place| {
             elapsed += place.left;
-            ends.push(elapsed);
-        }
-        let after_chunk: Vec<_> = self.left_after_chunk().collect();
-        let mut impact = QueueImpact::default();
-        let (mut elapsed, mut ahead, mut behind, mut after) = (0.0, 0.0, 0.0, false);
-        for index in sorted(&ranks) {
-            elapsed += items[index].seconds();
-            let Some(place) = self.places.get(index) else {
-                after = true;
-                continue;
-            };
-            impact.passed += usize::from(after);
-            *(if after { &mut behind } else { &mut ahead }) += after_chunk[index];
-            let deadline = self.entries[place.entry].prompt.deadline;
-            let slack = deadline.map_or(f64::INFINITY, |deadline| left_until(now, deadline));
-            impact.broken += usize::from(ends[index] <= slack && elapsed > slack);
-        }
-        impact.ahead = self.until_first_token(ahead, terms, behind);
-        impact
+            let slack = self.entries[place.entry].prompt.deadline.map(|deadline| left_until(now, deadline));
+            slack.is_some_and(|slack| elapsed <= slack && elapsed + newcomer > slack)
+        };
+        self.places[before..].iter().filter(breaks).count()
     }
 
     /// Seconds of others' work until a newcomer's first token, where so many seconds that are not in the chunk under way go before it and so many after it.
@@ -334,12 +318,9 @@ impl Backlog {
     }
 
     fn sort(&mut self, now: Instant) {
-        let items: Vec<_> = self.places.iter().map(|place| self.item(place)).collect();
-        let (ranks, order) = rank_all(now, &items);
-        for (place, rank) in self.places.iter_mut().zip(ranks) {
-            place.rank = rank;
+        for index in 0..self.places.len() {
+            self.places[index].rank = QueueRank::of(now, &self.item(&self.places[index]));
         }
-        self.order = order;
         self.places.sort_unstable_by_key(|place| place.rank);
     }
 }
@@ -475,33 +456,10 @@ mod tests {
         let mut backlog = Backlog::default();
         let deadline = Some(start + 9 * SECOND);
         backlog.add(start, QueuedPrompt { deadline, ..prompt(1, start, 100, 8.0) });
-        assert_eq!(backlog.impact_reordered(start, terms(0, 0.5)).broken, 0);
-        assert_eq!(backlog.impact_reordered(start, terms(0, 2.0)).broken, 1);
+        assert_eq!(backlog.broken(start, terms(0, 0.5)), 0);
+        assert_eq!(backlog.broken(start, terms(0, 2.0)), 1);
         backlog.add(start, prompt(2, start, 0, 5.0));
-        assert_eq!(backlog.impact_reordered(start, terms(1, 2.0)).broken, 0, "it is late anyway");
-    }
-
-    #[test]
-    fn a_newcomer_may_change_the_order_for_itself_and_for_others() {
-        let start = Instant::now();
-        let due = |seconds| QueueTerms { deadline: Some(30 * SECOND), ..terms(0, seconds) };
-        let waiting = |seconds: &[f64]| {
-            let mut backlog = in_chunks(0.5, 0.0);
-            for (n, seconds) in (1..).zip(seconds) {
-                let deadline = Some(start + 30 * SECOND);
-                backlog.add(start, QueuedPrompt { terms: due(*seconds), deadline, ..prompt(n, start, 0, 1.0) });
-            }
-            backlog
-        };
-        let told = |impact: QueueImpact| (ms(impact.ahead), impact.passed, impact.broken);
-        let short_ones = waiting(&[9.0, 9.0, 9.0]);
-        assert_eq!(told(short_ones.impact_reordered(start, due(29.0))), (27_000, 0, 0));
-        let long_one = waiting(&[29.0]);
-        let served = long_one.impact_reordered(start, due(9.0));
-        assert_eq!(told(served), (500, 1, 1), "the long one would have been in time");
-        assert_eq!(told(long_one.impact(start, due(9.0))), (29_000, 0, 0), "in the present order");
-        let later = long_one.impact_reordered(start + SECOND / 4, due(9.0));
-        assert_eq!(ms(later.ahead), 250, "the chunk under way");
+        assert_eq!(backlog.broken(start, terms(1, 2.0)), 0, "it is late anyway");
     }
 
     #[test]

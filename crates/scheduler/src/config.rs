@@ -71,6 +71,18 @@ impl ModelConfig {
     }
 }
 
+/// How long a prefill step waits for all of its prefixes together. All of the step waits with it.
+pub const MAX_PREFIX_WAIT_PER_STEP: Duration = Duration::from_millis(500);
+/// How long it waits for one layer at least: what brings it may be late on a busy machine.
+const MIN_PREFIX_PATIENCE: Duration = Duration::from_millis(100);
+/// How many times as long as its layers took so far the next one may take.
+const PREFIX_PATIENCE: u32 = 8;
+
+/// How long a step waits for the next layer of a prefix whose layers took so long each.
+pub fn prefix_patience(per_layer: Duration) -> Duration {
+    (per_layer * PREFIX_PATIENCE).max(MIN_PREFIX_PATIENCE)
+}
+
 /// A chunk that ends a prompt is filled up with parts of others to this part of the largest one.
 pub const MIN_CHUNK_PART: usize = 4;
 

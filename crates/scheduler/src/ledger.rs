@@ -16,8 +16,8 @@ pub(crate) type NodeStart = (NodeId, Generation);
 pub(crate) struct Charge {
     /// Where it is prefilled, until that node leaves.
     pub prefill: Option<NodeStart>,
-    /// Who computes parts of it beside that one, those that left not counted.
-    pub helpers: Vec<NodeStart>,
+    /// The decode node, where it computes the prompt's tail, until that node leaves.
+    pub tail: Option<NodeStart>,
     /// Bytes that come from another node first, until they are there or that node leaves.
     pub fetch: Option<(NodeStart, u64)>,
     /// Where it decodes, until that node leaves.

@@ -32,22 +32,24 @@ mod tests;
 mod tier;
 
 pub use admission::{
-    AdmissionKind, AdmissionPolicy, Assessment, Baseline, DecodeLoad, Early, Excess, Predictive, Relief, Selective,
-    TakeAll, UnknownAdmission,
+    AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, Selective, TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, DecodeRoom, Explanation, HotChain, LeftOut,
-    Move, NodeOutlook, NodeState, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
+    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, Explanation, HotChain, LeftOut, Move,
+    NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
 };
-pub use config::{COLD_AFTER, DecodeConfig, InvalidConfig, MIN_CHUNK_PART, ModelConfig, PrefillConfig};
+pub use config::{
+    COLD_AFTER, DecodeConfig, InvalidConfig, MAX_PREFIX_WAIT_PER_STEP, MIN_CHUNK_PART, ModelConfig, PrefillConfig,
+    prefix_patience,
+};
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use lease::LeaseEffect;
 pub use placement::{
-    Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Mooncake, Placement, PlacementKind,
-    PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Random, Refusal, RoundRobin,
-    UnknownPolicy, estimated_ttft,
+    Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Placement, PlacementKind, PlacementPolicy,
+    PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, RoundRobin, UnknownPolicy, estimated_ttft,
+    least, lightest_decode,
 };
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};

@@ -1,8 +1,8 @@
 //! Replays traces of requests on virtual time: against one cache, or against a whole cluster. Pure but for reading files: no clock, no tasks, and randomness from a seed only.
 //!
 //! - [`Trace`] is what clients asked, and when, in the format of Mooncake's traces.
-//! - [`simulate`] plays one against a cluster: `baton_scheduler`'s placement, admission, cost models and queue order and `baton_kv_cache`'s pools and index decide, as in production; nodes,
-//!   network and engines are models of a [`ModelProfile`]. [`Summary`] says what it amounts to.
+//! - [`simulate`] plays one against a cluster of production's cores: `RequestCore`, `Cluster`, `PrefillCore` and `DecodeCore` decide. Messages, network, engines and SSDs are models of a
+//!   [`ModelProfile`]. [`Summary`] says what it amounts to.
 //! - [`eviction_table`] replays one against a single cache, by every eviction policy and by the best that there could be.
 //! - [`Random`] is the source of all that is drawn.
 //!
@@ -12,27 +12,26 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod cache_replay;
+mod cluster;
 mod command;
-mod decode_node;
 mod event;
 mod floor;
-mod network;
 mod options;
-mod prefill_node;
+mod policy;
 mod random;
 mod record;
 mod spread;
 mod summary;
 mod trace;
-mod world;
 
 pub use baton_profile::{ModelProfile, ProfileError};
 pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table};
+pub use cluster::{Outcome, simulate};
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
 pub use options::{SimOptions, Window};
+pub use policy::{SimAdmission, SimPlacement};
 pub use random::Random;
-pub use record::{MAX_ANSWER_TOKENS, RejectStage, RequestRecord, Sample};
+pub use record::{MAX_ANSWER_TOKENS, RequestRecord, Sample};
 pub use spread::Spread;
 pub use summary::Summary;
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
-pub use world::{Outcome, simulate};

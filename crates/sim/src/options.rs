@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{AdmissionKind, PlacementKind};
-use baton_types::QueueTerms;
+use baton_scheduler::ClusterConfig;
+
+use crate::policy::{SimAdmission, SimPlacement};
+use crate::trace::BLOCK_TOKENS;
 
 /// The part of a trace's time whose requests are counted. All of it is played.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +33,7 @@ impl Window {
     }
 }
 
-/// What is simulated.
+/// What is simulated. Settings of the cluster are production's, and so are their defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SimOptions {
     /// Prefill nodes.
@@ -39,62 +41,64 @@ pub struct SimOptions {
     /// Decode nodes.
     pub decode: usize,
     /// How requests are placed.
-    pub placement: PlacementKind,
+    pub placement: SimPlacement,
     /// What is taken in.
-    pub admission: AdmissionKind,
+    pub admission: SimAdmission,
     /// Which blocks the caches drop.
     pub eviction: EvictionKind,
     /// How many times as fast as recorded the trace is played.
     pub speed: f64,
-    /// Objective of the time to first token.
-    pub ttft_slo: Duration,
-    /// Objective of the time between tokens.
-    pub tbt_slo: Duration,
+    /// Objective of the time to first token; none without.
+    pub ttft_slo: Option<Duration>,
+    /// Objective of the time between tokens; none without.
+    pub tbt_slo: Option<Duration>,
+    /// Requests that would wait longer than this for others, by estimate, are refused; none without.
+    pub max_wait: Option<Duration>,
+    /// Longest time a request may be overtaken in a prefill queue.
+    pub max_overtaken: Duration,
+    /// Longest wait for room at a prefill node.
+    pub queue_timeout: Duration,
     /// Of everything that is drawn.
     pub seed: u64,
     /// Whose requests are counted.
     pub window: Window,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
     /// Blocks of a prefill node's cache in place of the profile's.
     pub cache_blocks: Option<u32>,
-    /// Blocks of a prefill node's SSD tier; none where 0.
+    /// Blocks of a prefill node's SSD tier; no tier if 0.
     pub ssd_blocks: u32,
-    /// Whether prefixes that decode nodes hold are fetched, too.
-    pub decode_sources: bool,
-    /// Only what live nodes do so far: no prefix is fetched; a decode node's room is reserved when a request is placed, for the answer that it asks for; nobody looks at the decode
-    /// node a second time; nobody is put off for longer than half of a node's queue timeout.
-    pub as_live: bool,
-    /// Longest that a prompt is put off for others in a queue.
-    pub max_overtaken: Duration,
-    /// A prompt that takes longer is computed by several nodes, so that its parts do not; never where `None`.
-    pub split_above: Option<Duration>,
+    /// Whether decode nodes compute the last tokens of long prompts.
+    pub split_prompts: bool,
+    /// Prefill nodes that a hot prefix is replicated to.
+    pub replicas: usize,
+    /// A node is killed every so often.
+    pub kill_every: Option<Duration>,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
+        let cluster = ClusterConfig::default();
         Self {
             prefill: 8,
             decode: 8,
-            placement: PlacementKind::default(),
-            admission: AdmissionKind::None,
+            placement: SimPlacement::default(),
+            admission: SimAdmission::default(),
             eviction: EvictionKind::default(),
             speed: 1.0,
-            ttft_slo: Duration::from_secs(30),
-            tbt_slo: Duration::from_millis(100),
+            ttft_slo: None,
+            tbt_slo: None,
+            max_wait: cluster.max_wait,
+            max_overtaken: cluster.max_overtaken,
+            queue_timeout: cluster.queue_timeout,
             seed: 1,
             window: Window::ALL,
+            block_tokens: BLOCK_TOKENS,
             cache_blocks: None,
             ssd_blocks: 0,
-            decode_sources: true,
-            as_live: false,
-            max_overtaken: Self::max_overtaken(false),
-            split_above: None,
+            split_prompts: cluster.splits_prompts,
+            replicas: cluster.replicas,
+            kill_every: None,
         }
-    }
-}
-
-impl SimOptions {
-    /// The usual bound on being put off.
-    pub const fn max_overtaken(as_live: bool) -> Duration {
-        if as_live { QueueTerms::MAX_OVERTAKEN } else { Duration::from_secs(600) }
     }
 }

@@ -6,16 +6,6 @@ use serde::Serialize;
 
 use crate::trace::TraceRequest;
 
-/// Where a request was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RejectStage {
-    /// At its arrival: nothing was done for it.
-    Arrival,
-    /// When its prompt was computed: in vain.
-    AfterPrefill,
-}
-
 /// What became of one request. Times are virtual, from the start of the trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RequestRecord {
@@ -45,8 +35,12 @@ pub struct RequestRecord {
     pub ttft: Option<Duration>,
     /// Mean of the longest tenth of the gaps; none where there is one token only.
     pub tbt: Option<Duration>,
-    /// Where it was refused.
-    pub rejected: Option<RejectStage>,
+    /// Whether it was refused: nothing was done for it.
+    pub rejected: bool,
+    /// Why it was taken in and not served to its end.
+    pub failed: Option<String>,
+    /// How often it went on at another decode node.
+    pub migrations: u32,
     /// When its last token came.
     pub finished: Option<Duration>,
 }
@@ -71,7 +65,9 @@ impl RequestRecord {
             predicted_tbt: None,
             ttft: None,
             tbt: None,
-            rejected: None,
+            rejected: false,
+            failed: None,
+            migrations: 0,
             finished: None,
         }
     }
@@ -82,8 +78,8 @@ impl RequestRecord {
 pub struct Sample {
     /// Virtual seconds from the start of the trace.
     pub at_s: f64,
-    /// Work that waits at the prefill nodes over the objective of the time to first token, the mean of the nodes.
+    /// Seconds of work that wait at a prefill node, the mean of the nodes.
     pub prefill_load: f64,
-    /// Blocks that sequences hold or wait for over those that there are, the mean of the decode nodes.
+    /// Share of a decode node's blocks that requests hold or were promised, the mean of the nodes.
     pub decode_load: f64,
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::cluster::Outcome;
 use crate::options::SimOptions;
-use crate::record::{RejectStage, RequestRecord};
+use crate::record::RequestRecord;
 use crate::spread::Spread;
-use crate::world::Outcome;
 
 /// What a run amounts to, over the requests of its window. Times in seconds, shares 0 to 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,10 +18,10 @@ pub struct Summary {
     pub completed: usize,
     /// Of them, those that were refused.
     pub rejected: usize,
-    /// Refused at arrival.
-    pub rejected_at_arrival: usize,
-    /// Refused when the prompt was computed.
-    pub rejected_after_prefill: usize,
+    /// Of them, those that were taken in and not served to their end.
+    pub failed: usize,
+    /// Completed, and not within both objectives.
+    pub late: usize,
     /// Completed within both objectives.
     pub slo_met: usize,
     /// Share of all requests that this is.
@@ -60,8 +60,10 @@ pub struct Summary {
     pub cache_hit_ratio_ssd: f64,
     /// Of it, from other nodes.
     pub cache_hit_ratio_fetched: f64,
-    /// Tokens computed for requests that were refused afterwards.
-    pub wasted_prefill_tokens: u64,
+    /// Tokens of prompts that were computed.
+    pub computed_tokens: u64,
+    /// Requests that went on at another decode node.
+    pub migrated: usize,
     /// Median of |predicted - measured| / measured time to first token.
     pub ttft_error_p50: f64,
     /// 90 % are below.
@@ -100,11 +102,11 @@ impl Summary {
     pub fn of(outcome: &Outcome, options: &SimOptions) -> Self {
         let records = outcome.counted(options.window);
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-        let ttft_met = |record: &RequestRecord| {
-            record.finished.is_some() && record.ttft.is_some_and(|ttft| ttft <= options.ttft_slo)
-        };
-        let tbt_met =
-            |record: &RequestRecord| record.finished.is_some() && record.tbt.is_none_or(|tbt| tbt <= options.tbt_slo);
+        // What has no objective meets it.
+        let within =
+            |time: Option<Duration>, slo: Option<Duration>| slo.zip(time).is_none_or(|(slo, time)| time <= slo);
+        let ttft_met = |record: &RequestRecord| record.finished.is_some() && within(record.ttft, options.ttft_slo);
+        let tbt_met = |record: &RequestRecord| record.finished.is_some() && within(record.tbt, options.tbt_slo);
         let met = |record: &RequestRecord| ttft_met(record) && tbt_met(record);
         let tokens = |record: &RequestRecord| f64::from(record.prompt_tokens + record.output_tokens);
         let count = |test: &dyn Fn(&RequestRecord) -> bool| records.iter().filter(|record| test(record)).count();
@@ -116,8 +118,6 @@ impl Summary {
         let local: f64 = prefilled.iter().map(|record| f64::from(record.local_tokens)).sum();
         let ssd: f64 = prefilled.iter().map(|record| f64::from(record.ssd_tokens)).sum();
         let fetched: f64 = prefilled.iter().map(|record| f64::from(record.fetched_tokens)).sum();
-        let late = |stage| count(&|record| record.rejected == Some(stage));
-        let wasted = records.iter().filter(|record| record.rejected == Some(RejectStage::AfterPrefill));
         let ttft_error = errors(prefilled.iter().map(|record| (record.predicted_ttft, record.ttft)));
         let tbt_error = errors(completed.iter().map(|record| (record.predicted_tbt, record.tbt)));
         let (first, last) = (records.first().map(|r| r.arrived), records.last().map(|r| r.arrived));
@@ -141,9 +141,9 @@ impl Summary {
         Self {
             requests: records.len(),
             completed: completed.len(),
-            rejected: count(&|record| record.rejected.is_some()),
-            rejected_at_arrival: late(RejectStage::Arrival),
-            rejected_after_prefill: late(RejectStage::AfterPrefill),
+            rejected: count(&|record| record.rejected),
+            failed: count(&|record| record.failed.is_some()),
+            late: completed.len() - slo_met,
             slo_met,
             slo_met_share: share(slo_met as f64, records.len() as f64),
             slo_met_token_share: share(
@@ -166,7 +166,8 @@ impl Summary {
             cache_hit_ratio_ssd: share(ssd, prompt),
             cache_hit_ratio_local: share(local, prompt),
             cache_hit_ratio_fetched: share(fetched, prompt),
-            wasted_prefill_tokens: wasted.map(|record| u64::from(record.computed_tokens)).sum(),
+            computed_tokens: prefilled.iter().map(|record| u64::from(record.computed_tokens)).sum(),
+            migrated: count(&|record| record.migrations > 0),
             ttft_error_p50: ttft_error.quantile(0.5),
             ttft_error_p90: ttft_error.quantile(0.9),
             tbt_error_p50: tbt_error.quantile(0.5),

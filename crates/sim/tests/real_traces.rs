@@ -39,20 +39,20 @@ fn the_order_and_the_scale_are_the_papers() {
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn baton_is_faster_than_mooncake_on_conversations_and_its_tail_is_no_longer() {
-    claims::check_baton_against_mooncake(&conversation(), SimOptions { speed: 1.3, ..SimOptions::default() });
+fn baton_is_faster_than_mooncake_on_conversations_and_its_tail_is_hardly_longer() {
+    claims::check_baton_against_mooncake(&conversation(), SimOptions { speed: 1.3, ..claims::without_admission() });
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn baton_is_faster_than_mooncake_on_documents_and_its_tail_is_no_longer() {
-    let options = SimOptions { cache_blocks: Some(2500), ..SimOptions::default() };
+fn baton_is_faster_than_mooncake_on_documents_and_its_tail_is_hardly_longer() {
+    let options = SimOptions { cache_blocks: Some(2500), ..claims::without_admission() };
     claims::check_baton_against_mooncake(&synthetic(), options);
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn under_overload_early_rejection_wastes_less_and_selection_serves_more() {
+fn under_overload_our_admission_serves_more_within_the_objectives() {
     claims::check_admission_under_overload(&conversation());
 }
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use baton_engine::{
     Engine, EngineError, KvArena, LayerSlice, LogitsWanted, SequenceStep, StepObserver, logprobs, sample,
 };
-use baton_scheduler::{StepId, StepOutput, StepPlan, StepSequence, StepSlice};
+use baton_scheduler::{MAX_PREFIX_WAIT_PER_STEP, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
-use crate::layer_gate::{LayerGate, MAX_WAIT_PER_STEP};
+use crate::layer_gate::LayerGate;
 
 /// Steps that may wait for the thread: the loops have one in flight.
 const QUEUED_STEPS: usize = 2;
@@ -239,7 +239,7 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
     fn await_prefix(&mut self, layer: u32) {
         for (key, gate) in std::mem::take(&mut self.gates) {
             let began = baton_runtime::now();
-            let here = gate.wait(layer, MAX_WAIT_PER_STEP.saturating_sub(self.times.waited));
+            let here = gate.wait(layer, MAX_PREFIX_WAIT_PER_STEP.saturating_sub(self.times.waited));
             self.times.waited += began.elapsed();
             if here {
                 self.gates.push((key, gate));
@@ -333,7 +333,7 @@ mod tests {
         };
         let took = began.elapsed();
         assert!(
-            took < MAX_WAIT_PER_STEP * 3 / 2 && elapsed < MAX_WAIT_PER_STEP / 2,
+            took < MAX_PREFIX_WAIT_PER_STEP * 3 / 2 && elapsed < MAX_PREFIX_WAIT_PER_STEP / 2,
             "{took:?}, of it computed: {elapsed:?}"
         );
         late.sort();

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::input::Input;
 use crate::layer_gate::{LayerGateKeeper, layer_gate};
 use crate::node::NodeParts;
-use crate::pacer::{LinkPacer, PacedCancel, paced};
+use crate::pacer::{Direction, LinkPacer, PacedCancel, paced};
 use crate::peers::{Peers, refused};
 use crate::remote::RemoteArena;
 use crate::ssd::Fetching;
@@ -105,7 +105,7 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
     let layer_bytes = (parts.model.layout.block_bytes() * destinations.len()) as u64;
-    let due = |link: &mut LinkPacer| link.reserve(baton_runtime::now(), layer_bytes);
+    let due = |link: &mut LinkPacer| link.reserve(baton_runtime::now(), Direction::Receive, layer_bytes);
     let dues = (0..parts.model.layout.num_layers).map(|_| parts.pacer.as_mut().map(due)).collect();
     let fetch = Fetch {
         dues,

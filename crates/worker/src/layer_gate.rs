@@ -1,17 +1,14 @@
 //! Where the engine waits for a prefix that is still coming in, layer by layer.
 //!
 //! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
-//! some layers' time, and [`MAX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
+//! some layers' time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a step waits for all of its prefixes together.
-pub(crate) const MAX_WAIT_PER_STEP: Duration = Duration::from_millis(500);
-/// How long a step waits for one layer at least: threads that bring it may be late on a busy machine.
-const MIN_PATIENCE: Duration = Duration::from_millis(100);
-/// How many times as long as its layers took so far the next one may take.
-const PATIENCE: u32 = 8;
+#[cfg(doc)]
+use baton_scheduler::MAX_PREFIX_WAIT_PER_STEP;
+use baton_scheduler::prefix_patience;
 
 /// How far a prefix has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +69,11 @@ impl LayerGate {
     }
 
     fn patience(&self, state: State) -> Duration {
-        let State::Coming(layers, since) = state else { return MIN_PATIENCE };
-        let per_layer = since.saturating_duration_since(self.0.made) / layers.max(1);
-        (per_layer * PATIENCE).max(MIN_PATIENCE)
+        let per_layer = match state {
+            State::Coming(layers, since) => since.saturating_duration_since(self.0.made) / layers.max(1),
+            State::Over | State::Lost => Duration::ZERO,
+        };
+        prefix_patience(per_layer)
     }
 }
 
@@ -105,6 +104,7 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+    const MIN_PATIENCE: Duration = Duration::from_millis(100);
 
     #[test]
     fn the_engine_waits_for_each_layer() {

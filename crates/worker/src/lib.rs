@@ -39,7 +39,7 @@ pub use main_fn::main_of;
 pub use metrics::{METRICS, StepMetrics};
 pub use node::{NodeParts, core_refused, run};
 pub use node_loop::{NodeLoop, Role};
-pub use pacer::{LinkPacer, PacedCancel, paced};
+pub use pacer::{Direction, LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};
 pub use remote::RemoteArena;
 pub use sessions::Sessions;

@@ -6,13 +6,22 @@ use baton_transfer_engine::{Batch, BatchReport, CancelHandle, TransferError};
 use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
-/// The link that a node sends over: one transfer after the other, at the model's bandwidth. The real bytes move at the end of their time, so that nobody sees them earlier.
+/// Which way bytes go over a node's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the node: pushes.
+    Send,
+    /// To the node: fetches.
+    Receive,
+}
+
+/// The link of a node, which sends and receives at the same time: each way one transfer after the other, at the model's bandwidth. The real bytes move at the end of their time, so that nobody sees them earlier.
 #[derive(Debug, Clone)]
 pub struct LinkPacer {
     bytes_per_s: f64,
     latency: Duration,
-    /// When the last transfer so far has left.
-    free_at: Option<Instant>,
+    /// When the last transfer so far is over, each way.
+    free_at: [Option<Instant>; 2],
 }
 
 impl LinkPacer {
@@ -22,14 +31,15 @@ impl LinkPacer {
     /// If the bandwidth or the scale is not positive: a profile was not checked.
     pub fn new(bytes_per_s: f64, scale: f64, latency: Duration) -> Self {
         assert!(bytes_per_s > 0.0 && scale > 0.0, "{bytes_per_s} B/s, scale {scale}");
-        Self { bytes_per_s: bytes_per_s / scale, latency, free_at: None }
+        Self { bytes_per_s: bytes_per_s / scale, latency, free_at: [None; 2] }
     }
 
     /// Takes the link for so many real bytes; when they would have arrived.
-    pub fn reserve(&mut self, now: Instant, bytes: u64) -> Instant {
-        let begin = self.free_at.map_or(now, |free_at| free_at.max(now));
+    pub fn reserve(&mut self, now: Instant, direction: Direction, bytes: u64) -> Instant {
+        let free_at = &mut self.free_at[direction as usize];
+        let begin = free_at.map_or(now, |free_at| free_at.max(now));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
-        self.free_at = Some(end);
+        *free_at = Some(end);
         end + self.latency
     }
 }
@@ -97,9 +107,14 @@ mod tests {
     fn transfers_follow_each_other_and_an_idle_link_owes_nothing() {
         let now = Instant::now();
         let mut link = LinkPacer::new(1e9, 1.0, Duration::ZERO);
-        assert_eq!(link.reserve(now, 1_000_000_000), now + SECOND);
-        assert_eq!(link.reserve(now, 500_000_000), now + SECOND * 3 / 2, "the link is busy");
-        assert_eq!(link.reserve(now + 9 * SECOND, 1_000_000_000), now + 10 * SECOND, "what it did not carry is lost");
+        assert_eq!(link.reserve(now, Direction::Send, 1_000_000_000), now + SECOND);
+        assert_eq!(link.reserve(now, Direction::Send, 500_000_000), now + SECOND * 3 / 2, "the link is busy");
+        assert_eq!(link.reserve(now, Direction::Receive, 1_000_000_000), now + SECOND, "the other way is free");
+        assert_eq!(
+            link.reserve(now + 9 * SECOND, Direction::Send, 1_000_000_000),
+            now + 10 * SECOND,
+            "what it did not carry is lost"
+        );
     }
 
     #[tokio::test]
@@ -114,7 +129,7 @@ mod tests {
         let now = Instant::now();
         // 64 bytes stand for 320 KiB.
         let mut link = LinkPacer::new(5120.0 * 64.0, 5120.0, SECOND);
-        assert_eq!(link.reserve(now, 64), now + 2 * SECOND);
-        assert_eq!(link.reserve(now, 64), now + 3 * SECOND);
+        assert_eq!(link.reserve(now, Direction::Send, 64), now + 2 * SECOND);
+        assert_eq!(link.reserve(now, Direction::Send, 64), now + 3 * SECOND);
     }
 }

@@ -8,7 +8,7 @@ use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{self, GenerateRequest, SamplingParameters, ServiceLevelObjectives, TokenIds};
 use baton_proto::{MAX_MESSAGE_BYTES, url};
 use baton_runtime::innermost;
-use baton_sim::{RejectStage, RequestRecord, SimOptions, Trace, TraceRequest};
+use baton_sim::{RequestRecord, SimOptions, Trace, TraceRequest};
 use baton_types::Tbt;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -93,8 +93,8 @@ impl Clients {
     pub(super) async fn play(&self, trace: &Trace, options: &SimOptions) -> Played {
         let start = baton_runtime::now();
         let slo = ServiceLevelObjectives {
-            ttft_ms: Some(options.ttft_slo.as_secs_f64() * 1e3),
-            tbt_ms: Some(options.tbt_slo.as_secs_f64() * 1e3),
+            ttft_ms: options.ttft_slo.map(|slo| slo.as_secs_f64() * 1e3),
+            tbt_ms: options.tbt_slo.map(|slo| slo.as_secs_f64() * 1e3),
         };
         let one = |(index, request): (usize, &'_ TraceRequest)| {
             let (client, request) = (self.client(index), request.clone());
@@ -174,7 +174,7 @@ fn reject(status: &Status, accepted: bool, record: &mut RequestRecord) -> Proble
     if status.code() != Code::ResourceExhausted || accepted {
         return Problem::Failed(reason);
     }
-    record.rejected = Some(RejectStage::Arrival);
+    record.rejected = true;
     Problem::Rejected(reason)
 }
 
@@ -248,12 +248,12 @@ mod tests {
         let mut refused = record();
         let problem = reject(&Status::resource_exhausted("full"), false, &mut refused);
         assert!(matches!(problem, Problem::Rejected(reason) if reason.contains("full")));
-        assert_eq!(refused.rejected, Some(RejectStage::Arrival));
+        assert!(refused.rejected);
         for (status, accepted) in [(Status::resource_exhausted("late"), true), (Status::unavailable("gone"), false)] {
             let mut failed = record();
             let problem = reject(&status, accepted, &mut failed);
             assert!(matches!(problem, Problem::Failed(reason) if reason.contains(status.message())));
-            assert_eq!(failed.rejected, None);
+            assert!(!failed.rejected);
         }
     }
 

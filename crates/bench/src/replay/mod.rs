@@ -19,16 +19,16 @@ pub(crate) use client::Clients;
 pub(crate) use prompt::prompt;
 use report::Report;
 
-/// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --beside-simulator; of the live cluster they
+/// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --compare-sim; of the live cluster they
 /// are what it was started with.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// What is played, and what the simulator beside it plays.
     #[command(flatten)]
     pub simulated: SimulateArgs,
-    /// Simulate the same when the replay is over, doing only what live nodes do (--as-live), and print both with their ratio
+    /// Simulate the same when the replay is over, and print both with their ratio
     #[arg(long)]
-    pub beside_simulator: bool,
+    pub compare_sim: bool,
     /// Connections to the conductor that requests take in turn
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub connections: u32,
@@ -43,7 +43,6 @@ impl ReplayArgs {
             ("--curve", args.curve.is_some()),
             ("--paper", args.paper),
             ("--html", args.html.is_some()),
-            ("--split-above", args.split_above.is_some()),
         ];
         match given.into_iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(BenchError::invalid(option, "only baton simulate has it: a replay is one run")),
@@ -71,20 +70,19 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
     let played = clients.play(&trace, &options).await;
     let completed = played.records.iter().filter(|record| record.finished.is_some()).count();
     let live = Summary::of(&outcome(played.records), &options);
-    let simulated = args.beside_simulator.then(|| simulated(&trace, &profile, options));
+    let simulated = args.compare_sim.then(|| simulated(&trace, &profile, options));
     let report = Report { live, simulated, failures: played.failures, late_p99_s: played.late_p99.as_secs_f64() };
     report.print(json).map_err(BenchError::Output)?;
     BenchError::check_served(completed, played.first_problem)
 }
 
 fn simulated(trace: &Trace, profile: &ModelProfile, options: SimOptions) -> Summary {
-    let options = SimOptions { as_live: true, max_overtaken: SimOptions::max_overtaken(true), ..options };
     Summary::of(&simulate(trace, profile, &options), &options)
 }
 
 /// The records as those of a run. A live cluster's load is not sampled.
 fn outcome(records: Vec<baton_sim::RequestRecord>) -> Outcome {
-    Outcome { records, samples: Vec::new(), elapsed: Duration::ZERO, next_random: 0, events: 0 }
+    Outcome { records, samples: Vec::new(), elapsed: Duration::ZERO, events: 0 }
 }
 
 #[cfg(test)]
@@ -106,9 +104,7 @@ mod tests {
     #[test]
     fn what_is_several_runs_is_refused_by_name() {
         assert!(parse("--trace t --duration 600 --jitter 3").check().is_ok());
-        for (line, option) in
-            [("--compare all", "--compare"), ("--curve 1:2:1", "--curve"), ("--split-above 3", "--split-above")]
-        {
+        for (line, option) in [("--compare all", "--compare"), ("--curve 1:2:1", "--curve"), ("--paper", "--paper")] {
             let error = parse(&format!("--trace t {line}")).check().unwrap_err();
             assert!(error.to_string().starts_with(option), "{error}");
         }

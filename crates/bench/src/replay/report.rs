@@ -92,13 +92,7 @@ mod tests {
     use super::*;
 
     fn summary(ttft_mean_s: f64, rejected: usize) -> Summary {
-        let none = Outcome {
-            records: Vec::new(),
-            samples: Vec::new(),
-            elapsed: Default::default(),
-            next_random: 0,
-            events: 0,
-        };
+        let none = Outcome { records: Vec::new(), samples: Vec::new(), elapsed: Default::default(), events: 0 };
         Summary { ttft_mean_s, rejected, ..Summary::of(&none, &SimOptions::default()) }
     }
 

@@ -1,5 +1,6 @@
 //! How long cached blocks have been unused, whatever the policy that evicts them thinks of them.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_types::{BlockId, KvEvent};
@@ -13,21 +14,38 @@ pub(super) struct Idle {
     order: BlockLists,
     /// By block: when it was let go; nothing before the pool was first told the time.
     since: Vec<Option<Instant>>,
+    /// How many of them were let go at each time.
+    counts: BTreeMap<Instant, usize>,
     now: Option<Instant>,
 }
 
 impl Idle {
     pub(super) fn new(num_blocks: u32) -> Self {
-        Self { order: BlockLists::new(num_blocks, 1), since: vec![None; num_blocks as usize], now: None }
+        Self {
+            order: BlockLists::new(num_blocks, 1),
+            since: vec![None; num_blocks as usize],
+            counts: BTreeMap::new(),
+            now: None,
+        }
     }
 
     pub(super) fn push(&mut self, block: BlockId) {
         self.since[block.index()] = self.now;
+        if let Some(now) = self.now {
+            *self.counts.entry(now).or_default() += 1;
+        }
         self.order.push(0, block);
     }
 
     pub(super) fn remove(&mut self, block: BlockId) {
         self.order.remove(block);
+        let Some(since) = self.since[block.index()].take() else { return };
+        if let Some(count) = self.counts.get_mut(&since) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&since);
+            }
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -50,9 +68,10 @@ impl BlockPool {
         self.idle.now = Some(now);
     }
 
-    /// Cached blocks that nobody has used for `idle` at `now`. Takes time in their number.
+    /// Cached blocks that nobody has used for `idle` at `now`. Takes time in the number of times at which blocks were let go.
     pub fn cold(&self, now: Instant, idle: Duration) -> usize {
-        self.idle.cold(Some(now), idle).count()
+        let until = now.checked_sub(idle);
+        until.map_or(0, |until| self.idle.counts.range(..=until).map(|(_, count)| count).sum())
     }
 
     /// Takes `n` blocks to write into as [`Self::allocate`] does, but of the cached ones none that was used within `idle`.

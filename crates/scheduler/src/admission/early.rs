@@ -7,6 +7,10 @@ use super::{AdmissionPolicy, Assessment, Excess};
 pub struct Early;
 
 impl AdmissionPolicy for Early {
+    fn name(&self) -> &'static str {
+        "early"
+    }
+
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
         Box::new(Self)
     }

@@ -2,9 +2,7 @@
 //!
 //! A load is a predicted latency over its objective: more than 1 is too much. What has no objective has no load.
 
-mod baseline;
 mod early;
-mod predictive;
 mod selective;
 
 use std::fmt;
@@ -13,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{Slo, Tbt, Ttft};
 
-pub use baseline::Baseline;
 pub use early::Early;
-pub use predictive::Predictive;
 pub use selective::Selective;
 
 /// A decode node at some time, the newcomer included.
@@ -43,7 +39,7 @@ impl DecodeLoad {
         if estimate > limit {
             return Err(Excess::Tbt { estimate: Tbt(estimate), objective: Tbt(limit) });
         }
-        if self.kv_share > 1.0 { Err(Excess::DecodeRoom { share: self.kv_share }) } else { Ok(()) }
+        if self.kv_share > 1.0 { Err(Excess::KvBlocks { share: self.kv_share }) } else { Ok(()) }
     }
 }
 
@@ -97,7 +93,8 @@ impl Assessment {
         self.slo_left().ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit))
     }
 
-    fn check_ttft(&self, estimate: Duration) -> Result<(), Excess> {
+    /// It keeps its time to first token if that is as estimated.
+    pub fn check_ttft(&self, estimate: Duration) -> Result<(), Excess> {
         let (Some(objective), Some(left)) = (self.slo.ttft, self.slo_left().ttft) else { return Ok(()) };
         if Ttft(estimate) > left { Err(Excess::Ttft { estimate: Ttft(estimate), objective, left }) } else { Ok(()) }
     }
@@ -112,7 +109,8 @@ impl Assessment {
         }
     }
 
-    fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
+    /// The decode node has room for it and keeps its time between tokens.
+    pub fn check_decode(&self, load: Option<DecodeLoad>) -> Result<(), Excess> {
         load.map_or(Ok(()), |load| load.check(self.slo))
     }
 
@@ -166,7 +164,7 @@ pub enum Excess {
     },
     /// The decode node's blocks.
     #[error("the decode node would need {:.0} % of its KV blocks", share * 100.0)]
-    DecodeRoom {
+    KvBlocks {
         /// Share in use.
         share: f64,
     },
@@ -225,7 +223,7 @@ impl Excess {
             Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => estimate.saturating_sub(*left),
             // Who comes again has not waited.
             Self::Wait { estimate, limit, .. } => estimate.saturating_sub(*limit),
-            Self::Tbt { .. } | Self::DecodeRoom { .. } | Self::AdmittedTbt { .. } => relief.decode,
+            Self::Tbt { .. } | Self::KvBlocks { .. } | Self::AdmittedTbt { .. } => relief.decode,
             Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
         }
     }
@@ -233,6 +231,9 @@ impl Excess {
 
 /// Whether a request is taken in.
 pub trait AdmissionPolicy: fmt::Debug + Send {
+    /// Its name, as operators read it.
+    fn name(&self) -> &'static str;
+
     /// One that decides as this one would, for asking what it would do.
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy>;
 
@@ -254,21 +255,6 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
     fn pace(&self, _request: &Assessment) -> Duration {
         Duration::ZERO
     }
-
-    /// Whether a computed prompt goes to another decode node where its own has no room.
-    fn moves_decode(&self) -> bool {
-        false
-    }
-
-    /// Whether the decode node's load is looked at again when the prompt is computed. What is refused then was computed in vain.
-    fn rechecks_decode(&self) -> bool {
-        true
-    }
-
-    /// The second look, at the decode node as it runs then, the newcomer included, which would make `broken` of its sequences miss their objective.
-    fn admit_decode(&mut self, load: &DecodeLoad, _broken: usize, slo: Slo) -> Result<(), Excess> {
-        load.check(slo)
-    }
 }
 
 /// Takes everything.
@@ -276,16 +262,16 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
 pub struct TakeAll;
 
 impl AdmissionPolicy for TakeAll {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
         Box::new(Self)
     }
 
     fn admit(&mut self, _: &Assessment) -> Result<(), Excess> {
         Ok(())
-    }
-
-    fn rechecks_decode(&self) -> bool {
-        false
     }
 
     fn refuses(&self) -> bool {
@@ -298,12 +284,8 @@ impl AdmissionPolicy for TakeAll {
 pub enum AdmissionKind {
     /// Takes everything.
     None,
-    /// Prefill load at arrival, decode load after the prefill.
-    Baseline,
     /// The larger of both at arrival.
     Early,
-    /// The decode load of the time when the prompt would be computed.
-    Predictive,
     /// By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
     #[default]
     Selective,
@@ -311,30 +293,27 @@ pub enum AdmissionKind {
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an admission policy (none, baseline, early, predictive, selective)")]
+#[error("'{0}' is not an admission policy (none, early, selective)")]
 pub struct UnknownAdmission(pub String);
 
 impl AdmissionKind {
     /// Every policy.
-    pub const ALL: [Self; 5] = [Self::None, Self::Baseline, Self::Early, Self::Predictive, Self::Selective];
+    pub const ALL: [Self; 3] = [Self::None, Self::Early, Self::Selective];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
-            Self::Baseline => "baseline",
             Self::Early => "early",
-            Self::Predictive => "predictive",
             Self::Selective => "selective",
         }
     }
 
-    pub(crate) fn policy(self) -> Box<dyn AdmissionPolicy> {
+    /// The policy.
+    pub fn policy(self) -> Box<dyn AdmissionPolicy> {
         match self {
             Self::None => Box::new(TakeAll),
-            Self::Baseline => Box::new(Baseline),
             Self::Early => Box::new(Early),
-            Self::Predictive => Box::new(Predictive),
             Self::Selective => Box::<Selective>::default(),
         }
     }
@@ -385,21 +364,16 @@ mod tests {
     fn each_policy_looks_at_its_own_estimates() {
         let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5 });
         let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
-        assert_eq!(verdicts(&fine), [true; 5]);
-        assert_eq!(
-            verdicts(&Assessment { ttft: 31 * SECOND, ttft_high: 40 * SECOND, ..fine }),
-            [true, false, false, false, false]
-        );
-        assert_eq!(verdicts(&Assessment { decode_now: Some(slow), ..fine }), [true, true, false, true, true]);
-        assert_eq!(verdicts(&Assessment { decode_then: full, ..fine }), [true, true, true, false, true]);
+        assert_eq!(verdicts(&fine), [true; 3]);
+        assert_eq!(verdicts(&Assessment { ttft: 31 * SECOND, ttft_high: 40 * SECOND, ..fine }), [true, false, false]);
+        assert_eq!(verdicts(&Assessment { decode_now: Some(slow), ..fine }), [true, false, true]);
         let tail = Some(DecodeLoad { tbt_high: SECOND, ..fine.decode_now.unwrap() });
-        let by_tail = Assessment { decode_now: tail, decode_then: tail, decode_expected: tail, ..fine };
-        assert_eq!(verdicts(&by_tail), [true, true, true, true, false]);
-        assert_eq!(verdicts(&Assessment { broken: 1, ..fine }), [true, true, true, true, false]);
-        assert_eq!(verdicts(&Assessment { broken_sequences: 1, ..fine }), [true, true, true, true, false]);
-        let without =
-            Assessment { slo: Slo::default(), ttft: 99 * SECOND, decode_now: full, decode_then: full, ..fine };
-        assert_eq!(verdicts(&without), [true; 5], "nothing is promised");
+        let by_tail = Assessment { decode_now: tail, decode_expected: tail, ..fine };
+        assert_eq!(verdicts(&by_tail), [true, true, false]);
+        assert_eq!(verdicts(&Assessment { broken: 1, ..fine }), [true, true, false]);
+        assert_eq!(verdicts(&Assessment { broken_sequences: 1, ..fine }), [true, true, false]);
+        let without = Assessment { slo: Slo::default(), ttft: 99 * SECOND, decode_now: full, ..fine };
+        assert_eq!(verdicts(&without), [true; 3], "nothing is promised");
     }
 
     #[test]
@@ -416,10 +390,10 @@ mod tests {
         assert_eq!(excess.to_string(), "the time to first token would be 31.0s, the objective is 30s");
         assert_eq!(excess.retry_after(late.relief), SECOND);
         let slow = DecodeLoad { tbt: SECOND / 4, ..late.decode_now.unwrap() };
-        let excess = Baseline.admit_decode(&slow, 0, late.slo).unwrap_err();
+        let excess = slow.check(late.slo).unwrap_err();
         assert_eq!(excess.to_string(), "the time between tokens would be 250.0ms, the objective is 100ms");
         let full = DecodeLoad { kv_share: 1.25, ..late.decode_now.unwrap() };
-        let excess = Baseline.admit_decode(&full, 0, late.slo).unwrap_err();
+        let excess = full.check(late.slo).unwrap_err();
         assert_eq!(excess.retry_after(late.relief), late.relief.decode, "when a sequence is over");
         assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
     }

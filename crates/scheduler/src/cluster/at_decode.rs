@@ -149,7 +149,6 @@ impl Cluster {
             plan,
             terms: self.terms(asked.request, plan.compute),
             broken: 0,
-            helpers: Vec::new(),
             cut: None,
             fetches: false,
             decode: Some(decode).filter(|_| asked.request.wants_decode),
@@ -164,8 +163,8 @@ impl Cluster {
 mod tests {
     use baton_types::{ErrorKind, NodeRole};
 
-    use super::super::ClusterConfig;
     use super::super::tests::{id, info, key, place, request};
+    use super::super::{ClusterConfig, Policies};
     use super::*;
     use crate::placement::PlacementRequest;
 
@@ -174,10 +173,9 @@ mod tests {
         PlacementRequest { wants_decode: false, max_tokens: 1, prompt_tokens, ..request(n, &[]) }
     }
 
-    /// One decode node of 100 blocks and 12 seats, and a context of 512 tokens.
+    /// One decode node of 100 blocks and 12 sequence slots, and a context of 512 tokens.
     fn alone(now: Instant) -> Cluster {
-        let prompts_at_decode = PromptsAtDecode::Fallback;
-        let mut cluster = Cluster::new(ClusterConfig { prompts_at_decode, ..ClusterConfig::default() });
+        let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
         let mut node = info("d0", NodeRole::Decode, 1);
         node.context_length = 512;
         cluster.on_node_joined(now, node);
@@ -200,7 +198,8 @@ mod tests {
     #[test]
     fn full_decode_nodes_are_why_prompts_wait() {
         let now = Instant::now();
-        for (prompt_tokens, fit) in [(320, 5), (16, 12)] {
+        // What has no room waits in one of the node's 12 sequence slots.
+        for (prompt_tokens, fit) in [(320, 12), (16, 12)] {
             let mut cluster = alone(now);
             let placed: Vec<_> = (0..20).map(|n| place(&mut cluster, now, &one_token(n, prompt_tokens))).collect();
             assert!(placed[..fit].iter().all(Result::is_ok), "{placed:?}");

@@ -6,7 +6,7 @@ use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
-use super::{Cluster, ClusterNode, DecodeRoom, NodeState};
+use super::{Cluster, ClusterNode, NodeState};
 use crate::backlog::{ChunkSeconds, QueueImpact};
 use crate::config::MIN_CHUNK_PART;
 use crate::cost::duration;
@@ -164,7 +164,7 @@ impl Cluster {
             () if asked.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
             () if !self.is_usable(node) => LeftOut::State(node.state()),
             () if !fits_decode(asked, node) => LeftOut::TooSmall,
-            () if self.config.decode_room != DecodeRoom::Ignored && !has_room(asked, node) => LeftOut::NoRoom,
+            () if !has_room(asked, node) => LeftOut::NoRoom,
             () if self.decode_candidate(asked, node, 0).breaks => LeftOut::Breaks,
             () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
             () => LeftOut::State(node.state()),
@@ -225,11 +225,11 @@ impl Cluster {
         let matched_tokens = blocks * node.info().layout.block_tokens;
         let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
         let terms = self.terms(request, compute);
-        let QueueImpact { ahead, passed, .. } = node.charges.backlog.impact(now, terms);
+        let QueueImpact { ahead, passed } = node.charges.backlog.impact(now, terms);
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
     }
 
-    /// The plan of the node that was chosen, with what the newcomer does to the order of its queue, and how many prompts that were admitted would miss their objective because of it.
+    /// The plan of the node that was chosen on these terms, and how many prompts that were admitted would miss their objective because of it.
     pub(super) fn reordered(
         &self,
         now: Instant,
@@ -238,8 +238,9 @@ impl Cluster {
         plan: &PrefillPlan,
     ) -> (PrefillPlan, usize) {
         let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
-        let impact = node.charges.backlog.impact_reordered(now, terms);
-        (PrefillPlan { ahead: impact.ahead, passed: impact.passed, ..*plan }, impact.broken)
+        let backlog = &node.charges.backlog;
+        let QueueImpact { ahead, passed } = backlog.impact(now, terms);
+        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms))
     }
 
     /// How long a prefill node's chunks take.
@@ -264,9 +265,7 @@ impl Cluster {
             let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
             return refuse(ErrorKind::Invalid, message, None);
         }
-        if self.config.decode_room != DecodeRoom::Ignored {
-            self.with_room(now, asked, &mut nodes)?;
-        }
+        self.with_room(now, asked, &mut nodes)?;
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
@@ -279,11 +278,11 @@ impl Cluster {
         Ok(candidates)
     }
 
-    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged; where none has, and sequences may wait for room, those with a seat.
+    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged; where none has, those with a seat: room is only guessed here, and sequences wait at their node where the guess was wrong.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         nodes.retain(|node| has_room(asked, node));
-        if nodes.is_empty() && self.config.decode_room == DecodeRoom::Preferred {
+        if nodes.is_empty() {
             nodes.extend(all.iter().filter(|node| has_seat(node)));
         }
         if !nodes.is_empty() {

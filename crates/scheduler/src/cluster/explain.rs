@@ -195,8 +195,8 @@ impl Cluster {
     pub(super) fn explanation(&self, decision: Result<Placement, Refusal>, rows: Rows) -> Explanation {
         let Rows { prefill, decode, prefill_rest, decode_rest } = rows;
         Explanation {
-            placement: self.config.placement.as_str(),
-            admission: self.config.admission.as_str(),
+            placement: self.placement.name(),
+            admission: self.admission.name(),
             prefill,
             decode,
             prefill_rest,

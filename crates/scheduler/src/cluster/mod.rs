@@ -13,7 +13,6 @@ mod outlook;
 mod place;
 mod replicate;
 mod request;
-mod split;
 mod table;
 mod tail;
 #[cfg(test)]
@@ -42,13 +41,9 @@ pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
 pub use replicate::{CopyOrder, HotChain, Replication};
 
-/// Bounds and choices of a [`Cluster`].
+/// Bounds and settings of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClusterConfig {
-    /// How nodes are chosen.
-    pub placement: PlacementKind,
-    /// What is taken in.
-    pub admission: AdmissionKind,
     /// Whether prefixes may be brought from node to node, where the placement policy wants to.
     pub fetches: bool,
     /// Most prefill nodes that a prefix is copied to, those that have it anyway included; 0 or 1: none is copied but by fetches.
@@ -62,18 +57,13 @@ pub struct ClusterConfig {
     pub max_wait: Option<Duration>,
     /// Most requests that wait at the door at once.
     pub max_held: usize,
-    /// What becomes of requests that no decode node has room for.
-    pub decode_room: DecodeRoom,
     /// Whether decode nodes compute prompts.
     pub prompts_at_decode: PromptsAtDecode,
     /// Whether decode nodes compute the tails of long prompts behind the prefill nodes that compute what comes before.
     pub splits_prompts: bool,
     /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
-    /// Prompts that take longer than this to compute are computed by several prefill nodes, a part of the layers each, so that a part takes no longer. `None`: never. The nodes
-    /// cannot do it yet; the simulator shows what it is worth.
-    pub split_above: Option<Duration>,
-    /// [`AdmissionKind::Predictive`] takes an answer to go on for this many times the mean time of answers.
+    /// [`Assessment::decode_then`](crate::Assessment::decode_then) takes an answer to go on for this many times the mean time of answers.
     pub answer_factor: f64,
     /// A node that joined takes its full share of the load after this long.
     pub slow_start: Duration,
@@ -91,25 +81,13 @@ pub struct ClusterConfig {
     pub max_lost_nodes: usize,
 }
 
-/// What becomes of requests that no decode node has room for, beside all that is charged to it, prompts that wait included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DecodeRoom {
-    /// They are refused: nobody ever waits at a decode node.
-    #[default]
-    Reserved,
-    /// They go to a node that has a seat, and wait there; nodes with room go first.
-    Preferred,
-    /// Room is not looked at: admission sees to it that sequences seldom wait.
-    Ignored,
-}
-
 /// Which prompts decode nodes compute themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PromptsAtDecode {
     /// None: without a prefill node requests are refused.
-    #[default]
     Never,
     /// All, where no prefill node takes requests.
+    #[default]
     Fallback,
     /// Those too that are so short that they are answered as soon, and disturb nobody (conditional disaggregation).
     Short,
@@ -131,20 +109,16 @@ impl std::str::FromStr for PromptsAtDecode {
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
-            placement: PlacementKind::default(),
-            admission: AdmissionKind::default(),
-            fetches: false,
-            replicas: 0,
+            fetches: true,
+            replicas: 2,
             max_overtaken: QueueTerms::MAX_OVERTAKEN,
             queue_timeout: QueueTerms::TIMEOUT,
             max_wait: Some(MAX_WAIT),
             max_held: 512,
-            decode_room: DecodeRoom::Reserved,
-            prompts_at_decode: PromptsAtDecode::Never,
-            splits_prompts: false,
+            prompts_at_decode: PromptsAtDecode::default(),
+            splits_prompts: true,
             admission_quantile: 0.9,
             answer_factor: 4.0,
-            split_above: None,
             slow_start: Duration::from_secs(10),
             report_delay: Duration::from_millis(100),
             suspect_after: Duration::from_secs(5),
@@ -153,6 +127,28 @@ impl Default for ClusterConfig {
             max_index_entries_per_node: 1 << 20,
             max_lost_nodes: 16,
         }
+    }
+}
+
+/// Where requests go, and which are taken in.
+#[derive(Debug)]
+pub struct Policies {
+    /// How nodes are chosen.
+    pub placement: Box<dyn PlacementPolicy>,
+    /// What is taken in.
+    pub admission: Box<dyn AdmissionPolicy>,
+}
+
+impl Policies {
+    /// Production's.
+    pub fn new(placement: PlacementKind, admission: AdmissionKind) -> Self {
+        Self { placement: placement.policy(), admission: admission.policy() }
+    }
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self::new(PlacementKind::default(), AdmissionKind::default())
     }
 }
 
@@ -198,11 +194,11 @@ fn cost_class(info: &NodeInfo) -> CostClass {
 
 impl Cluster {
     /// A cluster without nodes.
-    pub fn new(config: ClusterConfig) -> Self {
+    pub fn new(config: ClusterConfig, policies: Policies) -> Self {
         Self {
             config,
-            placement: config.placement.policy(),
-            admission: config.admission.policy(),
+            placement: policies.placement,
+            admission: policies.admission,
             nodes: NodeTable::default(),
             index: Arc::new(PrefixIndex::new(config.max_index_entries_per_node)),
             costs: Vec::new(),
@@ -236,7 +232,7 @@ impl Cluster {
 
     /// Name of the policy that takes in.
     pub fn admission_policy(&self) -> &'static str {
-        self.config.admission.as_str()
+        self.admission.name()
     }
 
     /// Whether a request could be served now: a decode node takes requests, and a prefill node does or is not needed.
@@ -316,7 +312,7 @@ impl Cluster {
         self.end_copies_of(&gone);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| *prefill == gone);
-            charge.helpers.retain(|helper| *helper != gone);
+            charge.tail.take_if(|tail| *tail == gone);
             charge.fetch.take_if(|(from, _)| *from == gone);
             charge.decode.take_if(|(decode, _)| *decode == gone);
         }
@@ -416,7 +412,7 @@ impl Cluster {
         charge.prefilled = true;
         let measured = now.saturating_duration_since(charge.placed);
         self.ttft_residuals.observe(charge.ttft.as_secs_f64(), measured.as_secs_f64());
-        for start in charge.prefill.iter().chain(&charge.helpers) {
+        for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = charged(&mut self.nodes, start) {
                 node.charges.backlog.remove(now, key);
             }
@@ -444,7 +440,7 @@ impl Cluster {
         self.held.remove(&key);
         self.on_fetch_done(key);
         let Some(charge) = self.charges.remove(&key) else { return };
-        for start in charge.prefill.iter().chain(&charge.helpers) {
+        for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = charged(&mut self.nodes, start) {
                 node.charges.backlog.remove(now, key);
                 node.charges.requests -= 1;

@@ -93,7 +93,7 @@ impl Cluster {
         self.transfers.begin(&fetch.0.0, fetch.1);
         let charge = Charge {
             prefill: None,
-            helpers: Vec::new(),
+            tail: None,
             fetch: Some(fetch),
             decode: Some((start, charge)),
             placed: now,

@@ -6,7 +6,6 @@ use baton_types::{Attempt, ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, 
 
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
-use super::split::Split;
 use super::tail::Cut;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
@@ -49,7 +48,6 @@ pub(super) struct Chosen {
     pub(super) terms: QueueTerms,
     /// Prompts that were admitted and would miss their objective because of it.
     pub(super) broken: usize,
-    pub(super) helpers: Vec<NodeId>,
     /// Where the decode node computes the tail.
     pub(super) cut: Option<Cut>,
     pub(super) fetches: bool,
@@ -89,7 +87,6 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
-        helpers: chosen.helpers,
         tail_tokens: chosen.cut.map_or(0, |cut| cut.tail_tokens),
         decode: chosen.decode.map(|decode| decode.node),
         fetch,
@@ -211,10 +208,10 @@ impl Cluster {
         let request = asked.request;
         let choice = policy.choose(request, prefill, decode, rng);
         let candidate = &prefill[choice.prefill];
-        let Split { plan, terms, broken, helpers } =
-            self.split(now, request, candidate, candidate.plan(choice.fetch), prefill);
+        let terms = self.terms(request, candidate.plan(choice.fetch).compute);
+        let (plan, broken) = self.reordered(now, terms, candidate.node, candidate.plan(choice.fetch));
         let decode = choice.decode.map(|index| &decode[index]);
-        let cut = self.cut(now, asked, candidate.node, &plan, decode).filter(|_| helpers.is_empty());
+        let cut = self.cut(now, asked, candidate.node, &plan, decode);
         let (plan, terms, broken) = match &cut {
             Some(cut) => self.head_of(now, asked, candidate.node, &plan, cut),
             None => (plan, terms, broken),
@@ -228,7 +225,6 @@ impl Cluster {
             plan,
             terms,
             broken,
-            helpers,
             cut,
             fetches: choice.fetch && candidate.fetch.is_some(),
             decode: decode.map(|decode| ChosenDecode {
@@ -244,44 +240,9 @@ impl Cluster {
 
     /// A refusal for want of room, as one that may pass where the admission policy waits for such.
     fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
-        let full = Excess::DecodeRoom { share: 1.0 };
+        let full = Excess::KvBlocks { share: 1.0 };
         let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }
-    }
-
-    /// The request's prompt is computed: whether its decode node, as it runs now, can still take it; another one that can, where that is not so. Some admission policies do not look. What is
-    /// refused was computed in vain; the caller ends the attempt, or asks again where the refusal says so.
-    pub fn recheck_decode(&mut self, now: Instant, key: RequestKey, slo: Slo) -> Result<Option<NodeId>, Refusal> {
-        let charge = self.charges.get(&key).and_then(|charge| charge.decode.clone());
-        let Some((start, charge)) = charge.filter(|_| self.admission.rechecks_decode()) else { return Ok(None) };
-        let Err(excess) = self.admit_on(now, &start.0, &charge, slo) else { return Ok(None) };
-        if self.admission.moves_decode()
-            && let Some(other) = self.decode_node_for(now, &charge, slo)
-        {
-            self.move_decode(now, key, &other);
-            return Ok(Some(other));
-        }
-        let relief = Relief { prefill: RETRY_UNAVAILABLE, decode: self.decode_relief(now, self.nodes.get(&start.0)) };
-        let mut refusal = refusal_of(&excess, relief);
-        refusal.hold = self.admission.hold(slo, Duration::ZERO, &excess);
-        Err(refusal)
-    }
-
-    /// Whether a decode node as it runs now takes a sequence.
-    fn admit_on(&mut self, now: Instant, node: &NodeId, charge: &DecodeCharge, slo: Slo) -> Result<(), Excess> {
-        let Some(node) = self.nodes.get(node) else { return Ok(()) };
-        let newcomer = DecodeForecast::of(charge);
-        let load = self.decode_load(node, node.charges.decoding_now(), newcomer);
-        let broken = self.broken_sequences((now, now), node, newcomer);
-        self.admission.admit_decode(&load, broken, slo)
-    }
-
-    /// The decode node with the fewest sequences that takes one now.
-    fn decode_node_for(&mut self, now: Instant, charge: &DecodeCharge, slo: Slo) -> Option<NodeId> {
-        let ready = self.nodes.of_role(NodeRole::Decode).filter(|node| node.is_ready());
-        let mut nodes: Vec<_> = ready.map(|node| (node.charges.sequences(), node.info().node.clone())).collect();
-        nodes.sort();
-        nodes.into_iter().map(|(_, node)| node).find(|node| self.admit_on(now, node, charge, slo).is_ok())
     }
 
     /// Until the first sequence that a decode node has now should be over.
@@ -295,9 +256,8 @@ impl Cluster {
         let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
         // The tail, if there is one, is not computed there any more, nor at the other one.
         if let Some(charged) = self.charges.get_mut(&key)
-            && let Some(index) = charged.helpers.iter().position(|helper| *helper == from)
+            && charged.tail.take_if(|tail| *tail == from).is_some()
         {
-            charged.helpers.remove(index);
             if let Some(node) = super::charged(&mut self.nodes, &from) {
                 node.charges.backlog.remove(now, key);
                 node.charges.requests -= 1;
@@ -376,15 +336,8 @@ impl Cluster {
         let request = asked.request;
         let ttft = chosen.ttft;
         let key = request.key;
-        let mut charge = Charge {
-            prefill: None,
-            helpers: Vec::new(),
-            fetch: None,
-            decode: None,
-            placed: now,
-            ttft,
-            prefilled: false,
-        };
+        let mut charge =
+            Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
             charge.decode = Some((start, decode_charge((now, now + ttft), asked, node)));
@@ -402,11 +355,10 @@ impl Cluster {
         }
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
-        charge.helpers = chosen.helpers.iter().filter_map(|helper| self.charge_prefill(now, helper, prompt)).collect();
         if let (Some(cut), Some(decode)) = (&chosen.cut, &chosen.decode) {
             let terms = QueueTerms { compute: duration(cut.tail), ..prompt.terms };
             let tail = QueuedPrompt { tokens: cut.tail_tokens, terms, ..prompt };
-            charge.helpers.extend(self.charge_prefill(now, &decode.node, tail));
+            charge.tail = self.charge_prefill(now, &decode.node, tail);
         }
         self.charges.insert(key, charge);
     }

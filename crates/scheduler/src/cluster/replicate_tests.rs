@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 use baton_types::{ErrorKind, Generation, KvEvent, Load, NodeInfo, Refused};
 use proptest::prelude::*;
 
-use super::super::ClusterConfig;
 use super::super::tests::{SECOND, id, info, key};
+use super::super::{ClusterConfig, Policies};
 use super::*;
 
 /// A chain of its own for each number.
@@ -18,7 +18,7 @@ fn hot(n: u8, blocks: u8, per_second: f64) -> HotChain {
 
 /// Prefill nodes `p0` on with 100 blocks each, all free.
 fn cluster_of(now: Instant, nodes: usize, replicas: usize) -> Cluster {
-    let mut cluster = Cluster::new(ClusterConfig { fetches: true, replicas, ..ClusterConfig::default() });
+    let mut cluster = Cluster::new(ClusterConfig { replicas, ..ClusterConfig::default() }, Policies::default());
     for n in 0..nodes {
         cluster.on_node_joined(now, info(&format!("p{n}"), NodeRole::Prefill, 1));
         report(&mut cluster, now, n, Load::default());

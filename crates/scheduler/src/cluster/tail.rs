@@ -141,14 +141,14 @@ mod tests {
 
     use baton_types::{NodeInfo, NodeRole, Slo, Tbt};
 
-    use super::super::ClusterConfig;
     use super::super::tests::{info, key, place, request};
+    use super::super::{ClusterConfig, Policies};
     use super::*;
     use crate::placement::{Placement, PlacementRequest};
 
     /// One prefill and one decode node, 1 ms a token.
     fn pair(now: Instant, change: impl Fn(&mut NodeInfo)) -> Cluster {
-        let mut cluster = Cluster::new(ClusterConfig { splits_prompts: true, ..ClusterConfig::default() });
+        let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
         for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
             let mut info = info(name, role, 1);
             (info.layout.num_layers, info.layout.num_blocks) = (30, 1000);

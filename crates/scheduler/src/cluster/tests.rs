@@ -51,9 +51,11 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
     }
 }
 
-/// Two prefill and two decode nodes.
+/// Two prefill and two decode nodes. Prompts are computed by prefill nodes alone.
 pub(super) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
-    let mut cluster = Cluster::new(ClusterConfig { placement, ..ClusterConfig::default() });
+    let prompts_at_decode = PromptsAtDecode::Never;
+    let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config, Policies::new(placement, AdmissionKind::default()));
     for (name, role) in
         [("p0", NodeRole::Prefill), ("p1", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)]
     {
@@ -114,7 +116,8 @@ fn a_burst_is_spread_because_charges_count_at_once() {
 #[test]
 fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     let now = Instant::now();
-    let mut cluster = Cluster::new(ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() });
+    let mut cluster =
+        Cluster::new(ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() }, Policies::default());
     cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
     cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
     let with = |n, tbt_us| {
@@ -164,7 +167,6 @@ enum Happening {
     Place { request: u8, fetches: bool },
     FetchDone(u8),
     Prefilled(u8),
-    Recheck(u8),
     FirstToken(u8),
     Finished(u8),
     Ended(u8),
@@ -179,7 +181,6 @@ fn happenings() -> impl Strategy<Value = Vec<(Happening, u8)>> {
         4 => (any::<u8>(), any::<bool>()).prop_map(|(request, fetches)| Place { request, fetches }),
         1 => any::<u8>().prop_map(FetchDone),
         2 => any::<u8>().prop_map(Prefilled),
-        1 => any::<u8>().prop_map(Recheck),
         2 => any::<u8>().prop_map(FirstToken),
         2 => any::<u8>().prop_map(Finished),
         2 => any::<u8>().prop_map(Ended),
@@ -219,7 +220,6 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
         }
         FetchDone(n) => cluster.on_fetch_done(key(n.into())),
         Prefilled(n) => cluster.on_prefilled(now, key(n.into())),
-        Recheck(n) => drop(cluster.recheck_decode(now, key(n.into()), slo)),
         FirstToken(n) => cluster.on_first_token(now, key(n.into())),
         Finished(n) => cluster.on_finished(now, key(n.into()), u32::from(n)),
         Ended(n) => cluster.on_ended(now, key(n.into())),
@@ -284,16 +284,12 @@ proptest! {
     fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0..PlacementKind::ALL.len(), admission in 0..AdmissionKind::ALL.len()) {
         let start = Instant::now();
         let config = ClusterConfig {
-            placement: PlacementKind::ALL[placement],
-            admission: AdmissionKind::ALL[admission],
-            fetches: true,
             prompts_at_decode: [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short][placement / 2 % 3],
-            decode_room: [DecodeRoom::Reserved, DecodeRoom::Preferred, DecodeRoom::Ignored][placement % 3],
-            split_above: if admission.is_multiple_of(2) { Some(SECOND / 2) } else { None },
-            splits_prompts: true,
+            splits_prompts: admission.is_multiple_of(2),
             ..ClusterConfig::default()
         };
-        let mut cluster = Cluster::new(config);
+        let policies = Policies::new(PlacementKind::ALL[placement], AdmissionKind::ALL[admission]);
+        let mut cluster = Cluster::new(config, policies);
         let mut generations = [1; 6];
         (0..6).for_each(|n| cluster.on_node_joined(start, member(n, 1)));
         let hashes = cluster.block_hashes(&(0..160).collect::<Vec<_>>(), b"").unwrap();
@@ -317,7 +313,8 @@ proptest! {
 #[test]
 fn a_node_that_came_back_starts_slowly() {
     let start = Instant::now();
-    let mut cluster = Cluster::new(ClusterConfig { placement: PlacementKind::LoadBalance, ..ClusterConfig::default() });
+    let mut cluster =
+        Cluster::new(ClusterConfig::default(), Policies::new(PlacementKind::LoadBalance, AdmissionKind::default()));
     cluster.on_node_joined(start, info("p0", NodeRole::Prefill, 1));
     cluster.on_node_joined(start, info("d0", NodeRole::Decode, 1));
     let later = start + 60 * SECOND;
@@ -336,8 +333,8 @@ fn a_node_that_came_back_starts_slowly() {
 #[test]
 fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let now = Instant::now();
-    let config = ClusterConfig { fetches: true, bandwidth: 1e9, ..ClusterConfig::default() };
-    let mut cluster = Cluster::new(config);
+    let config = ClusterConfig { bandwidth: 1e9, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config, Policies::default());
     for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
         cluster.on_node_joined(now, info(name, role, 1));
     }
@@ -356,31 +353,6 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
         None,
         "where nodes cannot, none is asked to"
     );
-}
-
-#[test]
-fn a_computed_prompt_goes_where_there_is_room_or_waits() {
-    let now = Instant::now();
-    let config = ClusterConfig { decode_room: DecodeRoom::Ignored, ..ClusterConfig::default() };
-    let mut cluster = Cluster::new(config);
-    for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)] {
-        cluster.on_node_joined(now, info(name, role, 1));
-    }
-    let slo = Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND)) };
-    let placed = |cluster: &mut Cluster, n| {
-        place(cluster, now, &PlacementRequest { slo, ..request(n, &[]) }).map(|placement| placement.decode)
-    };
-    // Nine requests of 11 blocks fill one node of 100 blocks; all that is placed begins at once.
-    for n in 0..18 {
-        placed(&mut cluster, n).unwrap();
-        assert_eq!(cluster.recheck_decode(now, key(n), slo), Ok(None));
-        cluster.on_first_token(now, key(n));
-    }
-    let refused = placed(&mut cluster, 18).unwrap_err();
-    assert!(refused.message.contains("KV blocks") && refused.hold.is_some(), "{refused:?}");
-    cluster.on_ended(now, key(0));
-    placed(&mut cluster, 18).unwrap();
-    placed(&mut cluster, 19).unwrap_err();
 }
 
 #[test]
@@ -406,7 +378,7 @@ fn a_cached_prefix_attracts_until_its_queue_is_longer() {
 #[test]
 fn refusals_name_what_is_missing() {
     let now = Instant::now();
-    let mut empty = Cluster::new(ClusterConfig::default());
+    let mut empty = Cluster::new(ClusterConfig::default(), Policies::default());
     assert_eq!(refusal(&mut empty, now, &request(0, &[])), (ErrorKind::Unavailable, "no prefill node is ready".into()));
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     let too_long = PlacementRequest { prompt_tokens: 1700, ..request(0, &[]) };
@@ -443,16 +415,16 @@ fn rooms_and_queues_are_bounded() {
     for n in 0..8 {
         cluster.on_first_token(now, key(n));
     }
-    // 9 requests of 11 blocks fit into each decode node's 100.
-    for n in 8..18 {
+    // 9 requests of 11 blocks fit into each decode node's 100; others wait there, up to its 12 sequence slots.
+    for n in 8..24 {
         place(&mut cluster, now, &request(n, &[])).unwrap();
         cluster.on_first_token(now, key(n));
     }
-    let (kind, message) = refusal(&mut cluster, now, &request(18, &[]));
+    let (kind, message) = refusal(&mut cluster, now, &request(24, &[]));
     assert_eq!(kind, ErrorKind::Overloaded);
-    assert!(message.ends_with("11 blocks wanted, 1 free at most"), "{message}");
+    assert!(message.ends_with("11 blocks wanted, 0 free at most"), "{message}");
     cluster.on_ended(now, key(3));
-    place(&mut cluster, now, &request(18, &[])).unwrap();
+    place(&mut cluster, now, &request(24, &[])).unwrap();
 }
 
 #[test]
@@ -595,7 +567,8 @@ fn a_node_that_drained_and_left_is_not_lost() {
 fn a_cluster_is_ready_where_a_request_could_be_served() {
     let now = Instant::now();
     let is_ready = |prompts_at_decode, nodes: &[(&str, NodeRole)]| {
-        let mut cluster = Cluster::new(ClusterConfig { prompts_at_decode, ..ClusterConfig::default() });
+        let mut cluster =
+            Cluster::new(ClusterConfig { prompts_at_decode, ..ClusterConfig::default() }, Policies::default());
         nodes.iter().for_each(|(name, role)| cluster.on_node_joined(now, info(name, *role, 1)));
         let ready = cluster.is_ready();
         assert_eq!(ready, place(&mut cluster, now, &request(0, &[])).is_ok(), "{nodes:?}");
@@ -614,7 +587,8 @@ fn a_cluster_is_ready_where_a_request_could_be_served() {
 #[test]
 fn lost_nodes_are_shown_for_a_while_only() {
     let now = Instant::now();
-    let mut cluster = Cluster::new(ClusterConfig { max_lost_nodes: 2, ..ClusterConfig::default() });
+    let mut cluster =
+        Cluster::new(ClusterConfig { max_lost_nodes: 2, ..ClusterConfig::default() }, Policies::default());
     for n in 0..5_u32 {
         cluster.on_node_joined(now, info(&format!("n{n}"), NodeRole::Decode, 1));
         cluster.on_node_left(now + n * SECOND, &id(&format!("n{n}")), Generation(1));
@@ -654,8 +628,10 @@ fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
 fn of_many_nodes_the_best_are_told_and_the_others_counted() {
     let now = Instant::now();
     for kind in PlacementKind::ALL {
-        let mut cluster =
-            Cluster::new(ClusterConfig { placement: kind, slow_start: Duration::ZERO, ..ClusterConfig::default() });
+        let mut cluster = Cluster::new(
+            ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() },
+            Policies::new(kind, AdmissionKind::default()),
+        );
         (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("p{n:03}"), NodeRole::Prefill, 1)));
         (0..70).for_each(|n| cluster.on_node_joined(now, info(&format!("d{n:03}"), NodeRole::Decode, 1)));
         (0..5).for_each(|n| cluster.on_node_draining(&id(&format!("p{n:03}"))));
@@ -702,8 +678,9 @@ fn those_that_are_told_are_the_soonest() {
 }
 
 fn with_prompts_at_decode(now: Instant, prompts_at_decode: PromptsAtDecode, prefill: &[&str]) -> Cluster {
-    let config = ClusterConfig { prompts_at_decode, slow_start: Duration::ZERO, ..ClusterConfig::default() };
-    let mut cluster = Cluster::new(config);
+    let (splits_prompts, slow_start) = (false, Duration::ZERO);
+    let config = ClusterConfig { prompts_at_decode, splits_prompts, slow_start, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config, Policies::default());
     prefill.iter().for_each(|name| cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1)));
     cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
     cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));

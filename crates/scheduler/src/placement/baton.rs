@@ -169,6 +169,10 @@ struct Pair {
 }
 
 impl PlacementPolicy for Baton {
+    fn name(&self) -> &'static str {
+        "baton"
+    }
+
     fn choose(
         &self,
         request: &PlacementRequest<'_>,
@@ -204,9 +208,6 @@ impl PlacementPolicy for Baton {
         QueueTerms {
             priority,
             patience: duration(self.patience(compute, request.slo_left())),
-            deadline: request.slo_left().ttft.map(|Ttft(limit)| limit),
-            // Between counting requests and counting tokens.
-            value: f64::from(request.prompt_tokens.max(1)).sqrt(),
             compute: duration(compute),
             ..QueueTerms::default()
         }

@@ -9,6 +9,10 @@ use super::{
 pub struct CacheAware;
 
 impl PlacementPolicy for CacheAware {
+    fn name(&self) -> &'static str {
+        "cache-aware"
+    }
+
     fn choose(
         &self,
         _: &PlacementRequest<'_>,

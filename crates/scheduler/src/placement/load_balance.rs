@@ -7,6 +7,10 @@ use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillC
 pub struct LoadBalance;
 
 impl PlacementPolicy for LoadBalance {
+    fn name(&self) -> &'static str {
+        "load-balance"
+    }
+
     fn choose(
         &self,
         _: &PlacementRequest<'_>,

@@ -4,8 +4,6 @@ mod baton;
 mod cache_aware;
 mod candidate;
 mod load_balance;
-mod mooncake;
-mod random;
 mod round_robin;
 
 use std::fmt;
@@ -22,8 +20,6 @@ pub use baton::{Baton, BatonConfig};
 pub use cache_aware::CacheAware;
 pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, estimated_ttft};
 pub use load_balance::LoadBalance;
-pub use mooncake::Mooncake;
-pub use random::Random;
 pub use round_robin::RoundRobin;
 
 /// What placement needs to know of a request.
@@ -74,8 +70,6 @@ pub struct PrefixFetch {
 pub struct Placement {
     /// Computes the prompt.
     pub prefill: NodeId,
-    /// Nodes that compute parts of the prompt beside it.
-    pub helpers: Vec<NodeId>,
     /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
     pub tail_tokens: u32,
     /// What it gets from another node first.
@@ -127,6 +121,9 @@ pub struct Refusal {
 
 /// How nodes are chosen from those that can take a request.
 pub trait PlacementPolicy: fmt::Debug + Send {
+    /// Its name, as operators read it.
+    fn name(&self) -> &'static str;
+
     /// Chooses a pair. `prefill` is not empty; `decode` is where none is needed. `rng` decides ties.
     fn choose(
         &self,
@@ -166,65 +163,45 @@ pub trait PlacementPolicy: fmt::Debug + Send {
 }
 
 /// The policies that there are, by the names used in settings.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlacementKind {
-    /// Any.
-    Random,
     /// One after the other.
     RoundRobin,
     /// The fewest requests.
     LoadBalance,
     /// The least predicted time to first token, prefixes that the node itself has cached counted.
     CacheAware,
-    /// Algorithm 1 of the Mooncake paper, with its `kvcache_balancing_threshold`.
-    Mooncake {
-        /// A node whose own prefix is shorter than the longest one by this factor or more gets the longest one.
-        balancing_threshold: f64,
-    },
     /// What everybody waits in sum, prefixes fetched where that is faster.
     #[default]
     Baton,
-    /// The same with its parts set by hand: for measuring what each is worth.
-    BatonWith(BatonConfig),
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a placement policy (random, round-robin, load-balance, cache-aware, mooncake, baton)")]
+#[error("'{0}' is not a placement policy (round-robin, load-balance, cache-aware, baton)")]
 pub struct UnknownPolicy(pub String);
 
 impl PlacementKind {
-    /// Every policy that has a name, with its defaults.
-    pub const ALL: [Self; 6] = [
-        Self::Random,
-        Self::RoundRobin,
-        Self::LoadBalance,
-        Self::CacheAware,
-        Self::Mooncake { balancing_threshold: mooncake::BALANCING_THRESHOLD },
-        Self::Baton,
-    ];
+    /// Every policy.
+    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::LoadBalance, Self::CacheAware, Self::Baton];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Random => "random",
             Self::RoundRobin => "round-robin",
             Self::LoadBalance => "load-balance",
             Self::CacheAware => "cache-aware",
-            Self::Mooncake { .. } => "mooncake",
-            Self::Baton | Self::BatonWith(_) => "baton",
+            Self::Baton => "baton",
         }
     }
 
-    pub(crate) fn policy(self) -> Box<dyn PlacementPolicy> {
+    /// The policy with its defaults.
+    pub fn policy(self) -> Box<dyn PlacementPolicy> {
         match self {
-            Self::Random => Box::new(Random),
             Self::RoundRobin => Box::<RoundRobin>::default(),
             Self::LoadBalance => Box::new(LoadBalance),
             Self::CacheAware => Box::new(CacheAware),
-            Self::Mooncake { balancing_threshold } => Box::new(Mooncake { balancing_threshold }),
             Self::Baton => Box::new(Baton::default()),
-            Self::BatonWith(config) => Box::new(Baton::new(config)),
         }
     }
 }
@@ -241,7 +218,7 @@ impl FromStr for PlacementKind {
 const TIE: f64 = 0.05;
 
 /// The decode node with the shortest step, and last layer's push; of ties the one with the fewest sequences, and of those any.
-fn lightest_decode(decode: &[DecodeCandidate<'_>], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
+pub fn lightest_decode(decode: &[DecodeCandidate<'_>], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
     lightest_by(decode, |candidate| candidate.tbt + candidate.push_last_layer, rng)
 }
 
@@ -259,7 +236,7 @@ fn lightest_by(
 }
 
 /// Index of one of the least values, those that exceed it by no more than the part `tolerance` drawn from at random.
-fn least(values: impl Iterator<Item = f64> + Clone, tolerance: f64, rng: &mut dyn FnMut() -> u64) -> Option<usize> {
+pub fn least(values: impl Iterator<Item = f64> + Clone, tolerance: f64, rng: &mut dyn FnMut() -> u64) -> Option<usize> {
     let limit = values.clone().fold(f64::INFINITY, f64::min) * (1.0 + tolerance);
     let tied = || values.clone().enumerate().filter(|(_, value)| *value <= limit).map(|(index, _)| index);
     match tied().count() {

@@ -11,6 +11,10 @@ pub struct RoundRobin {
 }
 
 impl PlacementPolicy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round-robin"
+    }
+
     fn choose(
         &self,
         _: &PlacementRequest<'_>,

@@ -56,6 +56,12 @@ pub struct RequestLimits {
     pub max_attempts: u32,
 }
 
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self { stall_timeout: Duration::from_secs(120), max_attempts: 3 }
+    }
+}
+
 /// What a node says of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEvent {

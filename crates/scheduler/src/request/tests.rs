@@ -33,7 +33,6 @@ fn job(max_tokens: u32) -> RequestJob {
 fn to(prefill: &str, decode: &str) -> Assignment {
     let placement = Placement {
         prefill: id(prefill),
-        helpers: Vec::new(),
         tail_tokens: 0,
         fetch: None,
         decode: Some(id(decode)),

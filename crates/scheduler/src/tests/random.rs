@@ -61,7 +61,7 @@ fn without_faults_only_a_full_decode_node_refuses() {
     assert!(counts.shared_chunks > 0 && counts.batched_steps > 0 && counts.snapshots > 0);
     assert!(counts.fetched_tokens > 0 && counts.overlapped_fetches > 0 && counts.spoiled_steps == 0, "{counts:?}");
     assert!(counts.local_prompts > 0 && counts.preemptions > 0, "{counts:?}");
-    assert!(counts.tails > 100 && counts.followed > 100, "{counts:?}");
+    assert!(counts.tails > 50 && counts.followed > 100, "{counts:?}");
     assert!(counts.stored > 0 && counts.loaded_tokens > 0 && counts.loaded_at_decode > 0, "{counts:?}");
     assert!(counts.copied_tokens > 0 && counts.failed_copies > 0, "{counts:?}");
     assert!(counts.taken > 0 && counts.moved_tokens > 0 && counts.finished_there > 0, "{counts:?}");

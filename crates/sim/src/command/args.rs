@@ -4,12 +4,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{AdmissionKind, BatonConfig, PlacementKind};
-use clap::{Args, ValueEnum};
+use baton_scheduler::BatonConfig;
+use clap::{ArgAction, Args, ValueEnum};
 
 use super::SimulateError;
-use super::numbers::{Curve, Split, positive_seconds, seconds, speed, threshold};
+use super::numbers::{
+    Curve, MillisOrOff, Split, block_tokens, millis_or_off, positive_millis, positive_seconds, seconds, speed,
+    threshold,
+};
 use crate::options::{SimOptions, Window};
+use crate::policy::{SimAdmission, SimPlacement};
+use crate::trace::BLOCK_TOKENS;
+
+/// The objectives of the papers' tables.
+const PAPER_TTFT_SLO: Duration = Duration::from_secs(30);
+const PAPER_TBT_SLO: Duration = Duration::from_millis(100);
 
 /// Of `baton simulate`. Times are seconds.
 #[derive(Debug, Clone, Args)]
@@ -25,10 +34,10 @@ pub struct SimulateArgs {
     pub decode: u32,
     /// Which nodes a request goes to: random, round-robin, load-balance, cache-aware, mooncake, baton
     #[arg(long, value_name = "POLICY", default_value = "baton")]
-    pub placement: PlacementKind,
+    pub placement: SimPlacement,
     /// Which requests are taken in: none (all of them), baseline, early, predictive, selective
-    #[arg(long, value_name = "POLICY", default_value = "none")]
-    pub admission: AdmissionKind,
+    #[arg(long, value_name = "POLICY", default_value = "selective")]
+    pub admission: SimAdmission,
     /// What a full cache gives up first: lru, lfu, length-aware, hit-density
     #[arg(long, value_name = "POLICY", default_value = "hit-density")]
     pub eviction: EvictionKind,
@@ -38,12 +47,21 @@ pub struct SimulateArgs {
     /// Model and machine of a node: llama2-70b-a800, llama3-70b-a800, or fitted:FILE
     #[arg(long, value_name = "PROFILE", default_value = "llama3-70b-a800")]
     pub model_profile: String,
-    /// Objective of the time to first token
-    #[arg(long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub ttft_slo: Duration,
-    /// Objective of the time between tokens: the mean of the longest tenth of a request's gaps
-    #[arg(long, value_name = "SECONDS", default_value = "0.1", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub tbt_slo: Duration,
+    /// Objective of the time to first token, milliseconds [default: none; with --paper 30000]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
+    pub ttft_slo_ms: Option<Duration>,
+    /// Objective of the time between tokens, the mean of a request's longest tenth of gaps, milliseconds [default: none; with --paper 100]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
+    pub tbt_slo_ms: Option<Duration>,
+    /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
+    #[arg(long, value_name = "MS", value_parser = millis_or_off)]
+    pub max_wait_ms: Option<MillisOrOff>,
+    /// Longest wait for room at a prefill node, seconds [default: 60]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub queue_timeout_s: Option<Duration>,
+    /// Longest time a request may be overtaken in a prefill queue, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub max_overtaken_s: Option<Duration>,
     /// Of everything that is drawn; the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -53,19 +71,22 @@ pub struct SimulateArgs {
     /// Play only what comes in so many seconds of the trace's time, from its beginning
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub duration: Option<Duration>,
-    /// Do only what live nodes do so far: fetch no prefixes, reserve the decode node's room at placement for an answer of the trace's length
-    #[arg(long)]
-    pub as_live: bool,
+    /// Tokens of a KV block, a divisor of the trace's 512
+    #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
+    pub block_tokens: u32,
+    /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub split_prompts: bool,
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub replicate_prefixes: usize,
     /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5; with --paper the best of the first half]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
     /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
     #[arg(long)]
-    pub first_come: bool,
-    /// Longest that a prompt is put off for others in a queue [default: 600; with --as-live 30, as a cluster's]
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
-    pub max_overtaken: Option<Duration>,
-    /// Blocks of 512 tokens that a prefill node caches [default: the profile's]
+    pub fcfs: bool,
+    /// Blocks that a prefill node caches [default: the profile's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
     /// Blocks that a prefill node keeps on its SSD below that
@@ -74,9 +95,6 @@ pub struct SimulateArgs {
     /// Requests that are counted, by their place in the trace's time; all are played [default: all; with --paper second-half]
     #[arg(long, value_enum, value_name = "PART")]
     pub window: Option<WindowName>,
-    /// Compute prompts that take longer than this on up to 4 nodes, a part of the layers each [default: never; the one row of --paper that splits: half of the TTFT objective]
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub split_above: Option<Duration>,
     /// Run every policy of a kind, everything else as given
     #[arg(long, value_enum, value_name = "KIND")]
     pub compare: Option<Compare>,
@@ -89,6 +107,9 @@ pub struct SimulateArgs {
     /// Nodes of the overload table [default: 10:2 and 14:2]
     #[arg(long, value_name = "PREFILL:DECODE", requires = "paper")]
     pub overload_split: Option<Split>,
+    /// Kill a node every so many seconds of the run, drawn from all; it is started again within a second
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub kill_every: Option<Duration>,
     /// Write a page with table and charts, too
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -142,16 +163,25 @@ impl SimulateArgs {
     /// Checks what no single option can know.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
         let compares = matches!(self.compare, Some(Compare::Placement | Compare::All));
-        let uses_mooncake = self.paper || compares || matches!(self.placement, PlacementKind::Mooncake { .. });
+        let uses_mooncake = self.paper || compares || matches!(self.placement, SimPlacement::Mooncake { .. });
         if self.balancing_threshold.is_some() && !uses_mooncake {
             let placement = self.placement.as_str();
             let problem = format!("only placement mooncake has one, and this is {placement}");
             return Err(SimulateError::invalid("--balancing-threshold", problem));
         }
-        let uses_baton = self.paper || compares || matches!(self.placement, PlacementKind::Baton);
-        if self.first_come && !uses_baton {
+        let uses_baton = self.paper || compares || matches!(self.placement, SimPlacement::BATON);
+        if self.fcfs && !uses_baton {
             let problem = format!("only placement baton has it, and this is {}", self.placement.as_str());
-            return Err(SimulateError::invalid("--first-come", problem));
+            return Err(SimulateError::invalid("--fcfs", problem));
+        }
+        let options = self.options();
+        if options.max_overtaken > options.queue_timeout / 2 {
+            // What waits for others must still be served before the queue's own deadline.
+            let problem = format!(
+                "{:?}, but must be at most half of --queue-timeout-s, {:?}",
+                options.max_overtaken, options.queue_timeout
+            );
+            return Err(SimulateError::invalid("--max-overtaken-s", problem));
         }
         Ok(())
     }
@@ -164,6 +194,7 @@ impl SimulateArgs {
 
     /// The run that is asked for, where nothing is compared.
     pub fn options(&self) -> SimOptions {
+        let defaults = SimOptions::default();
         SimOptions {
             prefill: self.prefill as usize,
             decode: self.decode as usize,
@@ -171,27 +202,30 @@ impl SimulateArgs {
             admission: self.admission,
             eviction: self.eviction,
             speed: self.speed,
-            ttft_slo: self.ttft_slo,
-            tbt_slo: self.tbt_slo,
+            ttft_slo: self.ttft_slo_ms.or(self.paper.then_some(PAPER_TTFT_SLO)),
+            tbt_slo: self.tbt_slo_ms.or(self.paper.then_some(PAPER_TBT_SLO)),
+            max_wait: self.max_wait_ms.map_or(defaults.max_wait, |MillisOrOff(max_wait)| max_wait),
+            max_overtaken: self.max_overtaken_s.unwrap_or(defaults.max_overtaken),
+            queue_timeout: self.queue_timeout_s.unwrap_or(defaults.queue_timeout),
             seed: self.seed,
             window: self.counted().window(),
             cache_blocks: self.cache_blocks,
             ssd_blocks: self.ssd_blocks,
-            as_live: self.as_live,
-            max_overtaken: self.max_overtaken.unwrap_or(SimOptions::max_overtaken(self.as_live)),
-            split_above: self.split_above,
-            ..SimOptions::default()
+            block_tokens: self.block_tokens,
+            split_prompts: self.split_prompts,
+            replicas: self.replicate_prefixes,
+            kill_every: self.kill_every,
         }
     }
 
     /// The policy with the parameters that are given.
-    pub(crate) fn tuned(&self, placement: PlacementKind) -> PlacementKind {
+    pub(crate) fn tuned(&self, placement: SimPlacement) -> SimPlacement {
         match (placement, self.balancing_threshold) {
-            (PlacementKind::Mooncake { .. }, Some(balancing_threshold)) => {
-                PlacementKind::Mooncake { balancing_threshold }
+            (SimPlacement::Mooncake { .. }, Some(balancing_threshold)) => {
+                SimPlacement::Mooncake { balancing_threshold }
             }
-            (PlacementKind::Baton, _) if self.first_come => {
-                PlacementKind::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
+            (SimPlacement::BATON, _) if self.fcfs => {
+                SimPlacement::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
             }
             _ => placement,
         }
@@ -224,21 +258,26 @@ pub(crate) mod tests {
     #[test]
     fn options_arrive() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
-                    --ttft-slo 10 --tbt-slo 0.2 --seed 7 --cache-blocks 100 --window second-half --split-above 5 --as-live";
+                    --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
+                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --split-prompts false --replicate-prefixes 0 --kill-every 60";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
-            placement: PlacementKind::Mooncake { balancing_threshold: 2.0 },
-            admission: AdmissionKind::Early,
+            placement: SimPlacement::Mooncake { balancing_threshold: 2.0 },
+            admission: SimAdmission::Production(baton_scheduler::AdmissionKind::Early),
             speed: 2.5,
-            ttft_slo: Duration::from_secs(10),
-            tbt_slo: Duration::from_millis(200),
+            ttft_slo: Some(Duration::from_secs(10)),
+            tbt_slo: Some(Duration::from_millis(200)),
+            max_wait: None,
+            queue_timeout: Duration::from_secs(80),
+            max_overtaken: Duration::from_secs(40),
             seed: 7,
             window: Window::SECOND_HALF,
             cache_blocks: Some(100),
-            as_live: true,
-            max_overtaken: Duration::from_secs(30),
-            split_above: Some(Duration::from_secs(5)),
+            block_tokens: 16,
+            split_prompts: false,
+            replicas: 0,
+            kill_every: Some(Duration::from_secs(60)),
             ..SimOptions::default()
         };
         assert_eq!(parse(line).unwrap().options(), expected);
@@ -253,14 +292,16 @@ pub(crate) mod tests {
             ("--trace t --decode 1025", "--decode"),
             ("--trace t --speed 0", "--speed"),
             ("--trace t --speed inf", "--speed"),
-            ("--trace t --ttft-slo 0", "--ttft-slo"),
-            ("--trace t --tbt-slo -1", "--tbt-slo"),
+            ("--trace t --ttft-slo-ms 0", "--ttft-slo-ms"),
+            ("--trace t --tbt-slo-ms -1", "--tbt-slo-ms"),
+            ("--trace t --max-wait-ms never", "--max-wait-ms"),
+            ("--trace t --block-tokens 100", "--block-tokens"),
             ("--trace t --jitter -1", "--jitter"),
             ("--trace t --duration 0", "--duration"),
             ("--trace t --curve 2:1:1", "--curve"),
             ("--trace t --curve 1:2:1 --speed 2", "--curve"),
-            ("--trace t --placement best", "random, round-robin"),
-            ("--trace t --admission best", "none, baseline"),
+            ("--trace t --placement best", "round-robin"),
+            ("--trace t --admission best", "(none, early"),
             ("--trace t --eviction best", "(lru"),
             ("--trace t --compare best", "--compare"),
             ("--trace t --window third", "--window"),

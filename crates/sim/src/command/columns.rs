@@ -83,8 +83,8 @@ pub(crate) const COLUMNS: [Column; 13] = [
     column!("p90", Seconds, Less, |s| s.ttft_p90_s, "90 % are below"),
     column!("p99", Seconds, Less, |s| s.ttft_p99_s, "99 % are below"),
     column!("TBT p90", Seconds, Neither, |s| s.tbt_p90_s, "90 % of the times between tokens are below, seconds"),
-    column!("rejected", Count, Neither, |s| s.rejected_at_arrival as f64, "refused at arrival"),
-    column!("late", Count, Neither, |s| s.rejected_after_prefill as f64, "refused after their prefill"),
-    column!("wasted", Count, Neither, |s| s.wasted_prefill_tokens as f64, "tokens computed for those"),
+    column!("rejected", Count, Neither, |s| s.rejected as f64, "refused"),
+    column!("late", Count, Neither, |s| s.late as f64, "served, but not within both objectives"),
+    column!("failed", Count, Neither, |s| s.failed as f64, "taken in, but not served to their end"),
     column!("hits", Share, More, |s| s.cache_hit_ratio, "tokens of prompts that were cached"),
 ];

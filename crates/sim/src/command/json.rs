@@ -1,12 +1,14 @@
 //! The report of runs for programs.
 
-use baton_scheduler::PlacementKind;
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::SimulateArgs;
 use super::runs::Run;
 use super::workload::Workload;
+use crate::policy::SimPlacement;
 use crate::record::Sample;
 use crate::summary::Summary;
 
@@ -31,18 +33,22 @@ struct OptionsJson<'a> {
     eviction: &'static str,
     balancing_threshold: Option<f64>,
     speed: f64,
-    ttft_slo_s: f64,
-    tbt_slo_s: f64,
+    ttft_slo_ms: Option<f64>,
+    tbt_slo_ms: Option<f64>,
+    max_wait_ms: Option<f64>,
+    queue_timeout_s: f64,
+    max_overtaken_s: f64,
     seed: u64,
     jitter_s: f64,
     duration_s: Option<f64>,
-    as_live: bool,
     window: &'static str,
     cache_blocks: Option<u32>,
     ssd_blocks: u32,
-    first_come: bool,
-    max_overtaken_s: f64,
-    split_above_s: Option<f64>,
+    block_tokens: u32,
+    split_prompts: bool,
+    replicate_prefixes: usize,
+    kill_every_s: Option<f64>,
+    fcfs: bool,
 }
 
 /// The object of one run, with its load over time; of several, an object that lists them.
@@ -77,7 +83,7 @@ fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::
 fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> OptionsJson<'a> {
     let options = &run.setting.options;
     let baton = match options.placement {
-        PlacementKind::BatonWith(config) => Some(config),
+        SimPlacement::BatonWith(config) => Some(config),
         _ => None,
     };
     OptionsJson {
@@ -90,24 +96,32 @@ fn options<'a>(args: &SimulateArgs, workload: &'a Workload, run: &Run) -> Option
         eviction: run.setting.options.eviction.as_str(),
         balancing_threshold: balancing_threshold(options.placement),
         speed: options.speed,
-        ttft_slo_s: options.ttft_slo.as_secs_f64(),
-        tbt_slo_s: options.tbt_slo.as_secs_f64(),
+        ttft_slo_ms: options.ttft_slo.map(millis),
+        tbt_slo_ms: options.tbt_slo.map(millis),
+        max_wait_ms: options.max_wait.map(millis),
+        queue_timeout_s: options.queue_timeout.as_secs_f64(),
+        max_overtaken_s: options.max_overtaken.as_secs_f64(),
         seed: options.seed,
         jitter_s: workload.jitter.as_secs_f64(),
         duration_s: args.duration.map(|duration| duration.as_secs_f64()),
-        as_live: options.as_live,
         window: args.counted().as_str(),
         cache_blocks: options.cache_blocks,
         ssd_blocks: options.ssd_blocks,
-        first_come: baton.is_some_and(|config| !config.reorders),
-        max_overtaken_s: options.max_overtaken.as_secs_f64(),
-        split_above_s: options.split_above.map(|split| split.as_secs_f64()),
+        fcfs: baton.is_some_and(|config| !config.reorders),
+        block_tokens: options.block_tokens,
+        split_prompts: options.split_prompts,
+        replicate_prefixes: options.replicas,
+        kill_every_s: options.kill_every.map(|every| every.as_secs_f64()),
     }
 }
 
-fn balancing_threshold(placement: PlacementKind) -> Option<f64> {
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn balancing_threshold(placement: SimPlacement) -> Option<f64> {
     match placement {
-        PlacementKind::Mooncake { balancing_threshold } => Some(balancing_threshold),
+        SimPlacement::Mooncake { balancing_threshold } => Some(balancing_threshold),
         _ => None,
     }
 }

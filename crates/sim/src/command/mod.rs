@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn json_has_the_promised_fields() {
         let json = json_of("--placement mooncake --speed 2 --window second-half");
-        for field in ["requests", "completed", "rejected", "slo_met", "wasted_prefill_tokens"] {
+        for field in ["requests", "completed", "rejected", "late", "failed", "slo_met", "computed_tokens"] {
             assert!(json[field].is_u64(), "{field}: {}", json[field]);
         }
         let shares = ["slo_met_token_share", "ttft_mean_s", "ttft_p90_s", "ttft_p99_s", "tbt_p90_s", "cache_hit_ratio"];

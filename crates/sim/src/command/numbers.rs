@@ -4,6 +4,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::trace::BLOCK_TOKENS;
+
 /// Longest objective, jitter or part: about twelve days.
 const MAX_SECONDS: f64 = 1e6;
 /// How fast a trace may be played. Slower, and virtual time would not fit into a clock.
@@ -69,6 +71,29 @@ pub(crate) fn speed(text: &str) -> Result<f64, String> {
 pub(crate) fn positive_seconds(text: &str) -> Result<Duration, String> {
     let seconds = within(text, &(1e-6..=MAX_SECONDS)).map(Duration::from_secs_f64);
     seconds.ok_or_else(|| format!("expected seconds, more than 0 and at most {MAX_SECONDS}"))
+}
+
+/// An objective, from milliseconds.
+pub(crate) fn positive_millis(text: &str) -> Result<Duration, String> {
+    let millis = within(text, &(1e-3..=MAX_SECONDS * 1e3)).map(|millis| Duration::from_secs_f64(millis / 1e3));
+    millis.ok_or_else(|| format!("expected milliseconds, more than 0 and at most {}", MAX_SECONDS * 1e3))
+}
+
+/// A bound that may be off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MillisOrOff(pub Option<Duration>);
+
+pub(crate) fn millis_or_off(text: &str) -> Result<MillisOrOff, String> {
+    match text {
+        "off" => Ok(MillisOrOff(None)),
+        _ => positive_millis(text).map(|time| MillisOrOff(Some(time))).map_err(|error| format!("{error}, or off")),
+    }
+}
+
+/// Blocks must end where the trace's do.
+pub(crate) fn block_tokens(text: &str) -> Result<u32, String> {
+    let tokens = text.parse().ok().filter(|tokens| *tokens > 0 && BLOCK_TOKENS.is_multiple_of(*tokens));
+    tokens.ok_or_else(|| format!("expected a divisor of the trace's blocks of {BLOCK_TOKENS} tokens"))
 }
 
 /// A time that may be 0.

@@ -1,10 +1,10 @@
 //! The runs that are asked for, in the order in which they are shown.
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{AdmissionKind, PlacementKind};
 
 use super::args::{Compare, SimulateArgs};
 use crate::options::SimOptions;
+use crate::policy::{SimAdmission, SimPlacement};
 
 /// What tells the runs of a group from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,26 +54,25 @@ pub(crate) fn settings(args: &SimulateArgs) -> Vec<Setting> {
 fn policies(args: &SimulateArgs) -> Vec<Setting> {
     match args.compare {
         None => vec![Setting::new(Varied::Placement, args)],
-        Some(Compare::Placement) => placements(args, &PlacementKind::ALL),
-        Some(Compare::Admission) => admissions(args, &AdmissionKind::ALL),
+        Some(Compare::Placement) => placements(args, &SimPlacement::ALL),
+        Some(Compare::Admission) => admissions(args, &SimAdmission::ALL),
         Some(Compare::Eviction) => evictions(args),
         Some(Compare::All) => {
-            let groups =
-                [placements(args, &PlacementKind::ALL), admissions(args, &AdmissionKind::ALL), evictions(args)];
+            let groups = [placements(args, &SimPlacement::ALL), admissions(args, &SimAdmission::ALL), evictions(args)];
             groups.concat()
         }
     }
 }
 
-pub(crate) fn placements(args: &SimulateArgs, kinds: &[PlacementKind]) -> Vec<Setting> {
+pub(crate) fn placements(args: &SimulateArgs, kinds: &[SimPlacement]) -> Vec<Setting> {
     let base = Setting::new(Varied::Placement, args);
-    let with = |kind: &PlacementKind| SimOptions { placement: args.tuned(*kind), ..base.options };
+    let with = |kind: &SimPlacement| SimOptions { placement: args.tuned(*kind), ..base.options };
     kinds.iter().map(|kind| Setting { options: with(kind), ..base }).collect()
 }
 
-pub(crate) fn admissions(args: &SimulateArgs, kinds: &[AdmissionKind]) -> Vec<Setting> {
+pub(crate) fn admissions(args: &SimulateArgs, kinds: &[SimAdmission]) -> Vec<Setting> {
     let base = Setting::new(Varied::Admission, args);
-    let with = |admission: &AdmissionKind| SimOptions { admission: *admission, ..base.options };
+    let with = |admission: &SimAdmission| SimOptions { admission: *admission, ..base.options };
     kinds.iter().map(|kind| Setting { options: with(kind), ..base }).collect()
 }
 
@@ -91,6 +90,8 @@ fn at_each_speed(setting: Setting, args: &SimulateArgs) -> Vec<Setting> {
 
 #[cfg(test)]
 mod tests {
+    use baton_scheduler::AdmissionKind;
+
     use super::super::args::tests::parse;
     use super::*;
 
@@ -107,15 +108,15 @@ mod tests {
     #[test]
     fn each_policy_runs_at_each_speed() {
         let runs = names("--trace t --compare admission --curve 1:2:1");
-        assert_eq!(runs.len(), 2 * AdmissionKind::ALL.len());
+        assert_eq!(runs.len(), 2 * SimAdmission::ALL.len());
         assert_eq!(runs[..3], [("admission", "none", 1.0), ("admission", "none", 2.0), ("admission", "baseline", 1.0)]);
     }
 
     #[test]
     fn all_kinds_follow_each_other() {
         let runs = names("--trace t --compare all");
-        assert_eq!(runs.len(), PlacementKind::ALL.len() + AdmissionKind::ALL.len() + EvictionKind::ALL.len());
-        let (admission, eviction) = (PlacementKind::ALL.len(), PlacementKind::ALL.len() + AdmissionKind::ALL.len());
+        assert_eq!(runs.len(), SimPlacement::ALL.len() + SimAdmission::ALL.len() + EvictionKind::ALL.len());
+        let (admission, eviction) = (SimPlacement::ALL.len(), SimPlacement::ALL.len() + SimAdmission::ALL.len());
         assert_eq!((runs[0].0, runs[admission].0, runs[eviction].0), ("placement", "admission", "eviction"));
     }
 
@@ -123,8 +124,8 @@ mod tests {
     fn only_what_is_compared_differs() {
         let args = parse("--trace t --admission early --compare placement --balancing-threshold 3").unwrap();
         for setting in settings(&args) {
-            assert_eq!(setting.options.admission, AdmissionKind::Early);
-            if let PlacementKind::Mooncake { balancing_threshold } = setting.options.placement {
+            assert_eq!(setting.options.admission, SimAdmission::Production(AdmissionKind::Early));
+            if let SimPlacement::Mooncake { balancing_threshold } = setting.options.placement {
                 assert_eq!(balancing_threshold, 3.0);
             }
         }

@@ -1,5 +1,7 @@
 //! The report of runs for people.
 
+use std::time::Duration;
+
 use super::columns::COLUMNS;
 use super::plan::Setting;
 use super::runs::Run;
@@ -32,7 +34,8 @@ pub(crate) fn shared_head(workload: &Workload, window: &str, setting: &Setting) 
         true => "none".to_owned(),
         false => format!("{} s", workload.jitter.as_secs_f64()),
     };
-    let (ttft, tbt) = (options.ttft_slo.as_secs_f64(), options.tbt_slo.as_secs_f64());
+    let slo = |name, time: Option<Duration>| time.map(|time| format!("{name} {} s", time.as_secs_f64()));
+    let slos: Vec<_> = slo("TTFT", options.ttft_slo).into_iter().chain(slo("TBT", options.tbt_slo)).collect();
     vec![
         ("trace", format!("{}: {requests} requests in {seconds:.0} s", workload.name)),
         (
@@ -41,7 +44,7 @@ pub(crate) fn shared_head(workload: &Workload, window: &str, setting: &Setting) 
         ),
         ("drawn", format!("seed {}, jitter {jitter}", options.seed)),
         ("counted", format!("window {window}")),
-        ("objectives", format!("TTFT {ttft} s, TBT {tbt} s")),
+        ("objectives", if slos.is_empty() { "none".to_owned() } else { slos.join(", ") }),
         ("TTFT floor", format!("{:.3} s mean: infinite cache, no queue", workload.floor_ttft_mean_s)),
     ]
 }
@@ -79,14 +82,16 @@ pub(crate) fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, Stri
     let over_floor = s.ttft_mean_s / workload.floor_ttft_mean_s.max(f64::MIN_POSITIVE);
     let ttft = spread(s.ttft_mean_s, s.ttft_p50_s, s.ttft_p90_s, s.ttft_p99_s);
     vec![
-        ("requests", format!("{}: {} completed, {} rejected", s.requests, s.completed, s.rejected)),
-        ("rejected", format!("{} at arrival, {} after prefill", s.rejected_at_arrival, s.rejected_after_prefill)),
+        (
+            "requests",
+            format!("{}: {} met, {} late, {} rejected, {} failed", s.requests, s.slo_met, s.late, s.rejected, s.failed),
+        ),
         ("SLO met", slo_met(s)),
         ("goodput", format!("{:.3} requests within both per second", s.goodput_per_s)),
         ("TTFT", format!("{ttft}; {over_floor:.2} times the floor")),
         ("TBT", spread(s.tbt_mean_s, s.tbt_p50_s, s.tbt_p90_s, s.tbt_p99_s)),
         ("cache hits", cache_hits(s)),
-        ("wasted", format!("{} prefill tokens of requests that were rejected afterwards", s.wasted_prefill_tokens)),
+        ("computed", format!("{} tokens of prompts; {} requests migrated", s.computed_tokens, s.migrated)),
         ("prefill load", load(s.prefill_load_mean, s.prefill_load_swing) + &imbalance(s)),
         ("decode load", load(s.decode_load_mean, s.decode_load_swing)),
         ("prediction", prediction(s)),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::plan::Setting;
 use super::progress::Progress;
 use super::workload::Workload;
+use crate::cluster::simulate;
 use crate::record::{RequestRecord, Sample};
 use crate::summary::Summary;
-use crate::world::simulate;
 
 /// However many processors there are: a comparison leaves the machine usable, and each run holds the records of all requests.
 const THREADS: usize = 2;

@@ -1,8 +1,11 @@
 //! Which charts a group of runs has.
 
+use std::time::Duration;
+
 use super::super::runs::Run;
 use super::chart::{Axis, Chart, Line, Mark};
 use super::scale::Scale;
+use crate::options::SimOptions;
 use crate::record::Sample;
 
 /// Most points of a load over time: more cannot be seen.
@@ -33,30 +36,33 @@ fn ys(lines: &[Line]) -> impl Iterator<Item = f64> + '_ {
 
 /// The share of requests that had their first token by then.
 pub(super) fn ttft(runs: &[&Run]) -> Chart {
-    let slo_s = runs.first().map_or(1.0, |run| run.setting.options.ttft_slo.as_secs_f64());
-    distribution("Time to first token", lines(runs, |run| run.ttft.clone()), slo_s)
+    distribution("Time to first token", lines(runs, |run| run.ttft.clone()), slo(runs, |options| options.ttft_slo))
 }
 
 /// The share of requests with such a time between tokens.
 pub(super) fn tbt(runs: &[&Run]) -> Chart {
-    let slo_s = runs.first().map_or(1.0, |run| run.setting.options.tbt_slo.as_secs_f64());
-    distribution("Time between tokens", lines(runs, |run| run.tbt.clone()), slo_s)
+    distribution("Time between tokens", lines(runs, |run| run.tbt.clone()), slo(runs, |options| options.tbt_slo))
 }
 
-fn distribution(title: &str, lines: Vec<Line>, slo_s: f64) -> Chart {
-    let scale = Scale::log(xs(&lines).chain([slo_s]));
+/// The runs' objective, seconds.
+fn slo(runs: &[&Run], of: fn(&SimOptions) -> Option<Duration>) -> Option<f64> {
+    Some(of(&runs.first()?.setting.options)?.as_secs_f64())
+}
+
+fn distribution(title: &str, lines: Vec<Line>, slo_s: Option<f64>) -> Chart {
+    let scale = Scale::log(xs(&lines).chain(slo_s));
     Chart {
         title: title.to_owned(),
         x: Axis { label: "seconds or less, logarithmic", scale, percent: false },
         y: Axis { label: "requests", scale: Scale::Linear(1.0), percent: true },
-        mark: Some(Mark::X(slo_s, "objective")),
+        mark: slo_s.map(|slo_s| Mark::X(slo_s, "objective")),
         lines,
     }
 }
 
 /// Waiting work of the prefill nodes over time.
 pub(super) fn prefill_load(runs: &[&Run]) -> Chart {
-    load(runs, "Load of the prefill nodes", "waiting work / TTFT objective", "objective", |sample| sample.prefill_load)
+    load(runs, "Load of the prefill nodes", "seconds of work that wait", "", |sample| sample.prefill_load)
 }
 
 /// Used blocks of the decode nodes over time.

@@ -115,7 +115,7 @@ fn grid(charts: &[Chart]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_scheduler::{AdmissionKind, PlacementKind};
+    use crate::policy::{SimAdmission, SimPlacement};
 
     use super::super::args::tests::parse;
     use super::super::fixture::trace_file;
@@ -135,8 +135,8 @@ mod tests {
     #[test]
     fn every_policy_is_named_and_no_text_is_markup() {
         let page = page_of("--compare all");
-        let placements = PlacementKind::ALL.map(PlacementKind::as_str);
-        for name in placements.into_iter().chain(AdmissionKind::ALL.map(AdmissionKind::as_str)) {
+        let placements = SimPlacement::ALL.map(SimPlacement::as_str);
+        for name in placements.into_iter().chain(SimAdmission::ALL.map(SimAdmission::as_str)) {
             assert!(page.contains(&format!(">{name}</li>")) && page.contains(&format!("<th>{name}</th>")), "{name}");
         }
         assert!(!page.contains("<img") && page.contains("&lt;img src=x&gt;.jsonl simulated"));

@@ -8,6 +8,7 @@ use super::PaperTable;
 use super::cell::{Cell, Form};
 use super::study::Study;
 use crate::options::SimOptions;
+use crate::policy::SimPlacement;
 
 /// Hits of one cache for all nodes over those of caches that each node has for itself (FAST'25).
 const PUBLISHED: [(&str, f64); 2] = [("load-balance", 1.0), ("mooncake", 2.22)];
@@ -16,7 +17,8 @@ const PREFILL_NODES: usize = 16;
 
 /// The policies from the one on that does not look at caches.
 fn settings(study: &Study<'_>) -> Vec<Setting> {
-    let compared = super::placement::compared().skip_while(|kind| *kind != PlacementKind::LoadBalance);
+    let compared =
+        super::placement::compared().skip_while(|kind| *kind != SimPlacement::Production(PlacementKind::LoadBalance));
     let placed = |kind| {
         let setting = study.placed(kind, 1.0);
         Setting { options: SimOptions { prefill: PREFILL_NODES, ..setting.options }, ..setting }

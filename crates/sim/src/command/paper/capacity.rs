@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_step_after_the_highest_speed_does_not_hold() {
-        with_study("--ttft-slo 1", extent(1.0, 129.0), |study| {
+        with_study("--ttft-slo-ms 1000", extent(1.0, 129.0), |study| {
             let ladders = climb(study);
             for (ladder, measure) in ladders.iter().flat_map(|ladder| MEASURES.iter().map(move |one| (ladder, one))) {
                 let capacity = Capacity::of(ladder, measure);
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(speeds, ["9x or more"; 4]);
             assert!(table.rows.iter().all(|row| row[3] == Cell::None), "no gain without both ends: {table:?}");
         });
-        with_study("--ttft-slo 0.01", extent(1.0, 9.0), |study| {
+        with_study("--ttft-slo-ms 10", extent(1.0, 9.0), |study| {
             let table = table(study);
             assert_eq!(table.rows[0][2].print(), "below 1x");
             assert_eq!(table.runs.len(), 4, "both policies, and no look beyond the first");

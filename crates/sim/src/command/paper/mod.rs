@@ -8,7 +8,6 @@ mod capacity;
 mod cell;
 mod eviction;
 mod overload;
-mod parts;
 mod placement;
 mod speeds;
 mod study;
@@ -50,16 +49,8 @@ const PAPER: &str = "paper: its own trace and cluster";
 type MakeTable = fn(&mut Study<'_>) -> PaperTable;
 
 /// The tables, in the order in which they are printed.
-const TABLES: [MakeTable; 8] = [
-    tuning::table,
-    placement::table,
-    speeds::table,
-    parts::table,
-    capacity::table,
-    overload::table,
-    caches::table,
-    eviction::table,
-];
+const TABLES: [MakeTable; 7] =
+    [tuning::table, placement::table, speeds::table, capacity::table, overload::table, caches::table, eviction::table];
 
 /// What goes to stdout.
 pub(crate) fn answer(args: &SimulateArgs, workload: &Workload, json: bool) -> Result<String, SimulateError> {
@@ -122,8 +113,7 @@ impl PaperTable {
 
 #[cfg(test)]
 mod tests {
-    use baton_kv_cache::EvictionKind;
-    use baton_scheduler::PlacementKind;
+    use crate::policy::SimPlacement;
 
     use super::super::args::tests::parse;
     use super::super::fixture::trace_file;
@@ -194,23 +184,22 @@ mod tests {
     fn columns_show_what_their_heads_say() {
         let (loose, tight) = (
             tables_of("--overload-split 1:1"),
-            tables_of("--overload-split 1:1 --ttft-slo 0.7 --tbt-slo 0.028 --cache-blocks 20 --window all"),
+            tables_of("--overload-split 1:1 --ttft-slo-ms 700 --tbt-slo-ms 28 --cache-blocks 20 --window all"),
         );
         for (table, head, figure) in [
             (1, "P90", "ttft_p90_s"),
             (1, "SLO MET", "slo_met_share"),
-            (5, "AT ARRIVAL", "rejected_at_arrival"),
-            (5, "LATE", "rejected_after_prefill"),
-            (5, "WASTED TOKENS", "wasted_prefill_tokens"),
-            (5, "PREFILL LOAD", "prefill_load_mean"),
-            (5, "PREFILL SWING", "prefill_load_swing"),
-            (5, "DECODE LOAD", "decode_load_mean"),
-            (5, "DECODE SWING", "decode_load_swing"),
-            (5, "SLO MET", "slo_met_share"),
-            (5, "BY TOKENS", "slo_met_token_share"),
-            (5, "LONGEST TENTH", "slo_met_share_longest_tenth"),
-            (6, "HITS", "cache_hit_ratio"),
-            (6, "OWN", "cache_hit_ratio_local"),
+            (4, "REJECTED", "rejected"),
+            (4, "LATE", "late"),
+            (4, "PREFILL LOAD", "prefill_load_mean"),
+            (4, "PREFILL SWING", "prefill_load_swing"),
+            (4, "DECODE LOAD", "decode_load_mean"),
+            (4, "DECODE SWING", "decode_load_swing"),
+            (4, "SLO MET", "slo_met_share"),
+            (4, "BY TOKENS", "slo_met_token_share"),
+            (4, "LONGEST TENTH", "slo_met_share_longest_tenth"),
+            (5, "HITS", "cache_hit_ratio"),
+            (5, "OWN", "cache_hit_ratio_local"),
         ] {
             let figures = |tables: &[Value]| {
                 let runs = tables[table]["runs"].as_array().unwrap();
@@ -245,32 +234,13 @@ mod tests {
         with_study("--cache-blocks 30", SMALL, |study| {
             let best = study.tuning.best();
             let setting = study.mooncake(1.0);
-            let placement = PlacementKind::Mooncake { balancing_threshold: best.threshold };
+            let placement = SimPlacement::Mooncake { balancing_threshold: best.threshold };
             assert_eq!((setting.options.placement, setting.options.eviction), (placement, best.eviction));
             assert_eq!(setting.options.window, Window::SECOND_HALF);
             let runs = placement::table(study).runs;
             assert!(runs.iter().any(|run| run.setting == setting), "and the table has that run");
         });
         assert!(text_of("--balancing-threshold 3").contains("threshold 3, eviction"));
-    }
-
-    #[test]
-    fn each_part_differs_from_the_one_before_by_what_it_says() {
-        with_study("--split-above 7", SMALL, |study| {
-            let table = parts::table(study);
-            let options: Vec<_> = table.runs.iter().map(|run| run.setting.options).collect();
-            let [mooncake, first_come, ordered, evicting, splitting] = options[..5] else { panic!("{options:?}") };
-            assert_eq!((mooncake.placement.as_str(), first_come.eviction), ("mooncake", EvictionKind::Lru));
-            let PlacementKind::BatonWith(config) = first_come.placement else { panic!("{first_come:?}") };
-            assert!(!config.reorders);
-            assert_eq!(ordered, crate::SimOptions { placement: PlacementKind::Baton, ..first_come });
-            assert_eq!(evicting, crate::SimOptions { eviction: EvictionKind::HitDensity, ..ordered });
-            assert_eq!(splitting, crate::SimOptions { split_above: Some(Duration::from_secs(7)), ..evicting });
-            assert!([mooncake, first_come, ordered, evicting].iter().all(|options| options.split_above.is_none()));
-            assert_eq!((table.rows.len(), options[5].speed), (12, 1.3), "five and the floor at each of two speeds");
-            let [theirs, ours] = [0, 2].map(|run| table.runs[run].summary.ttft_mean_s);
-            assert_eq!(table.rows[2][2..4], [Cell::seconds(ours), Cell::change(ours, theirs)]);
-        });
     }
 
     #[test]
@@ -287,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_split_of_the_overload_can_be_set() {
-        let table = &tables_of("--overload-split 3:1")[5];
+        let table = &tables_of("--overload-split 3:1")[4];
         let runs = table["runs"].as_array().unwrap();
         let options = |run: usize| &runs[run]["options"];
         assert_eq!((&options(0)["prefill"], &options(0)["decode"]), (&3.into(), &1.into()));
@@ -295,6 +265,6 @@ mod tests {
         assert!(table["ours"].as_str().unwrap().contains("at 3+1 and 2x"), "{}", table["ours"]);
         let published = |row: usize| table["rows"][row][3].clone();
         assert_eq!((published(1), published(6)), (4183.into(), Value::Null), "published at 2x only");
-        assert_eq!(tables_of("")[5]["rows"].as_array().unwrap().len(), 20, "two splits where none is given");
+        assert_eq!(tables_of("")[4]["rows"].as_array().unwrap().len(), 20, "two splits where none is given");
     }
 }

@@ -1,7 +1,5 @@
 //! What is rejected where more comes than can be served.
 
-use baton_scheduler::AdmissionKind;
-
 use super::super::numbers::Split;
 use super::super::plan::{Setting, Varied};
 use super::super::runs::Run;
@@ -9,6 +7,7 @@ use super::PaperTable;
 use super::cell::{Cell, Form};
 use super::study::Study;
 use crate::options::SimOptions;
+use crate::policy::SimAdmission;
 
 /// Policy, and the requests of 23,000 that it rejected (arXiv 2407.00079, section 7: 8 + 8 nodes at 2x).
 const PUBLISHED: [(&str, u32); 3] = [("baseline", 4183), ("early", 3771), ("predictive", 3589)];
@@ -23,9 +22,10 @@ const SPLITS: [Split; 2] = [Split { prefill: 10, decode: 2 }, Split { prefill: 1
 /// Every admission policy at one split and speed, the one that takes everything first.
 fn group(study: &Study<'_>, split: Split, speed: f64) -> Vec<Setting> {
     let base = study.placed(study.args.placement, speed).options;
-    let base = SimOptions { prefill: split.prefill as usize, decode: split.decode as usize, ..base };
+    let max_wait = study.args.options().max_wait;
+    let base = SimOptions { prefill: split.prefill as usize, decode: split.decode as usize, max_wait, ..base };
     let with = |admission| Setting { varied: Varied::Admission, options: SimOptions { admission, ..base } };
-    AdmissionKind::ALL.into_iter().map(with).collect()
+    SimAdmission::ALL.into_iter().map(with).collect()
 }
 
 pub(super) fn table(study: &mut Study<'_>) -> PaperTable {
@@ -34,7 +34,7 @@ pub(super) fn table(study: &mut Study<'_>) -> PaperTable {
     let settings: Vec<_> = splits.iter().flat_map(at).collect();
     let runs = study.runs(&settings);
     let (placement, requests) = (study.args.placement.as_str(), runs.first().map_or(0, |run| run.summary.requests));
-    let saturated: Vec<_> = runs.chunks(AdmissionKind::ALL.len()).filter_map(saturated).collect();
+    let saturated: Vec<_> = runs.chunks(SimAdmission::ALL.len()).filter_map(saturated).collect();
     PaperTable {
         title: "Overload: requests rejected by admission (arXiv: of 23,000 at 2x)",
         published: true,
@@ -48,9 +48,9 @@ pub(super) fn table(study: &mut Study<'_>) -> PaperTable {
             "SPEED",
             "ADMISSION",
             "ARXIV, 8+8",
-            "AT ARRIVAL",
+            "REJECTED",
             "LATE",
-            "WASTED TOKENS",
+            "FAILED",
             "PREFILL LOAD",
             "PREFILL SWING",
             "DECODE LOAD",
@@ -89,9 +89,9 @@ fn row(run: &Run) -> Vec<Cell> {
         Cell::times(speed),
         Cell::text(name),
         Cell::of(published.map(|row| f64::from(row.1)), Form::Count),
-        Cell::count(summary.rejected_at_arrival as u64),
-        Cell::count(summary.rejected_after_prefill as u64),
-        Cell::count(summary.wasted_prefill_tokens),
+        Cell::count(summary.rejected as u64),
+        Cell::count(summary.late as u64),
+        Cell::count(summary.failed as u64),
         Cell::load(summary.prefill_load_mean),
         Cell::load(summary.prefill_load_swing),
         Cell::load(summary.decode_load_mean),

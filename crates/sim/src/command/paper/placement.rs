@@ -6,14 +6,15 @@ use super::super::runs::Run;
 use super::PaperTable;
 use super::cell::{Cell, Form};
 use super::study::Study;
+use crate::policy::SimPlacement;
 
 /// Policy, and its mean time to first token in seconds: arXiv 2407.00079 (8 + 8 nodes, 23,000 requests), FAST'25 (16 nodes, conversation trace).
 const PUBLISHED: [(&str, f64, f64); 4] =
     [("random", 92.07, 19.65), ("load-balance", 60.41, 5.27), ("cache-aware", 14.36, 3.58), ("mooncake", 6.26, 3.07)];
 
 /// The policies that are compared, worst first in the papers. Taking turns is none of theirs.
-pub(super) fn compared() -> impl Iterator<Item = PlacementKind> {
-    PlacementKind::ALL.into_iter().filter(|kind| !matches!(kind, PlacementKind::RoundRobin))
+pub(super) fn compared() -> impl Iterator<Item = SimPlacement> {
+    SimPlacement::ALL.into_iter().filter(|kind| !matches!(kind, SimPlacement::Production(PlacementKind::RoundRobin)))
 }
 
 pub(super) fn table(study: &mut Study<'_>) -> PaperTable {

@@ -1,7 +1,5 @@
 //! What the tables share: the trace, the policies as every table runs them, and the runs that were made.
 
-use baton_scheduler::PlacementKind;
-
 use super::super::args::SimulateArgs;
 use super::super::numbers::steps;
 use super::super::plan::{Setting, Varied};
@@ -9,6 +7,7 @@ use super::super::runs::{Run, run_all};
 use super::super::workload::Workload;
 use super::tuning::{Trial, Tuning};
 use crate::options::SimOptions;
+use crate::policy::{SimAdmission, SimPlacement};
 
 /// Speeds at equal steps.
 #[derive(Debug, Clone, Copy)]
@@ -65,13 +64,14 @@ impl<'a> Study<'a> {
     }
 
     /// A policy on 8 + 8 nodes that take everything in.
-    pub(super) fn placed(&self, kind: PlacementKind, speed: f64) -> Setting {
-        let base = unsplit(Setting::new(Varied::Placement, self.args));
-        let options = SimOptions { prefill: 8, decode: 8, speed, ..base.options };
+    pub(super) fn placed(&self, kind: SimPlacement, speed: f64) -> Setting {
+        let base = Setting::new(Varied::Placement, self.args);
+        let (admission, max_wait) = (SimAdmission::NONE, None);
+        let options = SimOptions { prefill: 8, decode: 8, speed, admission, max_wait, ..base.options };
         let Trial { threshold: balancing_threshold, eviction, .. } = self.tuning.best();
         let options = match kind {
-            PlacementKind::Mooncake { .. } => {
-                SimOptions { placement: PlacementKind::Mooncake { balancing_threshold }, eviction, ..options }
+            SimPlacement::Mooncake { .. } => {
+                SimOptions { placement: SimPlacement::Mooncake { balancing_threshold }, eviction, ..options }
             }
             _ => SimOptions { placement: self.args.tuned(kind), ..options },
         };
@@ -80,12 +80,12 @@ impl<'a> Study<'a> {
 
     /// The paper's baseline.
     pub(super) fn mooncake(&self, speed: f64) -> Setting {
-        self.placed(PlacementKind::Mooncake { balancing_threshold: 1.0 }, speed)
+        self.placed(SimPlacement::Mooncake { balancing_threshold: 1.0 }, speed)
     }
 
     /// Baton as a cluster runs it.
     pub(super) fn baton(&self, speed: f64) -> Setting {
-        self.placed(PlacementKind::Baton, speed)
+        self.placed(SimPlacement::BATON, speed)
     }
 
     /// The runs of these settings, in their order. What another table has made is not made again.
@@ -105,9 +105,4 @@ impl<'a> Study<'a> {
     fn find(&self, setting: &Setting) -> Option<&Run> {
         self.made.iter().find(|run| run.setting.options == setting.options)
     }
-}
-
-/// Only one row splits prompts: no policy is to be better for that elsewhere.
-pub(super) fn unsplit(setting: Setting) -> Setting {
-    Setting { options: SimOptions { split_above: None, ..setting.options }, ..setting }
 }

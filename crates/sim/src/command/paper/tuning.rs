@@ -1,7 +1,6 @@
 //! What mooncake runs with: the best threshold and the better eviction of the first half of the trace's time, which no table counts.
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::PlacementKind;
 
 use super::super::args::{SimulateArgs, WindowName};
 use super::super::plan::{Setting, Varied};
@@ -9,8 +8,9 @@ use super::super::runs::run_all;
 use super::super::workload::Workload;
 use super::PaperTable;
 use super::cell::{Cell, Form};
-use super::study::{Study, unsplit};
+use super::study::Study;
 use crate::options::SimOptions;
+use crate::policy::SimPlacement;
 
 /// The papers name the threshold and give no figure.
 const THRESHOLDS: [f64; 5] = [1.0, 1.5, 2.0, 4.0, 8.0];
@@ -65,10 +65,10 @@ fn evictions(args: &SimulateArgs) -> Vec<EvictionKind> {
 }
 
 fn settings(args: &SimulateArgs) -> Vec<Setting> {
-    let base = unsplit(Setting::new(Varied::Placement, args));
+    let base = Setting::new(Varied::Placement, args);
     let window = WindowName::FirstHalf.window();
     let with = |(balancing_threshold, eviction)| {
-        let placement = PlacementKind::Mooncake { balancing_threshold };
+        let placement = SimPlacement::Mooncake { balancing_threshold };
         SimOptions { placement, eviction, window, prefill: 8, decode: 8, speed: SPEED, ..base.options }
     };
     candidates(args).into_iter().map(|candidate| Setting { options: with(candidate), ..base }).collect()
@@ -113,15 +113,14 @@ mod tests {
 
     #[test]
     fn every_threshold_is_tried_with_both_evictions_on_the_first_half() {
-        let tried = settings(&parse("--trace t --paper --window all --split-above 5").unwrap());
+        let tried = settings(&parse("--trace t --paper --window all").unwrap());
         let thresholds = tried.iter().filter_map(|setting| match setting.options.placement {
-            PlacementKind::Mooncake { balancing_threshold } => Some((setting.options.eviction, balancing_threshold)),
+            SimPlacement::Mooncake { balancing_threshold } => Some((setting.options.eviction, balancing_threshold)),
             _ => None,
         });
         let expected = [EvictionKind::Lru, EvictionKind::HitDensity].map(|kind| THRESHOLDS.map(|value| (kind, value)));
         assert_eq!(thresholds.collect::<Vec<_>>(), expected.concat());
         assert!(tried.iter().all(|setting| setting.options.window == Window::FIRST_HALF));
-        assert!(tried.iter().all(|setting| setting.options.split_above.is_none()));
     }
 
     #[test]

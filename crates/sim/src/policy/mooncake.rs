@@ -1,16 +1,16 @@
 //! Algorithm 1 of the Mooncake paper (arXiv 2407.00079, section 6.1).
 
-use super::{
+use baton_scheduler::{
     Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_decode,
 };
 
 /// `kvcache_balancing_threshold` where none is set.
-pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
+pub(crate) const BALANCING_THRESHOLD: f64 = 1.5;
 
 /// Per node: where the longest prefix is longer than the node's own by less than `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
 /// longest. The least sum wins; the prefix is brought there where the ratio says so. The paper leaves ties open.
 #[derive(Debug, Clone)]
-pub struct Mooncake {
+pub(super) struct Mooncake {
     /// `kvcache_balancing_threshold`.
     pub balancing_threshold: f64,
 }
@@ -29,6 +29,10 @@ impl Mooncake {
 }
 
 impl PlacementPolicy for Mooncake {
+    fn name(&self) -> &'static str {
+        "mooncake"
+    }
+
     fn choose(
         &self,
         _: &PlacementRequest<'_>,
@@ -61,8 +65,50 @@ impl PlacementPolicy for Mooncake {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidate::tests::{prefill, request, with_fetch};
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    use baton_types::{Attempt, NodeId, RequestId, RequestKey, Slo};
+
     use super::*;
+
+    fn ms(milliseconds: u64) -> f64 {
+        milliseconds as f64 / 1e3
+    }
+
+    fn request() -> PlacementRequest<'static> {
+        PlacementRequest {
+            key: RequestKey { request: RequestId(1), attempt: Attempt(0) },
+            prompt_tokens: 1000,
+            block_hashes: &[],
+            max_tokens: 200,
+            wants_decode: true,
+            slo: Slo::default(),
+            waited: Duration::ZERO,
+            priority: 0,
+            bypass_cache: false,
+            exclude: &[],
+        }
+    }
+
+    fn prefill(queue_ms: u64, compute_ms: u64, matched_tokens: u32) -> PrefillCandidate<'static> {
+        static NODE: OnceLock<NodeId> = OnceLock::new();
+        let node = NODE.get_or_init(|| NodeId::new("n").expect("a name"));
+        let local =
+            PrefillPlan { matched_tokens, compute: ms(compute_ms), ahead: ms(queue_ms), ..PrefillPlan::default() };
+        PrefillCandidate { node, pending: 0, local, fetch: None }
+    }
+
+    fn with_fetch(
+        candidate: PrefillCandidate<'static>,
+        transfer_ms: u64,
+        compute_ms: u64,
+        matched_tokens: u32,
+    ) -> PrefillCandidate<'static> {
+        let (transfer, compute) = (ms(transfer_ms), ms(compute_ms));
+        let fetch = Some(PrefillPlan { matched_tokens, transfer, compute, ..candidate.local });
+        PrefillCandidate { fetch, ..candidate }
+    }
 
     fn choose(threshold: f64, candidates: &[PrefillCandidate<'_>]) -> (usize, bool) {
         let choice = Mooncake { balancing_threshold: threshold }.choose(&request(), candidates, &[], &mut || 0);

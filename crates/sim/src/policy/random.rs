@@ -1,12 +1,16 @@
 //! Any node.
 
-use super::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
+use baton_scheduler::{Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate};
 
 /// Any nodes, each as likely.
 #[derive(Debug, Clone)]
-pub struct Random;
+pub(super) struct Random;
 
 impl PlacementPolicy for Random {
+    fn name(&self) -> &'static str {
+        "random"
+    }
+
     fn choose(
         &self,
         _: &PlacementRequest<'_>,

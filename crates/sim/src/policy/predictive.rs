@@ -1,12 +1,16 @@
 //! The decode load of the time when the prompt would be computed (Mooncake, section 7.4).
 
-use super::{AdmissionPolicy, Assessment, Excess};
+use baton_scheduler::{AdmissionPolicy, Assessment, Excess};
 
 /// Adds the prompts that are computed by then to the decode node's batch, and drops the answers that are by then older than a fixed number of times the mean (`ClusterConfig::answer_factor`).
 #[derive(Debug)]
-pub struct Predictive;
+pub(super) struct Predictive;
 
 impl AdmissionPolicy for Predictive {
+    fn name(&self) -> &'static str {
+        "predictive"
+    }
+
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
         Box::new(Self)
     }

@@ -1,0 +1,129 @@
+//! How the nodes of a simulated cluster are set up: production's settings, and the sizes of the profile.
+
+use baton_profile::ModelProfile;
+use baton_scheduler::{
+    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MIN_CHUNK_PART, ModelConfig, PrefillConfig, PrefillCore,
+};
+use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
+
+use super::engine::VOCABULARY;
+use crate::options::SimOptions;
+
+/// Groups of layers that are computed, pushed and fetched as one, as in the mock engine: 80 layers would cost 20 times the events and show the same.
+const LAYER_GROUPS: u32 = 4;
+/// Blocks that are being written to an SSD at once.
+const MAX_STORES: usize = 8;
+/// Tokens of prompt and output together.
+const CONTEXT_LENGTH: u32 = 1 << 20;
+/// Requests that wait at a node.
+const MAX_WAITING: usize = 256;
+
+/// One node.
+#[derive(Debug, Clone)]
+pub(super) struct NodeConfig {
+    pub name: NodeId,
+    role: NodeRole,
+    layout: KvLayout,
+    model: String,
+    profile: NodeProfile,
+    eviction: EvictionKind,
+    /// Blocks of the tier below the arena; 0 for none.
+    pub ssd_blocks: u32,
+}
+
+impl NodeConfig {
+    /// Node `number` of its role.
+    pub(super) fn new(role: NodeRole, number: usize, profile: &ModelProfile, options: &SimOptions) -> Self {
+        let (letter, tokens, blocks, ssd_blocks) = match role {
+            NodeRole::Prefill => ('p', profile.cache_tokens, options.cache_blocks, options.ssd_blocks),
+            NodeRole::Decode => ('d', profile.decode_kv_tokens, None, 0),
+        };
+        let blocks = blocks.unwrap_or((tokens / u64::from(options.block_tokens)) as u32);
+        // K and V of two bytes a number.
+        let head_dim = (profile.kv_bytes_per_token / (4 * u64::from(LAYER_GROUPS))).max(1) as u32;
+        let layout = KvLayout {
+            model: 1,
+            num_layers: LAYER_GROUPS,
+            num_kv_heads: 1,
+            head_dim,
+            block_tokens: options.block_tokens,
+            dtype: KvDtype::F16,
+            num_blocks: blocks,
+        };
+        let node_profile = NodeProfile {
+            max_waiting: MAX_WAITING as u32,
+            transfer_bytes_per_s: profile.network_bytes_per_s,
+            ..profile.node_profile()
+        };
+        Self {
+            name: NodeId::new(&format!("{letter}{number:04}")).expect("letters and digits are a name"),
+            role,
+            layout,
+            model: profile.name.clone(),
+            profile: node_profile,
+            eviction: options.eviction,
+            ssd_blocks,
+        }
+    }
+
+    /// How a start of it introduces itself.
+    pub(super) fn info(&self, generation: Generation) -> NodeInfo {
+        NodeInfo {
+            node: self.name.clone(),
+            role: self.role,
+            generation,
+            address: self.name.to_string(),
+            model: self.model.clone(),
+            vocab_size: VOCABULARY,
+            context_length: CONTEXT_LENGTH,
+            numerics: "simulated".to_owned(),
+            layout: self.layout.clone(),
+            profile: self.profile,
+            copies_prefixes: self.role == NodeRole::Prefill,
+            splits_prompts: true,
+        }
+    }
+
+    fn model(&self) -> ModelConfig {
+        ModelConfig { layout: self.layout.clone(), context_length: CONTEXT_LENGTH, vocab_size: VOCABULARY }
+    }
+
+    const fn max_stores(&self) -> usize {
+        if self.ssd_blocks > 0 { MAX_STORES } else { 0 }
+    }
+
+    /// # Panics
+    /// If the profile's sizes make no node.
+    pub(super) fn prefill_core(&self, info: &NodeInfo) -> PrefillCore {
+        let mut config = PrefillConfig::new(info.node.clone(), info.generation, self.model());
+        config.token_budget = self.profile.chunk_tokens.next_multiple_of(self.layout.block_tokens) as usize;
+        config.min_chunk_tokens = config.token_budget / MIN_CHUNK_PART;
+        config.max_waiting = MAX_WAITING;
+        config.max_sequences_per_chunk = self.profile.max_running as usize;
+        (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        PrefillCore::new(config).expect("the profile was checked")
+    }
+
+    /// # Panics
+    /// If the profile's sizes make no node.
+    pub(super) fn decode_core(&self, _: &NodeInfo) -> DecodeCore {
+        let mut config = DecodeConfig::new(self.model());
+        config.max_running = self.profile.max_running as usize;
+        config.max_waiting = MAX_WAITING;
+        (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        DecodeCore::new(config).expect("the profile was checked")
+    }
+}
+
+/// The conductor's settings.
+pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterConfig {
+    ClusterConfig {
+        replicas: options.replicas,
+        max_overtaken: options.max_overtaken,
+        queue_timeout: options.queue_timeout,
+        max_wait: options.max_wait,
+        splits_prompts: options.split_prompts,
+        bandwidth,
+        ..ClusterConfig::default()
+    }
+}

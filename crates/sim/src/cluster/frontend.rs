@@ -1,0 +1,258 @@
+//! The conductor: production's picture of the cluster, and a core for each request.
+
+use std::time::{Duration, Instant};
+
+use baton_scheduler::{
+    Applied, Cluster, HotPrefixes, Refusal, Replication, RequestCore, RequestEffect, RequestError, RequestEvent,
+    RequestJob, RequestKey, RequestLimits,
+};
+use baton_types::{
+    Attempt, ConductorId, ErrorKind, FetchReport, FinishReason, Generation, NodeId, NodeRole, PrefillEvent, PrefixCopy,
+    Refused, RequestId,
+};
+
+use super::wire::{Event, Input, Report, Start, StepReport, Wire};
+use crate::random::Random;
+
+pub(super) const CONDUCTOR: ConductorId = ConductorId(1);
+/// The ids of copies are above those of requests.
+const FIRST_COPY: u128 = 1 << 64;
+
+/// A request that is being served.
+#[derive(Debug)]
+struct Live {
+    core: RequestCore,
+    /// When its timer fires.
+    timer: Option<Instant>,
+    /// Predicted when it was first placed: time to first token from its arrival on, and between tokens.
+    predicted: Option<(Duration, Option<Duration>)>,
+    observed: bool,
+}
+
+/// A request that is over.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub request: usize,
+    pub outcome: Result<FinishReason, RequestError>,
+    pub core: RequestCore,
+    pub predicted: Option<(Duration, Option<Duration>)>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Frontend {
+    pub cluster: Cluster,
+    hot_prefixes: HotPrefixes,
+    live: Vec<Option<Box<Live>>>,
+    /// The start that each node's session is with.
+    sessions: Vec<Option<Generation>>,
+    roles: Vec<NodeRole>,
+    names: Vec<NodeId>,
+    /// Of placement's ties.
+    ties: Random,
+    copies: u128,
+    /// Requests that ended since this was last looked at.
+    pub ended: Vec<Ended>,
+}
+
+impl Frontend {
+    pub(super) fn new(now: Instant, cluster: Cluster, names: Vec<NodeId>, requests: usize, seed: u64) -> Self {
+        Self {
+            cluster,
+            hot_prefixes: HotPrefixes::new(now),
+            live: std::iter::repeat_with(|| None).take(requests).collect(),
+            sessions: vec![None; names.len()],
+            roles: vec![NodeRole::Prefill; names.len()],
+            names,
+            ties: Random::new(seed),
+            copies: FIRST_COPY,
+            ended: Vec::new(),
+        }
+    }
+
+    pub(super) fn on_joined(&mut self, now: Instant, node: usize, info: baton_types::NodeInfo) {
+        self.sessions[node] = Some(info.generation);
+        self.roles[node] = info.role;
+        self.cluster.on_node_joined(now, info);
+    }
+
+    /// A request arrives.
+    pub(super) fn on_request(&mut self, wire: &mut Wire, request: usize, job: RequestJob) {
+        let now = wire.now();
+        let core = RequestCore::new(now, now, job, RequestLimits::default());
+        self.live[request] = Some(Box::new(Live { core, timer: None, predicted: None, observed: false }));
+        self.carry_out(wire, request);
+    }
+
+    pub(super) fn on_timer(&mut self, wire: &mut Wire, request: usize) {
+        let now = wire.now();
+        let Some(live) = &mut self.live[request] else { return };
+        // One that was set before an earlier one has its turn later.
+        if live.timer.is_some_and(|timer| timer <= now) {
+            live.timer = None;
+            live.core.on_wakeup(now);
+            self.carry_out(wire, request);
+        }
+    }
+
+    /// A node said something.
+    pub(super) fn on_report(&mut self, wire: &mut Wire, from: Start, report: Report) {
+        if self.sessions[from.node] != Some(from.generation) {
+            return;
+        }
+        let now = wire.now();
+        match report {
+            Report::Load(load) => self.cluster.on_load(now, &self.names[from.node], *load),
+            Report::Prefill(key, event) => match *event {
+                PrefillEvent::Copied(report) => {
+                    self.cluster.on_copy_done(now, key, &report);
+                }
+                event => self.on_event(wire, key, RequestEvent::Prefill(event)),
+            },
+            Report::Decode(events) => {
+                for (key, event) in events {
+                    self.on_event(wire, key, RequestEvent::Decode(event));
+                }
+            }
+            Report::Offer(key, output_tokens) => self.on_event(wire, key, RequestEvent::Offered(output_tokens)),
+            Report::Kv(batch) => {
+                let index = self.cluster.index();
+                let name = &self.names[from.node];
+                let applied = index.on_events(name, from.generation, batch.sequence, batch.snapshot, &batch.events);
+                if applied == Applied::Gap {
+                    wire.tell(from, Input::Snapshot);
+                }
+            }
+            Report::Step(step) => self.on_step(now, from.node, *step),
+        }
+    }
+
+    fn on_step(&mut self, now: Instant, node: usize, step: StepReport) {
+        let name = &self.names[node];
+        // A step of a decode node that computed prompts, too, says nothing of one that did not.
+        if step.rows > 0 && (self.roles[node] == NodeRole::Prefill || step.prompt_rows == 0) {
+            self.cluster.on_step(now, name, step.rows, step.attended_tokens, step.seconds);
+        }
+        if let Some((rows, attended_tokens, seconds)) = step.slice {
+            self.cluster.on_slice(name, rows, attended_tokens, seconds);
+        }
+    }
+
+    fn on_event(&mut self, wire: &mut Wire, key: RequestKey, event: RequestEvent) {
+        let request = key.request.0 as usize;
+        if let Some(Some(live)) = self.live.get_mut(request) {
+            live.core.on_event(wire.now(), key.attempt, event);
+            self.carry_out(wire, request);
+        }
+    }
+
+    /// A session broke: the start of the node is gone.
+    pub(super) fn on_left(&mut self, wire: &mut Wire, node: usize) {
+        let Some(generation) = self.sessions[node].take() else { return };
+        let (now, name) = (wire.now(), self.names[node].clone());
+        self.cluster.on_node_left(now, &name, generation);
+        for (other, session) in self.sessions.iter().enumerate() {
+            if let Some(generation_of) = session {
+                wire.tell(Start { node: other, generation: *generation_of }, Input::NodeLost(name.clone(), generation));
+            }
+        }
+        for request in 0..self.live.len() {
+            if let Some(live) = &mut self.live[request] {
+                live.core.on_node_lost(now, now, &name, generation);
+                self.carry_out(wire, request);
+            }
+        }
+    }
+
+    pub(super) fn replicate(&mut self, wire: &mut Wire) {
+        let now = wire.now();
+        let hot = self.hot_prefixes.heaviest(now, HotPrefixes::REPLICATED);
+        let copies = &mut self.copies;
+        let mut name = || {
+            *copies += 1;
+            RequestKey { request: RequestId(*copies), attempt: Attempt(0) }
+        };
+        let Replication { orders, overdue } = self.cluster.replicate(now, &hot, &mut name);
+        for (key, node) in overdue {
+            self.tell(wire, &node, Input::Abort(key));
+        }
+        for (order, source) in orders {
+            let (key, block_hashes) = (order.key, order.hashes);
+            let copy = PrefixCopy { key, conductor: CONDUCTOR, source, block_hashes };
+            if !self.tell(wire, &order.to, Input::Copy(Box::new(copy))) {
+                let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };
+                let report = FetchReport { failure: Some(failure), ..FetchReport::default() };
+                self.cluster.on_copy_done(now, key, &report);
+            }
+        }
+    }
+
+    /// Tells a node. `false`: there is no session with it.
+    fn tell(&self, wire: &mut Wire, node: &NodeId, input: Input) -> bool {
+        let node = wire.index(node);
+        let Some(generation) = self.sessions[node] else { return false };
+        wire.tell(Start { node, generation }, input);
+        true
+    }
+
+    /// Carries out what a request's core wants.
+    fn carry_out(&mut self, wire: &mut Wire, request: usize) {
+        let now = wire.now();
+        let Some(mut live) = self.live[request].take() else { return };
+        while let Some(effect) = live.core.poll_effect() {
+            match effect {
+                RequestEffect::Place { key, exclude, waited } => self.place(now, &mut live, key, &exclude, waited),
+                RequestEffect::AskRedirect { key, from, refused } => {
+                    let other = self.cluster.redirect(now, key);
+                    let target = self.cluster.decode_target(other.as_ref().unwrap_or(&from));
+                    live.core.on_redirected(now, &from, refused, target);
+                }
+                RequestEffect::PlaceMove { key, to, tokens, exclude } => {
+                    let chosen = self.cluster.place_move(now, (key, to), tokens, &exclude);
+                    let chosen = chosen.and_then(|chosen| self.cluster.assign_move(&chosen));
+                    live.core.on_move_placed(chosen);
+                }
+                RequestEffect::Submit { node, job } => {
+                    if !self.tell(wire, &node, Input::Submit(Box::new(job))) {
+                        live.core.on_unreachable(now, &node);
+                    }
+                }
+                RequestEffect::Redirect { node, redirect } => {
+                    self.tell(wire, &node, Input::Redirect(Box::new(redirect)));
+                }
+                RequestEffect::Abort { node, key } => {
+                    self.tell(wire, &node, Input::Abort(key));
+                }
+                RequestEffect::Book { key, entry } => self.cluster.book(now, key, &entry),
+                RequestEffect::End(outcome) => {
+                    let Live { core, predicted, .. } = *live;
+                    return self.ended.push(Ended { request, outcome, core, predicted });
+                }
+                RequestEffect::Deliver { .. } | RequestEffect::PromptLogprobs(_) | RequestEffect::Note(_) => {}
+            }
+        }
+        if live.core.is_accepted() && !std::mem::replace(&mut live.observed, true) {
+            self.hot_prefixes.observe(now, &live.core.job().block_hashes);
+        }
+        // A timer moves on with every event; one entry stays in the queue.
+        if let Some(due) = live.core.next_wakeup()
+            && live.timer.is_none_or(|set| due < set)
+        {
+            live.timer = Some(due);
+            wire.queue.at(due, Event::RequestTimer(request));
+        }
+        self.live[request] = Some(live);
+    }
+
+    fn place(&mut self, now: Instant, live: &mut Live, key: RequestKey, exclude: &[NodeId], waited: Duration) {
+        let wanted = live.core.job().placement_request(key, exclude, waited);
+        let ties = &mut self.ties;
+        let placed = self.cluster.place(now, &wanted, &mut || ties.next_u64());
+        if let Ok(placement) = &placed {
+            let ttft = waited + placement.estimated_ttft.0 + placement.pace;
+            live.predicted.get_or_insert((ttft, placement.estimated_tbt.map(|tbt| tbt.0)));
+        }
+        let assigned: Result<_, Refusal> = placed.map(|placement| self.cluster.assign(placement, wanted.slo.tbt));
+        live.core.on_placed(now, assigned);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a decode node's shell does.
+
+use std::time::Duration;
+
+use baton_scheduler::DecodeEffect;
+use baton_types::{LeaseRequest, PrefillEvent};
+
+use super::{Core, Node};
+use crate::cluster::wire::{Input, Report, Wire};
+
+/// Until nothing can land under a grant that was revoked.
+const FENCE_DELAY: Duration = Duration::from_millis(1);
+
+impl Node {
+    pub(super) fn on_decode_input(&mut self, wire: &mut Wire, input: Input) {
+        let now = wire.now();
+        let Core::Decode(core) = &mut self.core else { return };
+        match input {
+            Input::GrantRequest(from, request) => {
+                self.grants_asked.insert(request.key, from);
+                core.on_grant_request(now, *request);
+            }
+            Input::Handover(from, handover) => {
+                self.handovers_asked.insert(handover.key, from);
+                core.on_handover(now, *handover);
+            }
+            Input::ReleaseGrant(key, grant) => core.on_release_grant(now, key, grant),
+            Input::Arrived(grant, push, bytes) => core.on_arrival(now, grant, push, bytes),
+            Input::Fenced(grant) => core.on_grant_fenced(now, grant),
+            // Only prefill nodes are told these.
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_decode_effect(&mut self, wire: &mut Wire, effect: DecodeEffect) {
+        let now = wire.now();
+        match effect {
+            DecodeEffect::OpenGrant { key, reply, .. } => {
+                self.open.insert(reply.grant);
+                if let Some(asked) = self.grants_asked.remove(&key) {
+                    wire.tell(asked, Input::GrantReply(key, Ok(Box::new(reply))));
+                }
+            }
+            DecodeEffect::RefuseGrant { key, refused } => {
+                if let Some(asked) = self.grants_asked.remove(&key) {
+                    wire.tell(asked, Input::GrantReply(key, Err(refused)));
+                }
+            }
+            DecodeEffect::RevokeGrant { grant } => {
+                self.open.remove(&grant);
+                wire.at(now + FENCE_DELAY, self.start, Input::Fenced(grant));
+            }
+            DecodeEffect::HandoverReply { key, result } => {
+                if let Some(asked) = self.handovers_asked.remove(&key) {
+                    wire.tell(asked, Input::HandoverReply(key, result));
+                }
+            }
+            DecodeEffect::RunStep(plan) => self.run_step(wire, plan),
+            DecodeEffect::Lease(effect) => self.on_lease_effect(wire, effect),
+            DecodeEffect::Tier(effect) => self.on_tier_effect(wire, effect),
+            DecodeEffect::Emit { conductor: _, events } => wire.report(self.start, Report::Decode(events)),
+            DecodeEffect::Offer { conductor: _, key, output_tokens } => {
+                wire.report(self.start, Report::Offer(key, output_tokens));
+            }
+            DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
+                let (reader, reader_generation) = (self.info.node.clone(), self.start.generation);
+                let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
+                self.start_fetch(wire, &source, lease, destinations.len());
+            }
+            DecodeEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
+            DecodeEffect::AnswerMove { conductor: _, key, result } => {
+                let event = result.map_or_else(PrefillEvent::Failed, PrefillEvent::Fetched);
+                wire.report(self.start, Report::Prefill(key, Box::new(event)));
+            }
+            DecodeEffect::EmitPrefill { conductor: _, key, event } => {
+                wire.report(self.start, Report::Prefill(key, Box::new(event)));
+            }
+        }
+    }
+}

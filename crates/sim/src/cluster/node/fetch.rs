@@ -1,0 +1,161 @@
+//! Prefixes on their way here: a lease and one read per layer from another node, or one read per layer from the SSD.
+
+use std::time::{Duration, Instant};
+
+use baton_scheduler::{FetchedBytes, RequestKey, prefix_patience};
+use baton_types::{ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
+
+use super::{Core, Node, with_core};
+use crate::cluster::wire::{Event, Input, Start, Wire};
+
+/// Where a prefix comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holder {
+    Node(Start),
+    Ssd,
+}
+
+/// One prefix on its way.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    pub holder: Holder,
+    /// Names it among those of this node.
+    serial: u64,
+    lease: Option<GrantId>,
+    /// When each layer is due.
+    dues: Vec<Instant>,
+    pub layers_here: u32,
+    blocks: usize,
+    began: Instant,
+    /// When the last layer came.
+    came: Instant,
+}
+
+impl Fetch {
+    /// How long a step waits for the next layer.
+    pub(super) fn patience(&self) -> Duration {
+        prefix_patience((self.came - self.began) / self.layers_here.max(1))
+    }
+}
+
+impl Node {
+    /// Asks the holder; the adapter is taken at once, as the order of transfers is that in which they are asked for.
+    pub(super) fn start_fetch(&mut self, wire: &mut Wire, source: &FetchSource, lease: LeaseRequest, blocks: usize) {
+        let holder = wire.start(&source.node, source.generation);
+        let (now, layer_bytes) = (wire.now(), (self.info.layout.block_bytes() * blocks) as u64);
+        let dues = (0..self.info.layout.num_layers).map(|_| self.receive.reserve(now, layer_bytes)).collect();
+        self.insert_fetch(now, lease.key, Holder::Node(holder), dues, 0);
+        wire.tell(holder, Input::LeaseRequest(self.start, Box::new(lease)));
+    }
+
+    /// A fetch that begins.
+    pub(super) fn insert_fetch(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        holder: Holder,
+        dues: Vec<Instant>,
+        blocks: usize,
+    ) {
+        self.num_fetches += 1;
+        let serial = self.num_fetches;
+        let fetch = Fetch { holder, serial, lease: None, dues, layers_here: 0, blocks, began: now, came: now };
+        self.fetches.insert(key, fetch);
+    }
+
+    pub(super) fn on_lease_reply(&mut self, wire: &mut Wire, key: RequestKey, reply: Result<LeaseReply, Refused>) {
+        let now = wire.now();
+        match (reply, self.fetches.get_mut(&key)) {
+            (Ok(LeaseReply { lease, blocks }), Some(fetch)) => {
+                (fetch.lease, fetch.blocks) = (Some(lease), blocks.len());
+                match &mut self.core {
+                    Core::Prefill(core) => core.on_fetch_begun(now, key, blocks.len()),
+                    Core::Decode(core) => core.on_fetch_begun(key, blocks.len()),
+                }
+                self.await_layer(wire, key);
+            }
+            (Err(refused), Some(_)) => self.end_fetch(wire, key, Err(refused)),
+            // Nobody waits for it any more, and nobody knows here from whom the answer is: the lease expires.
+            (_, None) => {}
+        }
+    }
+
+    /// The next layer comes when it is due.
+    pub(super) fn await_layer(&mut self, wire: &mut Wire, key: RequestKey) {
+        let Some(fetch) = self.fetches.get(&key) else { return };
+        let (due, serial) = (fetch.dues[fetch.layers_here as usize], fetch.serial);
+        wire.queue.at(due, Event::FetchedLayer { reader: self.start, key, serial });
+    }
+
+    /// Whom to ask whether the lease still stands; `None` where the fetch is over, or nobody need be asked.
+    pub(in crate::cluster) fn lease_of(&self, key: RequestKey, serial: u64) -> Option<(Start, GrantId)> {
+        let fetch = self.fetches.get(&key).filter(|fetch| fetch.serial == serial)?;
+        match fetch.holder {
+            Holder::Node(holder) => Some((holder, fetch.lease?)),
+            Holder::Ssd => None,
+        }
+    }
+
+    /// One more layer is here, or the holder is gone.
+    pub(in crate::cluster) fn on_fetched_layer(
+        &mut self,
+        wire: &mut Wire,
+        key: RequestKey,
+        serial: u64,
+        is_good: bool,
+    ) {
+        let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
+        let block_bytes = self.info.layout.block_bytes();
+        let Some(fetch) = self.fetches.get_mut(&key).filter(|fetch| fetch.serial == serial) else { return };
+        if is_good {
+            let layer = fetch.layers_here;
+            fetch.layers_here += 1;
+            fetch.came = now;
+            let (is_last, blocks) = (fetch.layers_here == num_layers, fetch.blocks);
+            let transport = if fetch.holder == Holder::Ssd { baton_types::FetchReport::SSD } else { "simulated" };
+            if let Core::Prefill(core) = &mut self.core {
+                core.on_fetched(now, key, layer);
+            }
+            if is_last {
+                let bytes = (block_bytes * blocks) as u64 * u64::from(num_layers);
+                self.end_fetch(wire, key, Ok(FetchedBytes { bytes, transport: transport.to_owned() }));
+            } else {
+                self.await_layer(wire, key);
+            }
+        } else {
+            let message = "the holder is gone".to_owned();
+            self.end_fetch(wire, key, Err(Refused { kind: ErrorKind::Unavailable, message }));
+        }
+        self.resume_step(wire);
+        self.carry_out(wire);
+    }
+
+    pub(super) fn cancel_fetch(&mut self, wire: &mut Wire, key: RequestKey) {
+        if let Some(fetch) = self.fetches.get(&key) {
+            wire.at(wire.now(), self.start, Input::FetchCancelled(key, fetch.serial));
+        }
+    }
+
+    pub(super) fn on_fetch_cancelled(&mut self, wire: &mut Wire, key: RequestKey, serial: u64) {
+        if self.fetches.get(&key).is_some_and(|fetch| fetch.serial == serial) {
+            let message = "it is not needed any more".to_owned();
+            self.end_fetch(wire, key, Err(Refused { kind: ErrorKind::Cancelled, message }));
+            self.resume_step(wire);
+        }
+    }
+
+    fn end_fetch(&mut self, wire: &mut Wire, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+        let now = wire.now();
+        let Some(fetch) = self.fetches.remove(&key) else { return };
+        match fetch.holder {
+            Holder::Node(holder) => {
+                if let Some(lease) = fetch.lease {
+                    let reader = Some((self.info.node.clone(), self.start.generation));
+                    wire.tell(holder, Input::ReleaseLease(Box::new(LeaseRelease { lease, reader })));
+                }
+                with_core!(self, core => core.on_fetch_done(now, key, result));
+            }
+            Holder::Ssd => self.end_load(now, key, fetch.blocks, result),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What a prefill node's shell does.
+
+use baton_scheduler::{PrefillEffect, PushId, PushReport, RequestKey};
+use baton_types::Refused;
+
+use super::{Core, Node, Push};
+use crate::cluster::wire::{Event, Input, Report, Wire};
+
+impl Node {
+    pub(super) fn on_prefill_input(&mut self, wire: &mut Wire, input: Input) {
+        let now = wire.now();
+        let Core::Prefill(core) = &mut self.core else { return };
+        match input {
+            Input::Redirect(redirect) => core.on_redirect(*redirect),
+            Input::Copy(order) => core.on_copy(now, *order),
+            Input::GrantReply(key, reply) => core.on_grant_reply(now, key, reply.map(|reply| *reply)),
+            Input::HandoverReply(key, result) => core.on_handover_reply(now, key, result),
+            Input::PushCancelled(key, push) => {
+                if self.pushes.remove(&(key, push)).is_some() {
+                    let refused = super::unavailable("it was cancelled");
+                    core.on_push_done(now, key, push, Err(refused));
+                }
+            }
+            // Only decode nodes are told these.
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_prefill_effect(&mut self, wire: &mut Wire, effect: PrefillEffect) {
+        let now = wire.now();
+        match effect {
+            PrefillEffect::RequestGrant { target, request, delay } => {
+                let (to, input) =
+                    (wire.start(&target.node, target.generation), Input::GrantRequest(self.start, Box::new(request)));
+                wire.tell_after(delay, to, input);
+            }
+            PrefillEffect::RunStep(plan) => self.run_step(wire, plan),
+            PrefillEffect::Fetch { source, lease, destinations, is_copy: _ } => {
+                self.start_fetch(wire, &source, lease, destinations.len());
+            }
+            PrefillEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
+            PrefillEffect::Tier(effect) => self.on_tier_effect(wire, effect),
+            PrefillEffect::Lease(effect) => self.on_lease_effect(wire, effect),
+            PrefillEffect::Push { key, push, target, grant, spans } => {
+                let bytes = (self.info.layout.block_bytes() * spans.len()) as u64;
+                let to = wire.start(&target.node, target.generation);
+                self.pushes.insert((key, push), Push { to, grant, bytes, started: now });
+                wire.queue.at(self.send.reserve(now, bytes), Event::Pushed { from: self.start, key, push });
+            }
+            PrefillEffect::CancelPushes { key } => {
+                let first = (key, PushId(0));
+                for (_, push) in self.pushes.range(first..).map(|(id, _)| *id).take_while(|id| id.0 == key) {
+                    wire.at(now, self.start, Input::PushCancelled(key, push));
+                }
+            }
+            PrefillEffect::Handover { target, handover } => {
+                let to = wire.start(&target.node, target.generation);
+                wire.tell(to, Input::Handover(self.start, Box::new(handover)));
+            }
+            PrefillEffect::ReleaseGrant { key, target, grant } => {
+                wire.tell(wire.start(&target.node, target.generation), Input::ReleaseGrant(key, grant));
+            }
+            PrefillEffect::Emit { conductor: _, key, event } => {
+                wire.report(self.start, Report::Prefill(key, Box::new(event)));
+            }
+        }
+    }
+
+    /// A batch of writes is over; `arrived` is `None` where it cannot have arrived.
+    pub(in crate::cluster) fn on_pushed(
+        &mut self,
+        wire: &mut Wire,
+        key: RequestKey,
+        push: PushId,
+        arrived: Result<Push, Refused>,
+    ) {
+        let now = wire.now();
+        let result = arrived.map(|push| PushReport {
+            bytes: push.bytes,
+            transport: "simulated".to_owned(),
+            started: push.started,
+            completed: now,
+        });
+        if let Core::Prefill(core) = &mut self.core {
+            core.on_push_done(now, key, push, result);
+        }
+        self.carry_out(wire);
+    }
+}
