@@ -257,11 +257,10 @@ impl Cluster {
         // The tail, if there is one, is not computed there any more, nor at the other one.
         if let Some(charged) = self.charges.get_mut(&key)
             && charged.tail.take_if(|tail| *tail == from).is_some()
+            && let Some(node) = super::charged(&mut self.nodes, &from)
         {
-            if let Some(node) = super::charged(&mut self.nodes, &from) {
-                node.charges.backlog.remove(now, key);
-                node.charges.requests -= 1;
-            }
+            node.charges.backlog.remove(now, key);
+            node.charges.requests -= 1;
         }
         if let Some(node) = self.nodes.get_mut(to) {
             let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };

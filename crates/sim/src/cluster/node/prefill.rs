@@ -15,11 +15,8 @@ impl Node {
             Input::Copy(order) => core.on_copy(now, *order),
             Input::GrantReply(key, reply) => core.on_grant_reply(now, key, reply.map(|reply| *reply)),
             Input::HandoverReply(key, result) => core.on_handover_reply(now, key, result),
-            Input::PushCancelled(key, push) => {
-                if self.pushes.remove(&(key, push)).is_some() {
-                    let refused = super::unavailable("it was cancelled");
-                    core.on_push_done(now, key, push, Err(refused));
-                }
+            Input::PushCancelled(key, push) if self.pushes.remove(&(key, push)).is_some() => {
+                core.on_push_done(now, key, push, Err(super::unavailable("it was cancelled")));
             }
             // Only decode nodes are told these.
             _ => {}
