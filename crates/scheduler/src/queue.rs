@@ -91,7 +91,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever they are worth and whenever they are due: nobody who arrives after another's bound goes before it.
+        /// Whenever they are due: nobody who arrives after another's bound goes before it.
         #[test]
         fn nobody_waits_beyond_its_bound(
             prompts in prop::collection::vec((0u64..20, 0u64..60, 0.1f64..30.0, 0u8..101), 1..30),

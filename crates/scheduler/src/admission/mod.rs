@@ -23,6 +23,8 @@ pub struct DecodeLoad {
     pub tbt_high: Duration,
     /// Share of its blocks that would be in use: above 1 the newcomer waits for room.
     pub kv_share: f64,
+    /// Sequences beside the newcomer; expected ones count by their probability.
+    pub others: f64,
 }
 
 impl DecodeLoad {
@@ -334,7 +336,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     pub(super) fn assessment() -> Assessment {
-        let ok = DecodeLoad { tbt: SECOND / 20, tbt_high: SECOND / 18, kv_share: 0.5 };
+        let ok = DecodeLoad { tbt: SECOND / 20, tbt_high: SECOND / 18, kv_share: 0.5, others: 3.0 };
         Assessment {
             now: Instant::now(),
             slo: Slo { ttft: Some(Ttft(30 * SECOND)), tbt: Some(Tbt(SECOND / 10)) },
@@ -362,7 +364,7 @@ mod tests {
 
     #[test]
     fn each_policy_looks_at_its_own_estimates() {
-        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5 });
+        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5, others: 3.0 });
         let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
         assert_eq!(verdicts(&fine), [true; 3]);
         assert_eq!(verdicts(&Assessment { ttft: 31 * SECOND, ttft_high: 40 * SECOND, ..fine }), [true, false, false]);

@@ -112,7 +112,9 @@ impl AdmissionPolicy for Selective {
         request.check_ttft(request.ttft_high)?;
         request.check_admitted()?;
         if let Some(load) = request.decode_expected {
-            DecodeLoad { tbt_high: load.tbt_high.mul_f64(TBT_MARGIN), ..load }.check_high(request.slo)?;
+            // A sequence that is alone is taken whatever its objective leaves above a step.
+            let margin = if load.others < 1.0 { 1.0 } else { TBT_MARGIN };
+            DecodeLoad { tbt_high: load.tbt_high.mul_f64(margin), ..load }.check_high(request.slo)?;
         }
         let waiting = request.prefill_load();
         let threshold = SELECTIVITY * self.threshold(request) * (waiting / BUSY).min(1.0);
@@ -160,10 +162,21 @@ mod tests {
     }
 
     #[test]
+    fn an_objective_close_to_a_step_is_kept_with_a_margin_but_not_against_one_alone() {
+        let taken = |tbt_high: Duration, others: f64| {
+            let load = Some(DecodeLoad { tbt: tbt_high, tbt_high, kv_share: 0.5, others });
+            Selective::default().admit(&Assessment { decode_expected: load, ..assessment() }).is_ok()
+        };
+        let limit = SECOND / 10;
+        assert!(taken(limit.mul_f64(0.86), 3.0) && !taken(limit.mul_f64(0.88), 3.0));
+        assert!(taken(limit, 0.0) && !taken(limit.mul_f64(1.01), 0.0));
+    }
+
+    #[test]
     fn the_first_token_is_kept_back_only_where_the_gap_after_it_would_be_too_long() {
         let policy = Selective::default();
         let with = |tbt: Duration| {
-            let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5 });
+            let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5, others: 3.0 });
             policy.pace(&Assessment { decode_expected: load, ..assessment() })
         };
         assert_eq!((with(SECOND / 25), with(SECOND / 12)), (Duration::ZERO, SECOND / 12));

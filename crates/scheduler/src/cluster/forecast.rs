@@ -43,6 +43,7 @@ impl Cluster {
             tbt: duration(self.step_seconds(node, sequences, kv_tokens)),
             tbt_high: duration(self.high_step_seconds(node, sequences, kv_tokens)),
             kv_share,
+            others: others.sequences,
         }
     }
 

@@ -376,6 +376,10 @@ impl Cluster {
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].
     pub fn on_step(&mut self, now: Instant, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
+        // A step that took a prompt's tail through some layers, and nothing else, says nothing of one with a batch.
+        if rows == 0 {
+            return;
+        }
         let Some(node) = self.nodes.get_mut(node) else { return };
         node.last_steps.observe(rows, seconds);
         let cost = &mut self.costs[node.class].1;

@@ -55,7 +55,7 @@ impl NodeConfig {
             transfer_bytes_per_s: profile.network_bytes_per_s,
             ..profile.node_profile()
         };
-        Self {
+        let mut config = Self {
             name: NodeId::new(&format!("{letter}{number:04}")).expect("letters and digits are a name"),
             role,
             layout,
@@ -63,7 +63,12 @@ impl NodeConfig {
             profile: node_profile,
             eviction: options.eviction,
             ssd_blocks,
+        };
+        if role == NodeRole::Decode {
+            // What it takes of prompts into a step beside its batch.
+            config.profile.chunk_tokens = DecodeConfig::new(config.model()).prompt_budget as u32;
         }
+        config
     }
 
     /// How a start of it introduces itself.

@@ -130,7 +130,7 @@ impl Frontend {
     fn on_step(&mut self, now: Instant, node: usize, step: StepReport) {
         let name = &self.names[node];
         // A step of a decode node that computed prompts, too, says nothing of one that did not.
-        if step.rows > 0 && (self.roles[node] == NodeRole::Prefill || step.prompt_rows == 0) {
+        if self.roles[node] == NodeRole::Prefill || step.prompt_rows == 0 {
             self.cluster.on_step(now, name, step.rows, step.attended_tokens, step.seconds);
         }
         if let Some((rows, attended_tokens, seconds)) = step.slice {
@@ -139,7 +139,8 @@ impl Frontend {
     }
 
     fn on_event(&mut self, wire: &mut Wire, key: RequestKey, event: RequestEvent) {
-        let request = key.request.0 as usize;
+        // Copies have no request.
+        let Ok(request) = usize::try_from(key.request.0) else { return };
         if let Some(Some(live)) = self.live.get_mut(request) {
             live.core.on_event(wire.now(), key.attempt, event);
             self.carry_out(wire, request);

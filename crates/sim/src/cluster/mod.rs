@@ -104,7 +104,7 @@ impl<'a> World<'a> {
         let mut world = Self {
             options,
             profile,
-            faults: Random::new(!options.seed),
+            faults: Random::new(seeds.next_u64()),
             requests,
             nodes,
             configs,
@@ -164,7 +164,10 @@ impl<'a> World<'a> {
         while self.wire.now() < until
             && let Some(event) = self.wire.queue.pop()
         {
-            self.on_event(event);
+            // Nothing new begins.
+            if !matches!(event, Event::Kill | Event::Replicate | Event::Sample) {
+                self.on_event(event);
+            }
         }
         assert_eq!(self.frontend.cluster.placed(), 0, "requests that ended are charged");
         for node in &self.nodes {
@@ -227,6 +230,7 @@ impl<'a> World<'a> {
         let node = self.faults.below(self.nodes.len() as u64) as usize;
         let before = self.nodes[node].start;
         let start = Start { generation: Generation(before.generation.0 + 1), ..before };
+        self.nodes[node].on_killed(&mut self.wire);
         self.nodes[node] = Node::new(start, &self.configs[node], self.profile, self.faults.next_u64());
         self.wire.queue.at(now + NOTICE, Event::Left(node));
         self.wire.queue.at(now + RESTART, Event::Returned(start));

@@ -148,6 +148,10 @@ impl Node {
             Input::PrefixLate(step, layer) => self.on_prefix_late(wire, step, layer),
             Input::StepDone(step) => self.on_step_done(wire, step),
             Input::Wakeup => {
+                // One that was set before an earlier one has its turn later.
+                if self.wakeup.is_none_or(|due| due > now) {
+                    return;
+                }
                 self.wakeup = None;
                 with_core!(self, core => core.on_wakeup(now));
             }
@@ -194,6 +198,20 @@ impl Node {
         }
         let snapshot: KvEventBatch = with_core!(self, core => core.kv_snapshot());
         wire.report(self.start, Report::Kv(snapshot));
+    }
+
+    /// The process ends: what waits for its answer hears so.
+    pub(super) fn on_killed(&mut self, wire: &mut Wire) {
+        let gone = || unavailable("the node is gone");
+        for (key, asked) in std::mem::take(&mut self.grants_asked) {
+            wire.tell(asked, Input::GrantReply(key, Err(gone())));
+        }
+        for (key, asked) in std::mem::take(&mut self.handovers_asked) {
+            wire.tell(asked, Input::HandoverReply(key, Err(gone())));
+        }
+        for (key, asked) in std::mem::take(&mut self.leases_asked) {
+            wire.tell(asked, Input::LeaseReply(key, Err(gone())));
+        }
     }
 
     fn on_lease_request(&mut self, now: Instant, from: Start, request: LeaseRequest) {
