@@ -111,7 +111,7 @@ impl NodeConfig {
 
     /// # Panics
     /// If the profile's sizes make no node.
-    pub(super) fn decode_core(&self, _: &NodeInfo) -> DecodeCore {
+    pub(super) fn decode_core(&self) -> DecodeCore {
         let mut config = DecodeConfig::new(self.model());
         config.max_running = self.profile.max_running as usize;
         config.max_waiting = MAX_WAITING;

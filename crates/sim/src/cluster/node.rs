@@ -87,7 +87,7 @@ impl Node {
         let info = config.info(start.generation);
         let core = match info.role {
             NodeRole::Prefill => Core::Prefill(Box::new(config.prefill_core(&info))),
-            NodeRole::Decode => Core::Decode(Box::new(config.decode_core(&info))),
+            NodeRole::Decode => Core::Decode(Box::new(config.decode_core())),
         };
         let cost = match info.role {
             NodeRole::Prefill => profile.prefill_cost(),

@@ -25,6 +25,11 @@ pub(crate) struct Workload {
 impl Workload {
     pub(crate) fn load(args: &SimulateArgs) -> Result<Self, SimulateError> {
         let profile = ModelProfile::load(&args.model_profile)?;
+        let smallest = profile.cache_tokens.min(profile.decode_kv_tokens);
+        if smallest < u64::from(args.block_tokens) {
+            let problem = format!("{}, but a node of the profile holds {smallest} tokens", args.block_tokens);
+            return Err(SimulateError::invalid("--block-tokens", problem));
+        }
         let trace = read(&args.trace)?.played(args.duration, args.jitter, args.seed);
         let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.counted().window());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
@@ -89,6 +94,16 @@ mod tests {
         assert!(matches!(load(file.path(), ""), Err(SimulateError::Trace { .. })));
         let profile = load(file.path(), "--model-profile best").unwrap_err().to_string();
         assert!(profile.starts_with("--model-profile: 'best'"), "{profile}");
+    }
+
+    #[test]
+    fn a_node_that_holds_no_block_is_refused() {
+        let small = ModelProfile { cache_tokens: 500, ..ModelProfile::load("llama3-70b-a800").unwrap() };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), serde_json::to_string(&small).unwrap()).unwrap();
+        let trace = trace_file(60, |n| n * 700);
+        let error = load(trace.path(), &format!("--model-profile fitted:{}", file.path().display())).unwrap_err();
+        assert_eq!(error.to_string(), "--block-tokens: 512, but a node of the profile holds 500 tokens");
     }
 
     #[test]

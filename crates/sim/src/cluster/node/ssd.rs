@@ -1,7 +1,7 @@
 //! The tier below a node's arena: a bandwidth and a set of hashes, least recently used first out, as the store of production.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use baton_kv_cache::{EvictionKind, Position, TierCache};
 use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
@@ -18,13 +18,13 @@ pub(super) struct Ssd {
     blocks: TierCache,
     disk: Link,
     /// Blocks that are being written.
-    writes: BTreeMap<BlockHash, ()>,
+    writes: BTreeSet<BlockHash>,
 }
 
 impl Ssd {
     pub(super) fn new(blocks: u32, bytes_per_s: f64) -> Self {
         let blocks = TierCache::new(blocks, EvictionKind::Lru);
-        Self { blocks, disk: Link::new(bytes_per_s, std::time::Duration::ZERO), writes: BTreeMap::new() }
+        Self { blocks, disk: Link::new(bytes_per_s, Duration::ZERO), writes: BTreeSet::new() }
     }
 }
 
@@ -36,11 +36,11 @@ impl Node {
         let Some(ssd) = &mut self.ssd else { return };
         match effect {
             TierEffect::Store { hash, .. } => {
-                if ssd.blocks.contains(hash) || ssd.writes.contains_key(&hash) {
+                if ssd.blocks.contains(hash) || ssd.writes.contains(&hash) {
                     return with_core!(self, core => core.on_stored(now, hash, true));
                 }
                 let bytes = self.info.layout.block_bytes_all_layers() as u64;
-                ssd.writes.insert(hash, ());
+                ssd.writes.insert(hash);
                 wire.at(ssd.disk.reserve(now, bytes), self.start, Input::Stored(hash));
             }
             TierEffect::Load { key, hashes, destinations: _ } => {
