@@ -9,6 +9,7 @@
 #   PROFILE    what the nodes and the simulator stand for            (llama3-70b-a800)
 #   PLACEMENT, ADMISSION   policies of both                          (baton, selective)
 #   OPTIONS    more options of both, as in "--speed 1.6 --jitter 3"  (--jitter 3)
+#   KILL_EVERY seconds from one killed node to the next, as a mean; baton up starts each again (none)
 #   LOG_DIR    where the logs of all processes stay                  (none)
 #   JSON       a file for all figures                                (none)
 set -euo pipefail
@@ -19,6 +20,7 @@ trace=${TRACE:?a trace is needed, as in make bench-sim-vs-live TRACE=trace.jsonl
 nodes=${NODES:-8} profile=${PROFILE:-llama3-70b-a800} placement=${PLACEMENT:-baton} admission=${ADMISSION:-selective} block=${BLOCK:-512}
 work=$(mktemp -d)
 stop() {
+  if [[ -n ${killer:-} ]]; then kill "$killer" 2>/dev/null && wait "$killer" || true; fi
   if [[ -n ${up:-} ]]; then kill -INT "$up" 2>/dev/null && wait "$up" || true; fi
   rm -rf "$work"
 }
@@ -37,9 +39,15 @@ done
 conductor=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["conductor"]["grpc"])' "$work/ready.json")
 # Nodes that have just joined get less than their share; the simulator's have been there for long.
 sleep 11
+faults=
+if [[ -n ${KILL_EVERY:-} ]]; then
+  faults="--fault-every $KILL_EVERY --fault kill"
+  python3 scripts/kill_nodes.py "$up" "$KILL_EVERY" &
+  killer=$!
+fi
 # shellcheck disable=SC2086 # options are words
 "$baton" --conductor "http://$conductor" ${JSON:+--json} bench replay --trace "$trace" --duration "${SECONDS_OF:-600}" --prefill "$nodes" --decode "$nodes" \
   --model-profile "$profile" --placement "$placement" --admission "$admission" \
-  --block-tokens "$block" ${OPTIONS:---jitter 3} --compare-sim >"$work/figures"
+  --block-tokens "$block" ${OPTIONS:---jitter 3} $faults --compare-sim >"$work/figures"
 if [[ -n ${JSON:-} ]]; then cp "$work/figures" "$JSON"; fi
 cat "$work/figures"

@@ -53,6 +53,10 @@ impl<E> EventQueue<E> {
         self.now
     }
 
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
     pub(crate) fn elapsed(&self) -> Duration {
         self.now - self.start
     }

@@ -1,9 +1,8 @@
-//! Replays traces of requests on virtual time: against one cache, or against a whole cluster. Pure but for reading files: no clock, no tasks, and randomness from a seed only.
+//! Replays traces of requests against a cluster on virtual time. Pure but for reading files: no clock, no tasks, and randomness from a seed only.
 //!
 //! - [`Trace`] is what clients asked, and when, in the format of Mooncake's traces.
 //! - [`simulate`] plays one against a cluster of production's cores: `RequestCore`, `Cluster`, `PrefillCore` and `DecodeCore` decide. Messages, network, engines and SSDs are models of a
 //!   [`ModelProfile`]. [`Summary`] says what it amounts to.
-//! - [`eviction_table`] replays one against a single cache, by every eviction policy and by the best that there could be.
 //! - [`Random`] is the source of all that is drawn.
 //!
 //! **Invariant**: the same trace, options and seed give the same result, to the last bit.
@@ -11,11 +10,11 @@
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
-mod cache_replay;
+mod bounds;
 mod cluster;
 mod command;
 mod event;
-mod floor;
+mod faults;
 mod options;
 mod policy;
 mod random;
@@ -25,13 +24,13 @@ mod summary;
 mod trace;
 
 pub use baton_profile::{ModelProfile, ProfileError};
-pub use cache_replay::{CacheReplay, EVICTION_SIZES, HitRate, Row, eviction_table};
 pub use cluster::{Outcome, simulate};
-pub use command::{Compare, Curve, SimulateArgs, SimulateError, Split, WindowName, run};
-pub use options::{SimOptions, Window};
+pub use command::{Compare, Curve, SimulateArgs, SimulateError, WindowName, run};
+pub use faults::FaultKind;
+pub use options::{Feature, SimOptions, Window};
 pub use policy::{SimAdmission, SimPlacement};
 pub use random::Random;
-pub use record::{MAX_ANSWER_TOKENS, RequestRecord, Sample};
+pub use record::{MAX_ANSWER_TOKENS, RequestRecord};
 pub use spread::Spread;
-pub use summary::Summary;
+pub use summary::{Ends, Summary};
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};

@@ -1,10 +1,12 @@
 //! What is simulated.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::ClusterConfig;
+use baton_scheduler::{BatonConfig, ClusterConfig, PromptsAtDecode};
 
+use crate::faults::FaultKind;
 use crate::policy::{SimAdmission, SimPlacement};
 use crate::trace::BLOCK_TOKENS;
 
@@ -24,12 +26,64 @@ impl Window {
     pub const FIRST_HALF: Self = Self { from: 0.0, to: 0.5 };
     /// Where they are judged.
     pub const SECOND_HALF: Self = Self { from: 0.5, to: 1.0 };
-}
 
-impl Window {
-    /// Whether a request that comes at `at` is counted, where the last one comes at `last`.
+    /// Whether a request that comes at `at` is counted, if the last one comes at `last`.
     pub(crate) fn contains(&self, at: Duration, last: Duration) -> bool {
         at >= last.mul_f64(self.from) && (at < last.mul_f64(self.to) || self.to >= 1.0)
+    }
+}
+
+/// What a cluster can be simulated without, to see what it is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// Shorter prompts may pass longer ones in a prefill node's queue.
+    ShortestFirst,
+    /// Eviction by least hit density; without it, the least recently used block goes.
+    HitDensity,
+    /// Decode nodes compute the tails of long prompts.
+    Tails,
+    /// Hot prefixes are copied to more prefill nodes.
+    Replication,
+    /// Sequences that wait for room go on at another decode node.
+    Migration,
+    /// The first token is held back for as long as the second is expected to be late.
+    Smoothing,
+    /// Requests wait at the door for room that is expected soon.
+    Holding,
+}
+
+impl Feature {
+    /// Each of them.
+    pub const ALL: [Self; 7] = [
+        Self::ShortestFirst,
+        Self::HitDensity,
+        Self::Tails,
+        Self::Replication,
+        Self::Migration,
+        Self::Smoothing,
+        Self::Holding,
+    ];
+
+    /// Its name on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ShortestFirst => "shortest-first",
+            Self::HitDensity => "hit-density",
+            Self::Tails => "tails",
+            Self::Replication => "replication",
+            Self::Migration => "migration",
+            Self::Smoothing => "smoothing",
+            Self::Holding => "holding",
+        }
+    }
+}
+
+impl FromStr for Feature {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|feature| feature.as_str() == name);
+        known.ok_or_else(|| format!("'{name}' is none of {}", Self::ALL.map(Self::as_str).join(", ")))
     }
 }
 
@@ -46,6 +100,10 @@ pub struct SimOptions {
     pub admission: SimAdmission,
     /// Which blocks the caches drop.
     pub eviction: EvictionKind,
+    /// What the cluster does without.
+    pub without: Option<Feature>,
+    /// Which prompts decode nodes compute.
+    pub prompts_at_decode: PromptsAtDecode,
     /// How many times as fast as recorded the trace is played.
     pub speed: f64,
     /// Objective of the time to first token; none without.
@@ -66,14 +124,14 @@ pub struct SimOptions {
     pub block_tokens: u32,
     /// Blocks of a prefill node's cache in place of the profile's.
     pub cache_blocks: Option<u32>,
+    /// Blocks of a decode node's memory in place of the profile's.
+    pub decode_blocks: Option<u32>,
     /// Blocks of a prefill node's SSD tier; no tier if 0.
     pub ssd_blocks: u32,
-    /// Whether decode nodes compute the last tokens of long prompts.
-    pub split_prompts: bool,
-    /// Prefill nodes that a hot prefix is replicated to.
-    pub replicas: usize,
-    /// A node is killed every so often.
-    pub kill_every: Option<Duration>,
+    /// The mean time from one fault to the next; none without.
+    pub fault_every: Option<Duration>,
+    /// The only kind of fault that happens; every kind without.
+    pub fault: Option<FaultKind>,
 }
 
 impl Default for SimOptions {
@@ -85,6 +143,8 @@ impl Default for SimOptions {
             placement: SimPlacement::default(),
             admission: SimAdmission::default(),
             eviction: EvictionKind::default(),
+            without: None,
+            prompts_at_decode: cluster.prompts_at_decode,
             speed: 1.0,
             ttft_slo: None,
             tbt_slo: None,
@@ -95,10 +155,29 @@ impl Default for SimOptions {
             window: Window::ALL,
             block_tokens: BLOCK_TOKENS,
             cache_blocks: None,
+            decode_blocks: None,
             ssd_blocks: 0,
-            split_prompts: cluster.splits_prompts,
-            replicas: cluster.replicas,
-            kill_every: None,
+            fault_every: None,
+            fault: None,
         }
+    }
+}
+
+impl SimOptions {
+    /// The same cluster without a feature.
+    pub fn without(self, feature: Feature) -> Self {
+        let options = Self { without: Some(feature), ..self };
+        match feature {
+            Feature::ShortestFirst => {
+                let config = BatonConfig { reorders: false, ..BatonConfig::default() };
+                Self { placement: SimPlacement::BatonWith(config), ..options }
+            }
+            Feature::HitDensity => Self { eviction: EvictionKind::Lru, ..options },
+            _ => options,
+        }
+    }
+
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        self.without != Some(feature)
     }
 }

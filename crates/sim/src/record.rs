@@ -37,6 +37,8 @@ pub struct RequestRecord {
     pub tbt: Option<Duration>,
     /// Whether it was refused: nothing was done for it.
     pub rejected: bool,
+    /// Whether its client left.
+    pub aborted: bool,
     /// Why it was taken in and not served to its end.
     pub failed: Option<String>,
     /// How often it went on at another decode node.
@@ -66,20 +68,10 @@ impl RequestRecord {
             ttft: None,
             tbt: None,
             rejected: false,
+            aborted: false,
             failed: None,
             migrations: 0,
             finished: None,
         }
     }
-}
-
-/// The cluster at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Sample {
-    /// Virtual seconds from the start of the trace.
-    pub at_s: f64,
-    /// Seconds of work that wait at a prefill node, the mean of the nodes.
-    pub prefill_load: f64,
-    /// Share of a decode node's blocks that requests hold or were promised, the mean of the nodes.
-    pub decode_load: f64,
 }

@@ -9,6 +9,19 @@ use crate::options::SimOptions;
 use crate::record::RequestRecord;
 use crate::spread::Spread;
 
+/// How requests ended, in shares of all. Their sum is 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Ends {
+    /// Completed within both objectives. What has no objective meets it.
+    pub met: f64,
+    /// Completed, and not within both.
+    pub late: f64,
+    /// Refused when they came.
+    pub rejected: f64,
+    /// Taken in, and not served to their end.
+    pub failed: f64,
+}
+
 /// What a run amounts to, over the requests of its window. Times in seconds, shares 0 to 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
@@ -16,24 +29,20 @@ pub struct Summary {
     pub requests: usize,
     /// Of them, those that got all their tokens.
     pub completed: usize,
-    /// Of them, those that were refused.
-    pub rejected: usize,
-    /// Of them, those that were taken in and not served to their end.
-    pub failed: usize,
-    /// Completed, and not within both objectives.
+    /// Of those, the ones within both objectives.
+    pub met: usize,
+    /// And the others.
     pub late: usize,
-    /// Completed within both objectives.
-    pub slo_met: usize,
-    /// Share of all requests that this is.
-    pub slo_met_share: f64,
-    /// The same, each request weighted by its tokens (prompt and answer).
-    pub slo_met_token_share: f64,
-    /// Completed within the objective of the time to first token.
-    pub ttft_met: usize,
-    /// Completed within the objective of the time between tokens.
-    pub tbt_met: usize,
-    /// Share of the longest tenth of prompts that met both.
-    pub slo_met_share_longest_tenth: f64,
+    /// Requests that were refused.
+    pub rejected: usize,
+    /// Requests that were taken in and not served to their end.
+    pub failed: usize,
+    /// Each request counts as one.
+    pub by_requests: Ends,
+    /// Each counts by the tokens of its prompt.
+    pub by_prompt_tokens: Ends,
+    /// Of the longest tenth of prompts.
+    pub longest_tenth: Ends,
     /// Requests within both objectives per second of the trace's time.
     pub goodput_per_s: f64,
     /// Time to first token of what was completed.
@@ -72,14 +81,10 @@ pub struct Summary {
     pub tbt_error_p50: f64,
     /// The same.
     pub tbt_error_p90: f64,
-    /// Mean of the decode load over the window's time.
-    pub decode_load_mean: f64,
-    /// Its standard deviation.
-    pub decode_load_swing: f64,
-    /// Mean of the prefill load.
+    /// Seconds of work that wait at a prefill node, while requests come.
     pub prefill_load_mean: f64,
-    /// Its standard deviation.
-    pub prefill_load_swing: f64,
+    /// Share of a decode node's blocks that requests hold or were promised, while requests come.
+    pub decode_load_mean: f64,
     /// Tokens computed by the busiest prefill node over the mean.
     pub prefill_imbalance: f64,
 }
@@ -97,39 +102,53 @@ fn errors(times: impl Iterator<Item = (Option<Duration>, Option<Duration>)>) -> 
     }))
 }
 
+/// Whether it was completed within both objectives.
+fn is_met(record: &RequestRecord, options: &SimOptions) -> bool {
+    let within = |time: Option<Duration>, slo: Option<Duration>| slo.zip(time).is_none_or(|(slo, time)| time <= slo);
+    record.finished.is_some() && within(record.ttft, options.ttft_slo) && within(record.tbt, options.tbt_slo)
+}
+
+impl Ends {
+    fn of(records: &[&RequestRecord], options: &SimOptions, weight: fn(&RequestRecord) -> f64) -> Self {
+        let (mut ends, mut all) = (Self::default(), 0.0);
+        for record in records {
+            let end = match (record.finished.is_some(), record.rejected) {
+                (true, _) if is_met(record, options) => &mut ends.met,
+                (true, _) => &mut ends.late,
+                (false, true) => &mut ends.rejected,
+                (false, false) => &mut ends.failed,
+            };
+            *end += weight(record);
+            all += weight(record);
+        }
+        let Self { met, late, rejected, failed } = ends;
+        let [met, late, rejected, failed] = [met, late, rejected, failed].map(|part| share(part, all));
+        Self { met, late, rejected, failed }
+    }
+}
+
 impl Summary {
     /// Of a run with these options.
     pub fn of(outcome: &Outcome, options: &SimOptions) -> Self {
         let records = outcome.counted(options.window);
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-        // What has no objective meets it.
-        let within =
-            |time: Option<Duration>, slo: Option<Duration>| slo.zip(time).is_none_or(|(slo, time)| time <= slo);
-        let ttft_met = |record: &RequestRecord| record.finished.is_some() && within(record.ttft, options.ttft_slo);
-        let tbt_met = |record: &RequestRecord| record.finished.is_some() && within(record.tbt, options.tbt_slo);
-        let met = |record: &RequestRecord| ttft_met(record) && tbt_met(record);
-        let tokens = |record: &RequestRecord| f64::from(record.prompt_tokens + record.output_tokens);
         let count = |test: &dyn Fn(&RequestRecord) -> bool| records.iter().filter(|record| test(record)).count();
         let completed: Vec<_> = records.iter().filter(|record| record.finished.is_some()).collect();
         let ttft = Spread::of(completed.iter().filter_map(|record| seconds(record.ttft)));
         let tbt = Spread::of(completed.iter().filter_map(|record| seconds(record.tbt)));
         let prefilled: Vec<_> = records.iter().filter(|record| record.ttft.is_some()).collect();
-        let prompt: f64 = prefilled.iter().map(|record| f64::from(record.prompt_tokens)).sum();
-        let local: f64 = prefilled.iter().map(|record| f64::from(record.local_tokens)).sum();
-        let ssd: f64 = prefilled.iter().map(|record| f64::from(record.ssd_tokens)).sum();
-        let fetched: f64 = prefilled.iter().map(|record| f64::from(record.fetched_tokens)).sum();
+        let tokens = |of: fn(&RequestRecord) -> u32| prefilled.iter().map(|record| f64::from(of(record))).sum::<f64>();
+        let prompt = tokens(|record| record.prompt_tokens);
+        let [local, ssd, fetched] =
+            [tokens(|record| record.local_tokens), tokens(|record| record.ssd_tokens), tokens(|r| r.fetched_tokens)];
         let ttft_error = errors(prefilled.iter().map(|record| (record.predicted_ttft, record.ttft)));
         let tbt_error = errors(completed.iter().map(|record| (record.predicted_tbt, record.tbt)));
         let (first, last) = (records.first().map(|r| r.arrived), records.last().map(|r| r.arrived));
-        let (first, last) = (first.unwrap_or_default().as_secs_f64(), last.unwrap_or_default().as_secs_f64());
-        let samples: Vec<_> = outcome.samples.iter().filter(|s| s.at_s >= first && s.at_s <= last).collect();
-        let decode_load = Spread::of(samples.iter().map(|sample| sample.decode_load));
-        let prefill_load = Spread::of(samples.iter().map(|sample| sample.prefill_load));
-        let mut by_length = records.clone();
-        by_length.sort_by_key(|record| std::cmp::Reverse(record.prompt_tokens));
-        by_length.truncate(records.len().div_ceil(10));
-        let longest_met = by_length.iter().filter(|record| met(record)).count();
-        let slo_met = count(&met);
+        let span = last.unwrap_or_default().saturating_sub(first.unwrap_or_default()).as_secs_f64();
+        let mut longest = records.clone();
+        longest.sort_by_key(|record| std::cmp::Reverse(record.prompt_tokens));
+        longest.truncate(records.len().div_ceil(10));
+        let met = count(&|record| is_met(record, options));
         let mut computed_by_node = vec![0.0; options.prefill];
         for record in &prefilled {
             if let Some(computed) = record.prefill.and_then(|node| computed_by_node.get_mut(node)) {
@@ -141,19 +160,14 @@ impl Summary {
         Self {
             requests: records.len(),
             completed: completed.len(),
+            met,
+            late: completed.len() - met,
             rejected: count(&|record| record.rejected),
             failed: count(&|record| record.failed.is_some()),
-            late: completed.len() - slo_met,
-            slo_met,
-            slo_met_share: share(slo_met as f64, records.len() as f64),
-            slo_met_token_share: share(
-                records.iter().filter(|record| met(record)).map(|record| tokens(record)).sum(),
-                records.iter().map(|record| tokens(record)).sum(),
-            ),
-            ttft_met: count(&ttft_met),
-            tbt_met: count(&tbt_met),
-            slo_met_share_longest_tenth: share(longest_met as f64, by_length.len() as f64),
-            goodput_per_s: share(slo_met as f64, last - first),
+            by_requests: Ends::of(&records, options, |_| 1.0),
+            by_prompt_tokens: Ends::of(&records, options, |record| f64::from(record.prompt_tokens)),
+            longest_tenth: Ends::of(&longest, options, |_| 1.0),
+            goodput_per_s: share(met as f64, span),
             ttft_mean_s: ttft.mean(),
             ttft_p50_s: ttft.quantile(0.5),
             ttft_p90_s: ttft.quantile(0.9),
@@ -163,8 +177,8 @@ impl Summary {
             tbt_p90_s: tbt.quantile(0.9),
             tbt_p99_s: tbt.quantile(0.99),
             cache_hit_ratio: share(local + ssd + fetched, prompt),
-            cache_hit_ratio_ssd: share(ssd, prompt),
             cache_hit_ratio_local: share(local, prompt),
+            cache_hit_ratio_ssd: share(ssd, prompt),
             cache_hit_ratio_fetched: share(fetched, prompt),
             computed_tokens: prefilled.iter().map(|record| u64::from(record.computed_tokens)).sum(),
             migrated: count(&|record| record.migrations > 0),
@@ -172,10 +186,8 @@ impl Summary {
             ttft_error_p90: ttft_error.quantile(0.9),
             tbt_error_p50: tbt_error.quantile(0.5),
             tbt_error_p90: tbt_error.quantile(0.9),
-            decode_load_mean: decode_load.mean(),
-            decode_load_swing: decode_load.deviation(),
-            prefill_load_mean: prefill_load.mean(),
-            prefill_load_swing: prefill_load.deviation(),
+            prefill_load_mean: outcome.prefill_load_mean,
+            decode_load_mean: outcome.decode_load_mean,
             prefill_imbalance: share(busiest, mean_computed),
         }
     }

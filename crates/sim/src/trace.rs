@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use baton_types::{BlockHash, ErrorKind};
+use baton_types::ErrorKind;
 use serde_json::{Map, Value};
 
 use crate::random::Random;
@@ -78,11 +78,6 @@ impl TraceError {
             Self::Io(_) => ErrorKind::Internal,
         }
     }
-}
-
-/// The ids of a trace are hashes already, of 64 bits.
-pub(crate) fn block_hash(id: u64) -> BlockHash {
-    BlockHash(u128::from(id).to_be_bytes())
 }
 
 impl Trace {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::PlacementKind;
 use baton_sim::{
-    BLOCK_TOKENS, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace, TraceRequest,
+    BLOCK_TOKENS, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace, TraceRequest,
     Window, simulate,
 };
 use proptest::prelude::*;
@@ -159,7 +159,7 @@ proptest! {
         per_second in 0.5f64..30.0,
         has_slo: bool,
         block_tokens in prop::sample::select(vec![64u32, 512]),
-        split_prompts: bool,
+        without in 0..=Feature::ALL.len(),
         seed: u64,
     ) {
         let trace = conversations(120, per_second, seed);
@@ -174,7 +174,7 @@ proptest! {
             ttft_slo: has_slo.then_some(Duration::from_secs(30)),
             tbt_slo: has_slo.then_some(Duration::from_millis(100)),
             block_tokens,
-            split_prompts,
+            without: Feature::ALL.get(without).copied(),
             seed,
             ..SimOptions::default()
         };

@@ -5,8 +5,9 @@ mod claims;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_sim::{CacheReplay, SimOptions, Trace, TraceRequest};
+use baton_sim::{SimOptions, Trace, TraceRequest};
 use claims::Source;
+use claims::cache_replay::CacheReplay;
 
 fn fixture(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(file)

@@ -7,8 +7,12 @@ mod claims;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_sim::{EVICTION_SIZES, SimOptions, Trace, eviction_table};
+use baton_sim::{SimOptions, Trace};
 use claims::Source;
+use claims::cache_replay::eviction_table;
+
+/// Sizes that tell the policies apart on the published traces, blocks.
+const EVICTION_SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
 
 fn trace_file(file: &str) -> PathBuf {
     let folder = std::env::var_os("BATON_FIXTURES").unwrap_or_else(|| {

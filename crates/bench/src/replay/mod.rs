@@ -9,8 +9,6 @@ mod client;
 mod prompt;
 mod report;
 
-use std::time::Duration;
-
 use baton_sim::{ModelProfile, Outcome, SimOptions, SimulateArgs, Summary, Trace, simulate};
 use clap::Args;
 
@@ -41,11 +39,10 @@ impl ReplayArgs {
         let given = [
             ("--compare", args.compare.is_some()),
             ("--curve", args.curve.is_some()),
-            ("--paper", args.paper),
-            ("--html", args.html.is_some()),
+            ("--fault-every", args.fault_every.is_some() && !self.compare_sim),
         ];
         match given.into_iter().find(|(_, given)| *given) {
-            Some((option, _)) => Err(BenchError::invalid(option, "only baton simulate has it: a replay is one run")),
+            Some((option, _)) => Err(BenchError::invalid(option, "only baton simulate has it")),
             None => Ok(()),
         }
     }
@@ -69,7 +66,7 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
     let clients = Clients::connect("--conductor", conductor, args.connections).await?;
     let played = clients.play(&trace, &options).await;
     let completed = played.records.iter().filter(|record| record.finished.is_some()).count();
-    let live = Summary::of(&outcome(played.records), &options);
+    let live = Summary::of(&Outcome::of(played.records), &options);
     let simulated = args.compare_sim.then(|| simulated(&trace, &profile, options));
     let report = Report { live, simulated, failures: played.failures, late_p99_s: played.late_p99.as_secs_f64() };
     report.print(json).map_err(BenchError::Output)?;
@@ -78,11 +75,6 @@ pub(crate) async fn run(args: &ReplayArgs, conductor: &str, json: bool) -> Resul
 
 fn simulated(trace: &Trace, profile: &ModelProfile, options: SimOptions) -> Summary {
     Summary::of(&simulate(trace, profile, &options), &options)
-}
-
-/// The records as those of a run. A live cluster's load is not sampled.
-fn outcome(records: Vec<baton_sim::RequestRecord>) -> Outcome {
-    Outcome { records, samples: Vec::new(), elapsed: Duration::ZERO, events: 0 }
 }
 
 #[cfg(test)]
@@ -104,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_several_runs_is_refused_by_name() {
         assert!(parse("--trace t --duration 600 --jitter 3").check().is_ok());
-        for (line, option) in [("--compare all", "--compare"), ("--curve 1:2:1", "--curve"), ("--paper", "--paper")] {
+        for (line, option) in [("--compare pairs", "--compare"), ("--curve 1:2:1", "--curve"), ("--fault-every 9", "--fault-every")] {
             let error = parse(&format!("--trace t {line}")).check().unwrap_err();
             assert!(error.to_string().starts_with(option), "{error}");
         }

@@ -26,8 +26,9 @@ const SHOWN: [&str; 16] = [
     "requests",
     "completed",
     "rejected",
-    "slo_met",
-    "goodput_per_s",
+    "met",
+    "late",
+    "failed",
     "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p90_s",
@@ -37,8 +38,7 @@ const SHOWN: [&str; 16] = [
     "tbt_p90_s",
     "tbt_p99_s",
     "cache_hit_ratio",
-    "prefill_imbalance",
-    "slo_met_token_share",
+    "computed_tokens",
 ];
 
 impl Report {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn summary(ttft_mean_s: f64, rejected: usize) -> Summary {
-        let none = Outcome { records: Vec::new(), samples: Vec::new(), elapsed: Default::default(), events: 0 };
+        let none = Outcome::of(Vec::new());
         Summary { ttft_mean_s, rejected, ..Summary::of(&none, &SimOptions::default()) }
     }
 

@@ -93,6 +93,17 @@ pub enum PromptsAtDecode {
     Short,
 }
 
+impl PromptsAtDecode {
+    /// Its name in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Fallback => "fallback",
+            Self::Short => "short",
+        }
+    }
+}
+
 impl std::str::FromStr for PromptsAtDecode {
     type Err = String;
 

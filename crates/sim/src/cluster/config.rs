@@ -7,7 +7,7 @@ use baton_scheduler::{
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 
 use super::engine::VOCABULARY;
-use crate::options::SimOptions;
+use crate::options::{Feature, SimOptions};
 
 /// Groups of layers that are computed, pushed and fetched as one, as in the mock engine: 80 layers would cost 20 times the events and show the same.
 const LAYER_GROUPS: u32 = 4;
@@ -29,6 +29,8 @@ pub(super) struct NodeConfig {
     eviction: EvictionKind,
     /// Blocks of the tier below the arena; 0 for none.
     pub ssd_blocks: u32,
+    /// Whether sequences that wait for room are offered to other decode nodes.
+    pub migrates: bool,
 }
 
 impl NodeConfig {
@@ -36,7 +38,7 @@ impl NodeConfig {
     pub(super) fn new(role: NodeRole, number: usize, profile: &ModelProfile, options: &SimOptions) -> Self {
         let (letter, tokens, blocks, ssd_blocks) = match role {
             NodeRole::Prefill => ('p', profile.cache_tokens, options.cache_blocks, options.ssd_blocks),
-            NodeRole::Decode => ('d', profile.decode_kv_tokens, None, 0),
+            NodeRole::Decode => ('d', profile.decode_kv_tokens, options.decode_blocks, 0),
         };
         let blocks = blocks.unwrap_or((tokens / u64::from(options.block_tokens)) as u32);
         // K and V of two bytes a number.
@@ -63,6 +65,7 @@ impl NodeConfig {
             profile: node_profile,
             eviction: options.eviction,
             ssd_blocks,
+            migrates: options.has(Feature::Migration),
         };
         if role == NodeRole::Decode {
             // What it takes of prompts into a step beside its batch.
@@ -122,13 +125,16 @@ impl NodeConfig {
 
 /// The conductor's settings.
 pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterConfig {
+    let defaults = ClusterConfig::default();
     ClusterConfig {
-        replicas: options.replicas,
+        replicas: if options.has(Feature::Replication) { defaults.replicas } else { 0 },
         max_overtaken: options.max_overtaken,
         queue_timeout: options.queue_timeout,
         max_wait: options.max_wait,
-        splits_prompts: options.split_prompts,
+        max_held: if options.has(Feature::Holding) { defaults.max_held } else { 0 },
+        splits_prompts: options.has(Feature::Tails),
+        prompts_at_decode: options.prompts_at_decode,
         bandwidth,
-        ..ClusterConfig::default()
+        ..defaults
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Running {
     pub layer: u32,
     /// Prefixes that are still coming in.
     pub awaited: Vec<RequestKey>,
-    /// Those that the step has given up.
+    /// Those that the step has given up, or that failed under it.
     pub late: Vec<RequestKey>,
     /// Since when it waits for prefixes; `None` where it computes.
     pub waiting_since: Option<Instant>,
@@ -110,8 +110,11 @@ impl Running {
     pub(super) fn outputs(&self, num_layers: u32) -> Vec<StepOutput> {
         let output = |sequence: &StepSequence, draws: bool, hidden: Vec<f32>| StepOutput {
             key: sequence.key,
-            sampled: (draws && sequence.is_last_chunk && !self.late.contains(&sequence.key))
-                .then(|| (output_token(sequence.key.request, sequence.range.end - sequence.prompt_tokens), None)),
+            sampled: (draws && sequence.is_last_chunk).then(|| {
+                let token = output_token(sequence.key.request, sequence.range.end - sequence.prompt_tokens);
+                // Without its prefix a sequence gives nonsense.
+                (if self.late.contains(&sequence.key) { token ^ 1 } else { token }, None)
+            }),
             prompt_logprobs: Vec::new(),
             hidden,
         };

@@ -1,5 +1,6 @@
 //! The conductor: production's picture of the cluster, and a core for each request.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
@@ -11,10 +12,11 @@ use baton_types::{
     Refused, RequestId,
 };
 
+use super::engine::output_token;
 use super::wire::{Event, Input, Report, Start, StepReport, Wire};
 use crate::random::Random;
 
-pub(super) const CONDUCTOR: ConductorId = ConductorId(1);
+pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
 /// The ids of copies are above those of requests.
 const FIRST_COPY: u128 = 1 << 64;
 
@@ -43,7 +45,7 @@ pub(super) struct Ended {
 pub(super) struct Frontend {
     pub cluster: Cluster,
     hot_prefixes: HotPrefixes,
-    live: Vec<Option<Box<Live>>>,
+    live: BTreeMap<usize, Box<Live>>,
     /// The start that each node's session is with.
     sessions: Vec<Option<Generation>>,
     roles: Vec<NodeRole>,
@@ -51,21 +53,24 @@ pub(super) struct Frontend {
     /// Of placement's ties.
     ties: Random,
     copies: u128,
+    /// Whether first tokens are held back for the second.
+    smooths: bool,
     /// Requests that ended since this was last looked at.
     pub ended: Vec<Ended>,
 }
 
 impl Frontend {
-    pub(super) fn new(now: Instant, cluster: Cluster, names: Vec<NodeId>, requests: usize, seed: u64) -> Self {
+    pub(super) fn new(now: Instant, cluster: Cluster, names: Vec<NodeId>, seed: u64, smooths: bool) -> Self {
         Self {
             cluster,
             hot_prefixes: HotPrefixes::new(now),
-            live: std::iter::repeat_with(|| None).take(requests).collect(),
+            live: BTreeMap::new(),
             sessions: vec![None; names.len()],
             roles: vec![NodeRole::Prefill; names.len()],
             names,
             ties: Random::new(seed),
             copies: FIRST_COPY,
+            smooths,
             ended: Vec::new(),
         }
     }
@@ -80,13 +85,13 @@ impl Frontend {
     pub(super) fn on_request(&mut self, wire: &mut Wire, request: usize, job: RequestJob) {
         let now = wire.now();
         let core = RequestCore::new(now, now, job, RequestLimits::default());
-        self.live[request] = Some(Box::new(Live { core, timer: None, predicted: None, observed: false }));
+        self.live.insert(request, Box::new(Live { core, timer: None, predicted: None, observed: false }));
         self.carry_out(wire, request);
     }
 
     pub(super) fn on_timer(&mut self, wire: &mut Wire, request: usize) {
         let now = wire.now();
-        let Some(live) = &mut self.live[request] else { return };
+        let Some(live) = self.live.get_mut(&request) else { return };
         // One that was set before an earlier one has its turn later.
         if live.timer.is_some_and(|timer| timer <= now) {
             live.timer = None;
@@ -120,7 +125,7 @@ impl Frontend {
                 let name = &self.names[from.node];
                 let applied = index.on_events(name, from.generation, batch.sequence, batch.snapshot, &batch.events);
                 if applied == Applied::Gap {
-                    wire.tell(from, Input::Snapshot);
+                    wire.command(from, Input::Snapshot);
                 }
             }
             Report::Step(step) => self.on_step(now, from.node, *step),
@@ -141,24 +146,43 @@ impl Frontend {
     fn on_event(&mut self, wire: &mut Wire, key: RequestKey, event: RequestEvent) {
         // Copies have no request.
         let Ok(request) = usize::try_from(key.request.0) else { return };
-        if let Some(Some(live)) = self.live.get_mut(request) {
+        if let Some(live) = self.live.get_mut(&request) {
             live.core.on_event(wire.now(), key.attempt, event);
             self.carry_out(wire, request);
         }
     }
 
-    /// A session broke: the start of the node is gone.
-    pub(super) fn on_left(&mut self, wire: &mut Wire, node: usize) {
-        let Some(generation) = self.sessions[node].take() else { return };
-        let (now, name) = (wire.now(), self.names[node].clone());
-        self.cluster.on_node_left(now, &name, generation);
-        for (other, session) in self.sessions.iter().enumerate() {
-            if let Some(generation_of) = session {
-                wire.tell(Start { node: other, generation: *generation_of }, Input::NodeLost(name.clone(), generation));
+    /// A client leaves; `draw` says which one of so many.
+    pub(super) fn abort(&mut self, wire: &mut Wire, draw: impl FnOnce(u64) -> u64) -> bool {
+        let count = self.live.len() as u64;
+        let chosen = (count > 0).then(|| draw(count) as usize).and_then(|turn| self.live.iter_mut().nth(turn));
+        let Some((&request, live)) = chosen else { return false };
+        live.core.on_abort(wire.now());
+        self.carry_out(wire, request);
+        true
+    }
+
+    /// Whether a node has a session.
+    pub(super) fn has_session(&self, node: usize) -> bool {
+        self.sessions[node].is_some()
+    }
+
+    /// A session is over: the start of the node is gone, as far as the conductor knows.
+    pub(super) fn on_left(&mut self, wire: &mut Wire, gone: Start) {
+        if self.sessions[gone.node].take_if(|generation| *generation == gone.generation).is_none() {
+            return;
+        }
+        wire.sessions[gone.node] += 1;
+        let (now, name, generation) = (wire.now(), self.names[gone.node].clone(), gone.generation);
+        self.cluster.on_node_goodbye(now, &name, generation);
+        for (node, session) in self.sessions.iter().enumerate() {
+            if let Some(generation_of) = *session {
+                let to = Start { node, generation: generation_of };
+                wire.command(to, Input::NodeLost(name.clone(), generation));
             }
         }
-        for request in 0..self.live.len() {
-            if let Some(live) = &mut self.live[request] {
+        for request in self.live.keys().copied().collect::<Vec<_>>() {
+            if let Some(live) = self.live.get_mut(&request) {
                 live.core.on_node_lost(now, now, &name, generation);
                 self.carry_out(wire, request);
             }
@@ -179,7 +203,7 @@ impl Frontend {
         }
         for (order, source) in orders {
             let (key, block_hashes) = (order.key, order.hashes);
-            let copy = PrefixCopy { key, conductor: CONDUCTOR, source, block_hashes };
+            let copy = PrefixCopy { key, conductor: CONDUCTOR_ID, source, block_hashes };
             if !self.tell(wire, &order.to, Input::Copy(Box::new(copy))) {
                 let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };
                 let report = FetchReport { failure: Some(failure), ..FetchReport::default() };
@@ -192,14 +216,14 @@ impl Frontend {
     fn tell(&self, wire: &mut Wire, node: &NodeId, input: Input) -> bool {
         let node = wire.index(node);
         let Some(generation) = self.sessions[node] else { return false };
-        wire.tell(Start { node, generation }, input);
+        wire.command(Start { node, generation }, input);
         true
     }
 
     /// Carries out what a request's core wants.
     fn carry_out(&mut self, wire: &mut Wire, request: usize) {
         let now = wire.now();
-        let Some(mut live) = self.live[request].take() else { return };
+        let Some(mut live) = self.live.remove(&request) else { return };
         while let Some(effect) = live.core.poll_effect() {
             match effect {
                 RequestEffect::Place { key, exclude, waited } => self.place(now, &mut live, key, &exclude, waited),
@@ -229,7 +253,12 @@ impl Frontend {
                     let Live { core, predicted, .. } = *live;
                     return self.ended.push(Ended { request, outcome, core, predicted });
                 }
-                RequestEffect::Deliver { .. } | RequestEffect::PromptLogprobs(_) | RequestEffect::Note(_) => {}
+                RequestEffect::Deliver { index, tokens, .. } => {
+                    for (index, token) in (index as usize..).zip(tokens) {
+                        assert_eq!(token.token, output_token(RequestId(request as u128), index), "{request} at {index}");
+                    }
+                }
+                RequestEffect::PromptLogprobs(_) | RequestEffect::Note(_) => {}
             }
         }
         if live.core.is_accepted() && !std::mem::replace(&mut live.observed, true) {
@@ -242,14 +271,17 @@ impl Frontend {
             live.timer = Some(due);
             wire.queue.at(due, Event::RequestTimer(request));
         }
-        self.live[request] = Some(live);
+        self.live.insert(request, live);
     }
 
     fn place(&mut self, now: Instant, live: &mut Live, key: RequestKey, exclude: &[NodeId], waited: Duration) {
         let wanted = live.core.job().placement_request(key, exclude, waited);
         let ties = &mut self.ties;
-        let placed = self.cluster.place(now, &wanted, &mut || ties.next_u64());
-        if let Ok(placement) = &placed {
+        let mut placed = self.cluster.place(now, &wanted, &mut || ties.next_u64());
+        if let Ok(placement) = &mut placed {
+            if !self.smooths {
+                placement.pace = Duration::ZERO;
+            }
             let ttft = waited + placement.estimated_ttft.0 + placement.pace;
             live.predicted.get_or_insert((ttft, placement.estimated_tbt.map(|tbt| tbt.0)));
         }

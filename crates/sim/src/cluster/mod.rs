@@ -1,29 +1,34 @@
 //! A cluster on virtual time: production's cores, and between them messages, adapters, engines and SSDs that take as long as a profile says.
 //!
-//! `frontend` is the conductor's shell, `node` that of both kinds of node, `wire` what travels between them. Nothing here decides anything.
+//! `frontend` is the conductor's shell, `node` that of both kinds of node, `wire` what travels between them, `faults` what goes wrong, `contents` what blocks hold meanwhile. Nothing here
+//! decides anything.
 
 mod config;
+mod contents;
 mod engine;
+mod faults;
 mod frontend;
 mod link;
 mod node;
 mod prompt;
 mod wire;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_profile::ModelProfile;
-use baton_scheduler::{Cluster, Policies, RequestError, RequestJob};
-use baton_types::{Generation, NodeRole, RequestId, SamplingParams, Slo, Tbt, Ttft};
+use baton_scheduler::{Cluster, Policies, PushId, RequestError, RequestJob};
+use baton_types::{Generation, GrantId, NodeRole, RequestId, RequestKey, SamplingParams, Slo, Tbt, Ttft};
 
-use crate::options::{SimOptions, Window};
+use crate::faults::FaultKind;
+use crate::options::{Feature, SimOptions, Window};
 use crate::random::Random;
-use crate::record::{RequestRecord, Sample};
+use crate::record::RequestRecord;
 use crate::trace::{Trace, TraceRequest};
 use config::{NodeConfig, cluster_config};
-use frontend::{CONDUCTOR, Ended, Frontend};
+use contents::Contents;
+use frontend::{CONDUCTOR_ID, Ended, Frontend};
 use node::{Node, unavailable};
 use wire::{Event, Input, Start, Wire};
 
@@ -35,19 +40,23 @@ const TICK_INTERVAL: Duration = Duration::from_millis(500);
 const REPLICATE_INTERVAL: Duration = Duration::from_secs(5);
 /// The trace begins when nodes are no newcomers any more.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// Until the conductor notices that a process is gone, and until the process is back, as `baton up` starts a mock node again.
-const NOTICE: Duration = Duration::from_millis(1);
-const RESTART: Duration = Duration::from_secs(1);
 /// Between two samples of the load.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// What is still on its way when the last request has ended, grants and leases that nobody knows of included, is over this long after.
+const SETTLING: Duration = Duration::from_secs(180);
+
 /// A simulated run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {
     /// In the order of arrival.
     pub records: Vec<RequestRecord>,
-    /// The load over time.
-    pub samples: Vec<Sample>,
+    /// Seconds of work that wait at a prefill node: the mean of the nodes and of the time in which requests come.
+    pub prefill_load_mean: f64,
+    /// Share of a decode node's blocks that requests hold or were promised: the same mean.
+    pub decode_load_mean: f64,
+    /// What went wrong, and how often.
+    pub faults: BTreeMap<FaultKind, u64>,
     /// The final clock.
     pub elapsed: Duration,
     /// Events that happened: two runs are the same if these, the clock and the records are.
@@ -55,6 +64,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Of requests that were played elsewhere.
+    pub fn of(records: Vec<RequestRecord>) -> Self {
+        Self { records, ..Self::default() }
+    }
+
     /// The requests that arrived in this part of the time.
     pub(crate) fn counted(&self, window: Window) -> Vec<&RequestRecord> {
         let last = self.records.iter().map(|record| record.arrived).max().unwrap_or_default();
@@ -67,13 +81,18 @@ struct World<'a> {
     profile: &'a ModelProfile,
     configs: Vec<NodeConfig>,
     /// Of what goes wrong.
-    faults: Random,
+    chance: Random,
     requests: &'a [TraceRequest],
     wire: Wire,
     frontend: Frontend,
     nodes: Vec<Node>,
     records: Vec<RequestRecord>,
-    samples: Vec<Sample>,
+    /// When the last request comes.
+    last: Duration,
+    /// Samples of the load, and their sums.
+    samples: u32,
+    prefill_load: f64,
+    decode_load: f64,
     open: usize,
 }
 
@@ -89,30 +108,35 @@ impl<'a> World<'a> {
         let configs: Vec<_> =
             prefill.chain(decode).map(|(role, number)| NodeConfig::new(role, number, profile, options)).collect();
         let names: HashMap<_, _> = configs.iter().map(|config| config.name.clone()).zip(0..).collect();
-        let wire = Wire::new(names);
-        let mut seeds = Random::new(options.seed);
-        let requests = &trace.requests;
+        let contents = options.fault_every.map(|_| Contents::new(configs.len(), options.block_tokens));
+        let wire = Wire::new(names, contents);
+        let (now, mut seeds) = (wire.now(), Random::new(options.seed));
         let policies = Policies { placement: options.placement.policy(), admission: options.admission.policy() };
         let cluster = Cluster::new(cluster_config(options, profile.network_bytes_per_s), policies);
         let names = configs.iter().map(|config| config.name.clone()).collect();
-        let frontend = Frontend::new(wire.now(), cluster, names, requests.len(), seeds.next_u64());
+        let frontend = Frontend::new(now, cluster, names, seeds.next_u64(), options.has(Feature::Smoothing));
         let node = |(node, config)| {
             let start = Start { node, generation: Generation(1) };
-            Node::new(start, config, profile, seeds.next_u64())
+            Node::new(now, start, config, profile, seeds.next_u64())
         };
         let nodes = configs.iter().enumerate().map(node).collect();
+        let arriving = |request| RequestRecord::arriving(request, options.speed);
+        let records: Vec<_> = trace.requests.iter().map(arriving).collect();
         let mut world = Self {
             options,
             profile,
-            faults: Random::new(seeds.next_u64()),
-            requests,
+            chance: Random::new(seeds.next_u64()),
+            requests: &trace.requests,
             nodes,
             configs,
             wire,
             frontend,
-            records: requests.iter().map(|request| RequestRecord::arriving(request, options.speed)).collect(),
-            samples: Vec::new(),
-            open: requests.len(),
+            last: records.last().map_or(Duration::ZERO, |record| record.arrived),
+            open: records.len(),
+            records,
+            samples: 0,
+            prefill_load: 0.0,
+            decode_load: 0.0,
         };
         world.begin();
         world
@@ -126,15 +150,19 @@ impl<'a> World<'a> {
             let offset = REPORT_INTERVAL.mul_f64(index as f64 / self.nodes.len() as f64);
             self.wire.at(now + offset, node.start, Input::Report);
         }
-        for (request, record) in self.records.iter().enumerate() {
-            self.wire.queue.at(now + WARM_UP + record.arrived, Event::Arrival(request));
-        }
+        self.await_arrival(0);
         for event in [Event::Tick, Event::Replicate] {
             self.wire.queue.at(now, event);
         }
         self.wire.queue.at(now + WARM_UP, Event::Sample);
-        if let Some(every) = self.options.kill_every {
-            self.wire.queue.at(now + WARM_UP + every, Event::Kill);
+        self.await_fault(WARM_UP);
+    }
+
+    /// Requests come one at a time into the queue.
+    fn await_arrival(&mut self, request: usize) {
+        if let Some(record) = self.records.get(request) {
+            let at = self.wire.queue.start() + WARM_UP + record.arrived;
+            self.wire.queue.at(at, Event::Arrival(request));
         }
     }
 
@@ -144,114 +172,140 @@ impl<'a> World<'a> {
     }
 
     fn run(mut self) -> Outcome {
-        let last = self.records.iter().map(|record| record.arrived).max().unwrap_or_default();
         while self.open > 0 {
             let Some(event) = self.wire.queue.pop() else { break };
-            assert!(self.elapsed() < last + LONGEST_BACKLOG, "{} requests never end: a bug", self.open);
+            assert!(self.elapsed() < self.last + LONGEST_BACKLOG, "{} requests never end: a bug", self.open);
             self.on_event(event);
             for ended in std::mem::take(&mut self.frontend.ended) {
                 self.on_ended(ended);
             }
         }
-        let elapsed = self.elapsed();
+        let (elapsed, samples) = (self.elapsed(), f64::from(self.samples.max(1)));
         self.settle();
-        Outcome { records: self.records, samples: self.samples, elapsed, events: self.wire.queue.turns() }
+        Outcome {
+            records: self.records,
+            prefill_load_mean: self.prefill_load / samples,
+            decode_load_mean: self.decode_load / samples,
+            faults: self.wire.faults,
+            elapsed,
+            events: self.wire.queue.turns(),
+        }
     }
 
-    /// When every request has ended, nothing is charged, no node has work, and no block is lost: what is still on its way has a minute.
+    /// When every request has ended, nothing is charged, no node has work, and no block is lost.
     fn settle(&mut self) {
-        let until = self.wire.now() + Duration::from_secs(60);
+        let until = self.wire.now() + SETTLING;
         while self.wire.now() < until
             && let Some(event) = self.wire.queue.pop()
         {
             // Nothing new begins.
-            if !matches!(event, Event::Kill | Event::Replicate | Event::Sample) {
+            if !matches!(event, Event::Fault | Event::Replicate | Event::Sample) {
                 self.on_event(event);
             }
         }
         assert_eq!(self.frontend.cluster.placed(), 0, "requests that ended are charged");
         for node in &self.nodes {
+            assert!(node.is_idle(), "{} is not idle", node.info.node);
             assert_eq!(node.check(), Ok(()));
         }
     }
 
     fn on_event(&mut self, event: Event) {
+        if let Some(until) = self.hung_until(&event) {
+            return self.wire.queue.at(until, event);
+        }
         let wire = &mut self.wire;
         match event {
             Event::Arrival(request) => self.on_arrival(request),
             Event::RequestTimer(request) => self.frontend.on_timer(wire, request),
-            Event::Conductor(from, report) => self.frontend.on_report(wire, from, report),
-            Event::Node(to, input) => {
-                if self.nodes[to.node].start != to {
-                    return undelivered(wire, input);
-                }
-                if matches!(input, Input::Report) {
-                    wire.at(wire.now() + REPORT_INTERVAL, to, Input::Report);
-                }
-                self.nodes[to.node].on_input(wire, input);
-            }
-            Event::FetchedLayer { reader, key, serial } => {
-                let node = &self.nodes[reader.node];
-                if node.start == reader {
-                    let lease = node.lease_of(key, serial);
-                    let is_good = lease.is_none_or(|(holder, lease)| self.is_open(holder, lease));
-                    self.nodes[reader.node].on_fetched_layer(&mut self.wire, key, serial, is_good);
+            Event::Conductor(from, session, report) => {
+                if wire.sessions[from.node] == session {
+                    self.frontend.on_report(wire, from, report);
                 }
             }
+            Event::Node(to, input) => self.on_input(to, input),
+            Event::Command(to, session, input) => {
+                if wire.sessions[to.node] == session {
+                    self.on_input(to, input);
+                }
+            }
+            Event::FetchedLayer { reader, key, serial } => self.on_fetched_layer(reader, key, serial),
             Event::Pushed { from, key, push } => self.on_pushed(from, key, push),
-            Event::Kill => self.kill(),
-            Event::Left(node) => self.frontend.on_left(wire, node),
-            Event::Returned(start) if self.nodes[start.node].start == start => {
-                self.frontend.on_joined(wire.now(), start.node, self.nodes[start.node].info.clone());
-                wire.at(wire.now(), start, Input::Report);
-            }
-            // It was killed again meanwhile.
-            Event::Returned(_) => {}
+            Event::Fault => self.on_fault(),
+            Event::Left(start) => self.frontend.on_left(wire, start),
+            Event::GraceOver(start) if self.nodes[start.node].start == start => self.end_process(start.node),
+            Event::Returned(start) if self.nodes[start.node].start == start => self.on_returned(start),
+            // It was killed meanwhile.
+            Event::GraceOver(_) | Event::Returned(_) => {}
             Event::Tick => {
                 self.frontend.cluster.on_tick(wire.now());
                 wire.queue.after(TICK_INTERVAL, Event::Tick);
             }
             Event::Replicate => {
-                if self.options.replicas > 1 {
+                if self.options.has(Feature::Replication) {
                     self.frontend.replicate(wire);
                 }
                 wire.queue.after(REPLICATE_INTERVAL, Event::Replicate);
             }
-            Event::Sample => {
-                self.sample();
-                self.wire.queue.after(SAMPLE_INTERVAL, Event::Sample);
-            }
+            Event::Sample => self.sample(),
         }
     }
 
-    /// A node loses everything, and starts again.
-    fn kill(&mut self) {
-        let now = self.wire.now();
-        let node = self.faults.below(self.nodes.len() as u64) as usize;
-        let before = self.nodes[node].start;
-        let start = Start { generation: Generation(before.generation.0 + 1), ..before };
-        self.nodes[node].on_killed(&mut self.wire);
-        self.nodes[node] = Node::new(start, &self.configs[node], self.profile, self.faults.next_u64());
-        self.wire.queue.at(now + NOTICE, Event::Left(node));
-        self.wire.queue.at(now + RESTART, Event::Returned(start));
-        if let Some(every) = self.options.kill_every {
-            self.wire.queue.after(every, Event::Kill);
+    fn on_input(&mut self, to: Start, input: Input) {
+        let wire = &mut self.wire;
+        if self.nodes[to.node].start != to {
+            return undelivered(wire, to.node, input);
+        }
+        if matches!(input, Input::Report) {
+            wire.at(wire.now() + REPORT_INTERVAL, to, Input::Report);
+        }
+        self.nodes[to.node].on_input(wire, input);
+        if self.nodes[to.node].is_draining && self.nodes[to.node].is_idle() {
+            self.end_process(to.node);
         }
     }
 
-    fn is_open(&self, node: Start, grant: baton_types::GrantId) -> bool {
+    fn on_fetched_layer(&mut self, reader: Start, key: RequestKey, serial: u64) {
+        let node = &self.nodes[reader.node];
+        if node.start != reader {
+            return;
+        }
+        let lease = node.lease_of(key, serial);
+        if let Some(until) = lease.and_then(|(holder, _)| self.wire.cut_until(holder.node, reader.node)) {
+            return self.wire.queue.at(until, Event::FetchedLayer { reader, key, serial });
+        }
+        let is_good = lease.is_none_or(|(holder, lease)| self.is_open(holder, lease));
+        self.nodes[reader.node].on_fetched_layer(&mut self.wire, key, serial, is_good);
+    }
+
+    fn is_open(&self, node: Start, grant: GrantId) -> bool {
         let holder = &self.nodes[node.node];
         holder.start == node && holder.open.contains(&grant)
     }
 
-    fn on_pushed(&mut self, from: Start, key: baton_types::RequestKey, id: baton_scheduler::PushId) {
-        let node = &mut self.nodes[from.node];
-        if node.start != from {
+    fn on_pushed(&mut self, from: Start, key: RequestKey, id: PushId) {
+        if self.nodes[from.node].start != from {
             return;
         }
+        let to = self.nodes[from.node].pushes.get(&(key, id)).map(|push| push.to.node);
+        if let Some(until) = to.and_then(|to| self.wire.cut_until(from.node, to)) {
+            return self.wire.queue.at(until, Event::Pushed { from, key, push: id });
+        }
         // It was cancelled.
-        let Some(push) = node.pushes.remove(&(key, id)) else { return };
-        let arrived = if self.is_open(push.to, push.grant) {
+        let Some(push) = self.nodes[from.node].pushes.remove(&(key, id)) else { return };
+        let is_open = self.is_open(push.to, push.grant);
+        let fails = is_open && self.nodes[from.node].push_fails(&mut self.wire);
+        if let Some(contents) = &mut self.wire.contents {
+            let landed = if fails { self.chance.below(push.spans.len() as u64 + 1) as usize } else { push.spans.len() };
+            for (span, held) in &push.spans {
+                let found = contents.read(from.node, span.layer, span.source);
+                assert_eq!(found, *held, "{:?} was reused while {key:?} pushed it", span.source);
+            }
+            for (span, held) in push.spans.iter().take(if is_open { landed } else { 0 }) {
+                contents.write(push.to.node, span.layer, span.destination, *held);
+            }
+        }
+        let arrived = if is_open && !fails {
             self.wire.at(self.wire.now(), push.to, Input::Arrived(push.grant, id, push.bytes));
             Ok(push)
         } else {
@@ -261,6 +315,7 @@ impl<'a> World<'a> {
     }
 
     fn on_arrival(&mut self, request: usize) {
+        self.await_arrival(request + 1);
         let traced = &self.requests[request];
         let tokens = prompt::prompt(traced);
         let slo = Slo { ttft: self.options.ttft_slo.map(Ttft), tbt: self.options.tbt_slo.map(Tbt) };
@@ -268,7 +323,7 @@ impl<'a> World<'a> {
         let sampling = SamplingParams { max_tokens: self.records[request].output_tokens, ..SamplingParams::default() };
         let job = RequestJob {
             request: RequestId(request as u128),
-            conductor: CONDUCTOR,
+            conductor: CONDUCTOR_ID,
             tokens: tokens.into(),
             sampling: Arc::new(sampling),
             block_hashes: hashes.into(),
@@ -302,6 +357,7 @@ impl<'a> World<'a> {
         match outcome {
             Ok(_) => record.finished = Some(now),
             Err(RequestError::Refused(_)) if !core.is_accepted() => record.rejected = true,
+            Err(RequestError::Aborted) => record.aborted = true,
             Err(error) => record.failed = Some(error.to_string()),
         }
     }
@@ -315,21 +371,22 @@ impl<'a> World<'a> {
         let used: f64 = of(NodeRole::Decode)
             .map(|load| f64::from(load.blocks_used + load.blocks_reserved) / f64::from(load.blocks_total.max(1)))
             .sum();
-        self.samples.push(Sample {
-            at_s: self.elapsed().as_secs_f64(),
-            prefill_load: mean(queued as f64 * self.profile.prefill_per_token, self.options.prefill),
-            decode_load: mean(used, self.options.decode),
-        });
+        self.samples += 1;
+        self.prefill_load += mean(queued as f64 * self.profile.prefill_per_token, self.options.prefill);
+        self.decode_load += mean(used, self.options.decode);
+        if self.elapsed() < self.last {
+            self.wire.queue.after(SAMPLE_INTERVAL, Event::Sample);
+        }
     }
 }
 
 /// The start that a message was for is gone: who asked it something hears so.
-fn undelivered(wire: &mut Wire, input: Input) {
+fn undelivered(wire: &mut Wire, node: usize, input: Input) {
     let gone = || unavailable("the node is gone");
     match input {
-        Input::GrantRequest(from, request) => wire.tell(from, Input::GrantReply(request.key, Err(gone()))),
-        Input::Handover(from, handover) => wire.tell(from, Input::HandoverReply(handover.key, Err(gone()))),
-        Input::LeaseRequest(from, request) => wire.tell(from, Input::LeaseReply(request.key, Err(gone()))),
+        Input::GrantRequest(from, request) => wire.tell(node, from, Input::GrantReply(request.key, Err(gone()))),
+        Input::Handover(from, handover) => wire.tell(node, from, Input::HandoverReply(handover.key, Err(gone()))),
+        Input::LeaseRequest(from, request) => wire.tell(node, from, Input::LeaseReply(request.key, Err(gone()))),
         _ => {}
     }
 }

@@ -7,21 +7,25 @@ mod ssd;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_profile::ModelProfile;
-use baton_scheduler::{DecodeCore, KvEventBatch, LeaseEffect, PrefillCore, PushId, RequestKey};
-use baton_types::{ErrorKind, GrantId, LeaseRequest, Load, NodeInfo, NodeRole, Refused};
+use baton_scheduler::{DecodeCore, KvEventBatch, LeaseEffect, PrefillCore, PushId, PushSpan, RequestKey};
+use baton_types::{ErrorKind, Generation, GrantId, LeaseRequest, Load, NodeInfo, NodeRole, Refused};
 
 use super::config::NodeConfig;
 use super::engine::{Engine, Running};
 use super::link::Link;
+use super::frontend::CONDUCTOR_ID;
 use super::wire::{Input, Report, Start, Wire};
+use crate::faults::FaultKind;
 use fetch::Fetch;
 use ssd::Ssd;
 
 /// Changes of the prefix cache in a message.
 const KV_EVENTS_PER_MESSAGE: usize = 4096;
+/// Until a node notices that a question was lost.
+const LOST_AFTER: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) enum Core {
@@ -47,6 +51,8 @@ pub(super) struct Push {
     pub grant: GrantId,
     pub bytes: u64,
     pub started: Instant,
+    /// What is written, with what it held when the batch began; nothing if contents are not checked.
+    pub spans: Vec<(PushSpan, u64)>,
 }
 
 /// See the module's text.
@@ -61,6 +67,7 @@ pub(super) struct Node {
     send: Link,
     receive: Link,
     ssd: Option<Ssd>,
+    migrates: bool,
     /// Prefixes on their way here, from other nodes or the SSD.
     fetches: BTreeMap<RequestKey, Fetch>,
     /// Fetches that began here so far.
@@ -75,6 +82,16 @@ pub(super) struct Node {
     handovers_asked: BTreeMap<RequestKey, Start>,
     /// When it will be woken.
     wakeup: Option<Instant>,
+    /// It takes nothing in before.
+    pub hung_until: Instant,
+    /// Questions that were lost.
+    num_asked: u64,
+    /// What fails here next.
+    armed: BTreeSet<FaultKind>,
+    /// Whether it reports its load.
+    pub reports: bool,
+    /// It ends when it is idle.
+    pub is_draining: bool,
 }
 
 pub(super) fn unavailable(message: &str) -> Refused {
@@ -83,7 +100,7 @@ pub(super) fn unavailable(message: &str) -> Refused {
 
 impl Node {
     /// A start of a node.
-    pub(super) fn new(start: Start, config: &NodeConfig, profile: &ModelProfile, seed: u64) -> Self {
+    pub(super) fn new(now: Instant, start: Start, config: &NodeConfig, profile: &ModelProfile, seed: u64) -> Self {
         let info = config.info(start.generation);
         let core = match info.role {
             NodeRole::Prefill => Core::Prefill(Box::new(config.prefill_core(&info))),
@@ -103,6 +120,7 @@ impl Node {
             send: Link::new(profile.network_bytes_per_s, profile.latency()),
             receive: Link::new(profile.network_bytes_per_s, profile.latency()),
             ssd,
+            migrates: config.migrates,
             fetches: BTreeMap::new(),
             num_fetches: 0,
             pushes: BTreeMap::new(),
@@ -111,17 +129,42 @@ impl Node {
             leases_asked: BTreeMap::new(),
             handovers_asked: BTreeMap::new(),
             wakeup: None,
+            hung_until: now,
+            num_asked: 0,
+            armed: BTreeSet::new(),
+            reports: start.generation == Generation(1),
+            is_draining: false,
         }
     }
 
-    /// Whether no request is here and each block is accounted for.
+    /// The next operation of that kind fails.
+    pub(super) fn arm(&mut self, fault: FaultKind) {
+        self.armed.insert(fault);
+    }
+
+    /// Whether this one does.
+    fn fails(&mut self, wire: &mut Wire, fault: FaultKind) -> bool {
+        let fails = self.armed.remove(&fault);
+        if fails {
+            wire.note(fault);
+        }
+        fails
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.core {
+            Core::Prefill(core) => core.is_idle(),
+            Core::Decode(core) => core.is_idle(),
+        }
+    }
+
+    /// Whether each block is accounted for.
     pub(super) fn check(&self) -> Result<(), String> {
-        let (is_idle, integrity) = match &self.core {
-            Core::Prefill(core) => (core.is_idle(), core.check_integrity()),
-            Core::Decode(core) => (core.is_idle(), core.check_integrity()),
+        let integrity = match &self.core {
+            Core::Prefill(core) => core.check_integrity(),
+            Core::Decode(core) => core.check_integrity(),
         };
-        integrity.map_err(|error| format!("{}: {error}", self.info.node))?;
-        if is_idle { Ok(()) } else { Err(format!("{} is not idle", self.info.node)) }
+        integrity.map_err(|error| format!("{}: {error}", self.info.node))
     }
 
     pub(super) fn load(&self, now: Instant) -> Load {
@@ -143,7 +186,13 @@ impl Node {
             Input::LeaseReply(key, reply) => self.on_lease_reply(wire, key, reply),
             Input::ReleaseLease(release) => with_core!(self, core => core.on_release_lease(now, *release)),
             Input::FetchCancelled(key, serial) => self.on_fetch_cancelled(wire, key, serial),
-            Input::Stored(hash) => self.on_stored(now, hash),
+            Input::Stored(hash, stored) => self.on_stored(now, hash, stored),
+            Input::SessionClosed => with_core!(self, core => core.on_conductor_lost(now, CONDUCTOR_ID)),
+            Input::Drain => {
+                self.is_draining = true;
+                with_core!(self, core => core.on_drain(now));
+                wire.report(self.start, Report::Load(Box::new(self.load(now))));
+            }
             Input::Layer(step) => self.on_layer(wire, step),
             Input::PrefixLate(step, layer) => self.on_prefix_late(wire, step, layer),
             Input::StepDone(step) => self.on_step_done(wire, step),
@@ -178,7 +227,9 @@ impl Node {
             }
         }
         while let Some(batch) = with_core!(self, core => core.drain_kv_events(KV_EVENTS_PER_MESSAGE)) {
-            wire.report(self.start, Report::Kv(batch));
+            if !self.fails(wire, FaultKind::Events) {
+                wire.report(self.start, Report::Kv(batch));
+            }
         }
         self.set_timer(wire);
     }
@@ -204,14 +255,27 @@ impl Node {
     pub(super) fn on_killed(&mut self, wire: &mut Wire) {
         let gone = || unavailable("the node is gone");
         for (key, asked) in std::mem::take(&mut self.grants_asked) {
-            wire.tell(asked, Input::GrantReply(key, Err(gone())));
+            wire.tell(self.start.node, asked, Input::GrantReply(key, Err(gone())));
         }
         for (key, asked) in std::mem::take(&mut self.handovers_asked) {
-            wire.tell(asked, Input::HandoverReply(key, Err(gone())));
+            wire.tell(self.start.node, asked, Input::HandoverReply(key, Err(gone())));
         }
         for (key, asked) in std::mem::take(&mut self.leases_asked) {
-            wire.tell(asked, Input::LeaseReply(key, Err(gone())));
+            wire.tell(self.start.node, asked, Input::LeaseReply(key, Err(gone())));
         }
+    }
+
+    /// Asks another node. `refusal` is the answer if the question or its answer is lost.
+    fn ask(&mut self, wire: &mut Wire, delay: Duration, to: Start, question: impl FnOnce(Start) -> Input, refusal: Input) {
+        if !self.fails(wire, FaultKind::Message) {
+            return wire.tell_after(delay, self.start.node, to, question(self.start));
+        }
+        wire.at(wire.now() + delay + LOST_AFTER, self.start, refusal);
+        if self.num_asked.is_multiple_of(2) {
+            // It arrives, and its answer finds nobody.
+            wire.tell_after(delay, self.start.node, to, question(Start { generation: Generation(0), ..self.start }));
+        }
+        self.num_asked += 1;
     }
 
     fn on_lease_request(&mut self, now: Instant, from: Start, request: LeaseRequest) {
@@ -232,7 +296,7 @@ impl Node {
             }
         };
         if let Some(reader) = self.leases_asked.remove(&key) {
-            wire.tell(reader, Input::LeaseReply(key, reply));
+            wire.tell(self.start.node, reader, Input::LeaseReply(key, reply));
         }
     }
 }

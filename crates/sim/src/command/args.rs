@@ -4,21 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::BatonConfig;
-use clap::{ArgAction, Args, ValueEnum};
+use baton_scheduler::PromptsAtDecode;
+use clap::{Args, ValueEnum};
 
 use super::SimulateError;
 use super::numbers::{
-    Curve, MillisOrOff, Split, block_tokens, millis_or_off, positive_millis, positive_seconds, seconds, speed,
-    threshold,
+    Curve, MillisOrOff, block_tokens, millis_or_off, positive_millis, positive_seconds, seconds, speed, threshold,
 };
-use crate::options::{SimOptions, Window};
+use crate::faults::FaultKind;
+use crate::options::{Feature, SimOptions, Window};
 use crate::policy::{SimAdmission, SimPlacement};
 use crate::trace::BLOCK_TOKENS;
-
-/// The objectives of the papers' tables.
-const PAPER_TTFT_SLO: Duration = Duration::from_secs(30);
-const PAPER_TBT_SLO: Duration = Duration::from_millis(100);
 
 /// Of `baton simulate`. Times are seconds.
 #[derive(Debug, Clone, Args)]
@@ -47,10 +43,10 @@ pub struct SimulateArgs {
     /// Model and machine of a node: llama2-70b-a800, llama3-70b-a800, or fitted:FILE
     #[arg(long, value_name = "PROFILE", default_value = "llama3-70b-a800")]
     pub model_profile: String,
-    /// Objective of the time to first token, milliseconds [default: none; with --paper 30000]
+    /// Objective of the time to first token, milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub ttft_slo_ms: Option<Duration>,
-    /// Objective of the time between tokens, the mean of a request's longest tenth of gaps, milliseconds [default: none; with --paper 100]
+    /// Objective of the time between tokens, the mean of a request's longest tenth of gaps, milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub tbt_slo_ms: Option<Duration>,
     /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
@@ -74,45 +70,39 @@ pub struct SimulateArgs {
     /// Tokens of a KV block, a divisor of the trace's 512
     #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
     pub block_tokens: u32,
-    /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    pub split_prompts: bool,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub replicate_prefixes: usize,
-    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5; with --paper the best of the first half]
+    /// Leave one feature out: shortest-first, hit-density, tails, replication, migration, smoothing, holding
+    #[arg(long, value_name = "FEATURE")]
+    pub without: Option<Feature>,
+    /// Which prompts decode nodes compute: never, fallback (if no prefill node takes requests), short
+    #[arg(long, value_name = "WHICH", default_value = "fallback")]
+    pub prompts_at_decode: PromptsAtDecode,
+    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
-    /// Placement baton: first come, first served in the nodes' queues, to see what its order is worth
-    #[arg(long)]
-    pub fcfs: bool,
     /// Blocks that a prefill node caches [default: the profile's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
+    /// Blocks that a decode node has [default: the profile's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub decode_blocks: Option<u32>,
     /// Blocks that a prefill node keeps on its SSD below that
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub ssd_blocks: u32,
-    /// Requests that are counted, by their place in the trace's time; all are played [default: all; with --paper second-half]
-    #[arg(long, value_enum, value_name = "PART")]
-    pub window: Option<WindowName>,
-    /// Run every policy of a kind, everything else as given
+    /// Requests that are counted, by their place in the trace's time; all are played
+    #[arg(long, value_enum, value_name = "PART", default_value = "all")]
+    pub window: WindowName,
+    /// Run every policy of a kind, or with and without each feature, everything else as given
     #[arg(long, value_enum, value_name = "KIND")]
     pub compare: Option<Compare>,
     /// Run at each of these speeds
     #[arg(long, value_name = "FROM:TO:STEP", conflicts_with = "speed")]
     pub curve: Option<Curve>,
-    /// Print what Baton claims of this trace, and the tables of the Mooncake papers beside it
-    #[arg(long, conflicts_with_all = ["prefill", "decode", "speed", "admission", "compare", "curve", "html"])]
-    pub paper: bool,
-    /// Nodes of the overload table [default: 10:2 and 14:2]
-    #[arg(long, value_name = "PREFILL:DECODE", requires = "paper")]
-    pub overload_split: Option<Split>,
-    /// Kill a node every so many seconds of the run, drawn from all; it is started again within a second
+    /// Something goes wrong every so many seconds of the run, as a mean: a node dies or hangs, a message, a step or a disk fails. Every block's contents are checked
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub kill_every: Option<Duration>,
-    /// Write a page with table and charts, too
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    pub fault_every: Option<Duration>,
+    /// Only this goes wrong, as in kill [default: every kind]
+    #[arg(long, value_name = "KIND", requires = "fault_every")]
+    pub fault: Option<FaultKind>,
 }
 
 /// Requests that are counted.
@@ -146,7 +136,7 @@ impl WindowName {
     }
 }
 
-/// Which policies are compared.
+/// What is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
     /// Every placement policy
@@ -155,24 +145,25 @@ pub enum Compare {
     Admission,
     /// Every eviction policy
     Eviction,
-    /// Each kind in turn
-    All,
+    /// Baton's placement and admission, Mooncake's, and a cache-aware router's
+    Pairs,
+    /// The defaults, and the same without each feature
+    Features,
 }
 
 impl SimulateArgs {
     /// Checks what no single option can know.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
-        let compares = matches!(self.compare, Some(Compare::Placement | Compare::All));
-        let uses_mooncake = self.paper || compares || matches!(self.placement, SimPlacement::Mooncake { .. });
+        let compares = matches!(self.compare, Some(Compare::Placement | Compare::Pairs));
+        let uses_mooncake = compares || matches!(self.placement, SimPlacement::Mooncake { .. });
         if self.balancing_threshold.is_some() && !uses_mooncake {
             let placement = self.placement.as_str();
             let problem = format!("only placement mooncake has one, and this is {placement}");
             return Err(SimulateError::invalid("--balancing-threshold", problem));
         }
-        let uses_baton = self.paper || compares || matches!(self.placement, SimPlacement::BATON);
-        if self.fcfs && !uses_baton {
+        if self.without == Some(Feature::ShortestFirst) && self.placement != SimPlacement::BATON {
             let problem = format!("only placement baton has it, and this is {}", self.placement.as_str());
-            return Err(SimulateError::invalid("--fcfs", problem));
+            return Err(SimulateError::invalid("--without shortest-first", problem));
         }
         let options = self.options();
         if options.max_overtaken > options.queue_timeout / 2 {
@@ -186,36 +177,33 @@ impl SimulateArgs {
         Ok(())
     }
 
-    /// The requests that are counted. Parameters are chosen on the first half, so that the paper's tables count the second.
-    pub(crate) fn counted(&self) -> WindowName {
-        let default = if self.paper { WindowName::SecondHalf } else { WindowName::All };
-        self.window.unwrap_or(default)
-    }
-
-    /// The run that is asked for, where nothing is compared.
+    /// The run that is asked for, if nothing is compared.
     pub fn options(&self) -> SimOptions {
         let defaults = SimOptions::default();
-        SimOptions {
+        let options = SimOptions {
             prefill: self.prefill as usize,
             decode: self.decode as usize,
             placement: self.tuned(self.placement),
             admission: self.admission,
             eviction: self.eviction,
+            without: None,
+            prompts_at_decode: self.prompts_at_decode,
             speed: self.speed,
-            ttft_slo: self.ttft_slo_ms.or(self.paper.then_some(PAPER_TTFT_SLO)),
-            tbt_slo: self.tbt_slo_ms.or(self.paper.then_some(PAPER_TBT_SLO)),
+            ttft_slo: self.ttft_slo_ms,
+            tbt_slo: self.tbt_slo_ms,
             max_wait: self.max_wait_ms.map_or(defaults.max_wait, |MillisOrOff(max_wait)| max_wait),
             max_overtaken: self.max_overtaken_s.unwrap_or(defaults.max_overtaken),
             queue_timeout: self.queue_timeout_s.unwrap_or(defaults.queue_timeout),
             seed: self.seed,
-            window: self.counted().window(),
-            cache_blocks: self.cache_blocks,
-            ssd_blocks: self.ssd_blocks,
+            window: self.window.window(),
             block_tokens: self.block_tokens,
-            split_prompts: self.split_prompts,
-            replicas: self.replicate_prefixes,
-            kill_every: self.kill_every,
-        }
+            cache_blocks: self.cache_blocks,
+            decode_blocks: self.decode_blocks,
+            ssd_blocks: self.ssd_blocks,
+            fault_every: self.fault_every,
+            fault: self.fault,
+        };
+        self.without.map_or(options, |feature| options.without(feature))
     }
 
     /// The policy with the parameters that are given.
@@ -223,9 +211,6 @@ impl SimulateArgs {
         match (placement, self.balancing_threshold) {
             (SimPlacement::Mooncake { .. }, Some(balancing_threshold)) => {
                 SimPlacement::Mooncake { balancing_threshold }
-            }
-            (SimPlacement::BATON, _) if self.fcfs => {
-                SimPlacement::BatonWith(BatonConfig { reorders: false, ..BatonConfig::default() })
             }
             _ => placement,
         }
@@ -259,7 +244,7 @@ pub(crate) mod tests {
     fn options_arrive() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
                     --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
-                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --split-prompts false --replicate-prefixes 0 --kill-every 60";
+                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without tails --decode-blocks 50 --prompts-at-decode short --fault-every 60 --fault kill";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
@@ -275,9 +260,11 @@ pub(crate) mod tests {
             window: Window::SECOND_HALF,
             cache_blocks: Some(100),
             block_tokens: 16,
-            split_prompts: false,
-            replicas: 0,
-            kill_every: Some(Duration::from_secs(60)),
+            decode_blocks: Some(50),
+            without: Some(Feature::Tails),
+            prompts_at_decode: PromptsAtDecode::Short,
+            fault_every: Some(Duration::from_secs(60)),
+            fault: Some(FaultKind::Kill),
             ..SimOptions::default()
         };
         assert_eq!(parse(line).unwrap().options(), expected);
@@ -306,9 +293,9 @@ pub(crate) mod tests {
             ("--trace t --compare best", "--compare"),
             ("--trace t --window third", "--window"),
             ("--trace t --cache-blocks 0", "--cache-blocks"),
-            ("--trace t --paper --speed 2", "--paper"),
-            ("--trace t --paper --html f", "--html"),
-            ("--trace t --overload-split 14:2", "--paper"),
+            ("--trace t --without speed", "none of shortest-first"),
+            ("--trace t --fault-every 1 --fault rain", "none of kill"),
+            ("--trace t --fault kill", "--fault-every"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.to_string().contains(option), "{line}: {error}");
@@ -317,19 +304,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_papers_tables_count_what_no_parameter_has_seen() {
-        let counted = |line: &str| parse(line).unwrap().counted();
-        assert_eq!(counted("--trace t"), WindowName::All);
-        assert_eq!(counted("--trace t --paper"), WindowName::SecondHalf);
-        assert_eq!(counted("--trace t --paper --window all"), WindowName::All);
-    }
-
-    #[test]
     fn a_threshold_needs_its_policy() {
         let check = |line: &str| parse(line).unwrap().check();
         let error = check("--trace t --balancing-threshold 2").unwrap_err().to_string();
         assert_eq!(error, "--balancing-threshold: only placement mooncake has one, and this is baton");
-        for rest in ["--placement mooncake", "--compare placement", "--compare all", "--paper"] {
+        for rest in ["--placement mooncake", "--compare placement", "--compare pairs"] {
             assert!(check(&format!("--trace t --balancing-threshold 2 {rest}")).is_ok(), "{rest}");
         }
     }

@@ -28,14 +28,6 @@ pub enum SimulateError {
     /// The profile cannot be had.
     #[error("--model-profile: {0}")]
     Profile(#[from] ProfileError),
-    /// The page cannot be written.
-    #[error("--html {path}: {error}")]
-    Html {
-        /// The file.
-        path: String,
-        /// Why.
-        error: io::Error,
-    },
     /// The report cannot be written.
     #[error("output: {0}")]
     Output(#[from] io::Error),
@@ -49,7 +41,7 @@ impl SimulateError {
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } | Self::Trace { .. } | Self::Profile(_) | Self::Html { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::Trace { .. } | Self::Profile(_) => ErrorKind::Invalid,
             Self::Output(_) => ErrorKind::Internal,
         }
     }

@@ -107,27 +107,6 @@ pub(crate) fn threshold(text: &str) -> Result<f64, String> {
     within(text, &(1.0..=1e6)).ok_or_else(|| "expected a factor of 1 or more".to_owned())
 }
 
-/// Nodes of both kinds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Split {
-    /// Prefill nodes.
-    pub prefill: u32,
-    /// Decode nodes.
-    pub decode: u32,
-}
-
-impl FromStr for Split {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let node_count = |part: &str| part.parse().ok().filter(|nodes| (1..=1024).contains(nodes));
-        let parts =
-            text.split_once(':').and_then(|(prefill, decode)| Some((node_count(prefill)?, node_count(decode)?)));
-        let (prefill, decode) = parts.ok_or("expected PREFILL:DECODE, numbers of nodes such as 14:2")?;
-        Ok(Self { prefill, decode })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,13 +131,5 @@ mod tests {
         assert_eq!((speed("2.5"), positive_seconds("0.1")), (Ok(2.5), Ok(Duration::from_millis(100))));
         assert_eq!(seconds("0"), Ok(Duration::ZERO));
         assert!(seconds("-0.5").is_err() && threshold("0.9").is_err());
-    }
-
-    #[test]
-    fn a_split_has_nodes_of_both_kinds() {
-        assert_eq!("14:2".parse(), Ok(Split { prefill: 14, decode: 2 }));
-        for text in ["", "14", "14:0", "0:2", "14:2:1", "a:b", "1025:1"] {
-            assert!(text.parse::<Split>().is_err(), "{text}");
-        }
     }
 }

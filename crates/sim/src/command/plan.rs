@@ -1,133 +1,106 @@
 //! The runs that are asked for, in the order in which they are shown.
 
 use baton_kv_cache::EvictionKind;
+use baton_scheduler::{AdmissionKind, PlacementKind, PromptsAtDecode};
 
 use super::args::{Compare, SimulateArgs};
-use crate::options::SimOptions;
+use crate::options::{Feature, SimOptions};
 use crate::policy::{SimAdmission, SimPlacement};
 
-/// What tells the runs of a group from each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Varied {
-    Placement,
-    Admission,
-    Eviction,
-}
-
-impl Varied {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Placement => "placement",
-            Self::Admission => "admission",
-            Self::Eviction => "eviction",
-        }
-    }
-}
-
 /// One run: what is played, and what it is called beside the others.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Setting {
-    pub varied: Varied,
+    pub name: String,
     pub options: SimOptions,
 }
 
-impl Setting {
-    pub(crate) fn new(varied: Varied, args: &SimulateArgs) -> Self {
-        Self { varied, options: args.options() }
-    }
-
-    /// Name of the policy that is varied.
-    pub(crate) const fn name(&self) -> &'static str {
-        match self.varied {
-            Varied::Placement => self.options.placement.as_str(),
-            Varied::Admission => self.options.admission.as_str(),
-            Varied::Eviction => self.options.eviction.as_str(),
-        }
-    }
-}
-
-/// Every run, those of one policy together, speeds ascending.
+/// Every run, those of one name together, speeds ascending.
 pub(crate) fn settings(args: &SimulateArgs) -> Vec<Setting> {
-    policies(args).into_iter().flat_map(|setting| at_each_speed(setting, args)).collect()
+    let speeds = args.curve.as_ref().map_or_else(|| vec![args.speed], |curve| curve.speeds().to_vec());
+    let at = |setting: &Setting, speed| Setting {
+        options: SimOptions { speed, ..setting.options },
+        name: setting.name.clone(),
+    };
+    compared(args).iter().flat_map(|setting| speeds.iter().map(|speed| at(setting, *speed))).collect()
 }
 
-fn policies(args: &SimulateArgs) -> Vec<Setting> {
+fn compared(args: &SimulateArgs) -> Vec<Setting> {
+    let base = args.options();
+    let run = |name: &str, options| Setting { name: name.to_owned(), options };
+    let placed = |placement| SimOptions { placement: args.tuned(placement), ..base };
     match args.compare {
-        None => vec![Setting::new(Varied::Placement, args)],
-        Some(Compare::Placement) => placements(args, &SimPlacement::ALL),
-        Some(Compare::Admission) => admissions(args, &SimAdmission::ALL),
-        Some(Compare::Eviction) => evictions(args),
-        Some(Compare::All) => {
-            let groups = [placements(args, &SimPlacement::ALL), admissions(args, &SimAdmission::ALL), evictions(args)];
-            groups.concat()
+        None => vec![run(base.placement.as_str(), base)],
+        Some(Compare::Placement) => SimPlacement::ALL.map(|kind| run(kind.as_str(), placed(kind))).to_vec(),
+        Some(Compare::Admission) => {
+            SimAdmission::ALL.map(|admission| run(admission.as_str(), SimOptions { admission, ..base })).to_vec()
+        }
+        Some(Compare::Eviction) => {
+            EvictionKind::ALL.map(|eviction| run(eviction.as_str(), SimOptions { eviction, ..base })).to_vec()
+        }
+        Some(Compare::Pairs) => pairs()
+            .map(|(placement, admission)| {
+                let name = format!("{} + {}", placement.as_str(), admission.as_str());
+                Setting { name, options: SimOptions { admission, ..placed(placement) } }
+            })
+            .to_vec(),
+        Some(Compare::Features) => {
+            let without = Feature::ALL.map(|feature| run(&format!("- {}", feature.as_str()), base.without(feature)));
+            let short = SimOptions { prompts_at_decode: PromptsAtDecode::Short, ..base };
+            let others = std::iter::once(run("+ prompts-at-decode", short));
+            std::iter::once(run("defaults", base)).chain(without).chain(others).collect()
         }
     }
 }
 
-pub(crate) fn placements(args: &SimulateArgs, kinds: &[SimPlacement]) -> Vec<Setting> {
-    let base = Setting::new(Varied::Placement, args);
-    let with = |kind: &SimPlacement| SimOptions { placement: args.tuned(*kind), ..base.options };
-    kinds.iter().map(|kind| Setting { options: with(kind), ..base }).collect()
-}
-
-pub(crate) fn admissions(args: &SimulateArgs, kinds: &[SimAdmission]) -> Vec<Setting> {
-    let base = Setting::new(Varied::Admission, args);
-    let with = |admission: &SimAdmission| SimOptions { admission: *admission, ..base.options };
-    kinds.iter().map(|kind| Setting { options: with(kind), ..base }).collect()
-}
-
-fn evictions(args: &SimulateArgs) -> Vec<Setting> {
-    let base = Setting::new(Varied::Eviction, args);
-    let with = |eviction| SimOptions { eviction, ..base.options };
-    EvictionKind::ALL.into_iter().map(|kind| Setting { options: with(kind), ..base }).collect()
-}
-
-fn at_each_speed(setting: Setting, args: &SimulateArgs) -> Vec<Setting> {
-    let Some(curve) = &args.curve else { return vec![setting] };
-    let at = |speed: &f64| Setting { options: SimOptions { speed: *speed, ..setting.options }, ..setting };
-    curve.speeds().iter().map(at).collect()
+/// What Baton, the Mooncake papers, and a router by cached prefixes run with.
+fn pairs() -> [(SimPlacement, SimAdmission); 3] {
+    let cache_aware = SimPlacement::Production(PlacementKind::CacheAware);
+    [
+        (SimPlacement::BATON, SimAdmission::default()),
+        (SimPlacement::MOONCAKE, SimAdmission::Predictive),
+        (cache_aware, SimAdmission::Production(AdmissionKind::Early)),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
-    use baton_scheduler::AdmissionKind;
-
     use super::super::args::tests::parse;
     use super::*;
 
-    fn names(line: &str) -> Vec<(&'static str, &'static str, f64)> {
+    fn names(line: &str) -> Vec<(String, f64)> {
         let settings = settings(&parse(line).unwrap());
-        settings.iter().map(|setting| (setting.varied.as_str(), setting.name(), setting.options.speed)).collect()
+        settings.into_iter().map(|setting| (setting.name, setting.options.speed)).collect()
     }
 
     #[test]
     fn a_plain_run_is_one() {
-        assert_eq!(names("--trace t --speed 2"), [("placement", "baton", 2.0)]);
+        assert_eq!(names("--trace t --speed 2"), [("baton".to_owned(), 2.0)]);
     }
 
     #[test]
     fn each_policy_runs_at_each_speed() {
         let runs = names("--trace t --compare admission --curve 1:2:1");
         assert_eq!(runs.len(), 2 * SimAdmission::ALL.len());
-        assert_eq!(runs[..3], [("admission", "none", 1.0), ("admission", "none", 2.0), ("admission", "baseline", 1.0)]);
-    }
-
-    #[test]
-    fn all_kinds_follow_each_other() {
-        let runs = names("--trace t --compare all");
-        assert_eq!(runs.len(), SimPlacement::ALL.len() + SimAdmission::ALL.len() + EvictionKind::ALL.len());
-        let (admission, eviction) = (SimPlacement::ALL.len(), SimPlacement::ALL.len() + SimAdmission::ALL.len());
-        assert_eq!((runs[0].0, runs[admission].0, runs[eviction].0), ("placement", "admission", "eviction"));
+        assert_eq!(runs[..2], [("none".to_owned(), 1.0), ("none".to_owned(), 2.0)]);
     }
 
     #[test]
     fn only_what_is_compared_differs() {
         let args = parse("--trace t --admission early --compare placement --balancing-threshold 3").unwrap();
-        for setting in settings(&args) {
-            assert_eq!(setting.options.admission, SimAdmission::Production(AdmissionKind::Early));
-            if let SimPlacement::Mooncake { balancing_threshold } = setting.options.placement {
+        for Setting { options, .. } in settings(&args) {
+            assert_eq!(options.admission, SimAdmission::Production(AdmissionKind::Early));
+            if let SimPlacement::Mooncake { balancing_threshold } = options.placement {
                 assert_eq!(balancing_threshold, 3.0);
             }
         }
+    }
+
+    #[test]
+    fn each_feature_is_left_out_once() {
+        let runs = settings(&parse("--trace t --compare features").unwrap());
+        for (index, run) in runs.iter().enumerate() {
+            assert!(runs[..index].iter().all(|other| other.options != run.options), "{run:?}");
+        }
+        assert_eq!(runs.len(), Feature::ALL.len() + 2);
     }
 }

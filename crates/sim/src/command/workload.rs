@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::SimulateError;
 use super::args::SimulateArgs;
-use crate::floor::floor_ttft_mean;
+use crate::bounds::floor_ttft_mean;
 use crate::trace::Trace;
 use baton_profile::ModelProfile;
 
@@ -31,7 +31,7 @@ impl Workload {
             return Err(SimulateError::invalid("--block-tokens", problem));
         }
         let trace = read(&args.trace)?.played(args.duration, args.jitter, args.seed);
-        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.counted().window());
+        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.window.window());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })
     }
@@ -65,7 +65,7 @@ fn read(path: &Path) -> Result<Trace, SimulateError> {
 /// Gaps between timestamps that are shorter are not buckets: only a burst of many within one second would be.
 const MIN_BUCKET: Duration = Duration::from_millis(500);
 
-/// The usual gap between two timestamps, where they are far apart and two requests or more share each of them, as a mean.
+/// The usual gap between two timestamps, if they are far apart and two requests or more share each of them, as a mean.
 fn bucket(trace: &Trace) -> Option<Duration> {
     let times: BTreeSet<_> = trace.requests.iter().map(|request| request.timestamp).collect();
     let mut gaps: Vec<_> = times.iter().zip(times.iter().skip(1)).map(|(one, next)| *next - *one).collect();

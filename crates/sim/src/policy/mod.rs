@@ -11,10 +11,8 @@ use baton_scheduler::{
     AdmissionKind, AdmissionPolicy, Baton, BatonConfig, PlacementKind, PlacementPolicy, UnknownAdmission, UnknownPolicy,
 };
 
-pub(crate) use mooncake::BALANCING_THRESHOLD;
-
 use baseline::Baseline;
-use mooncake::Mooncake;
+use mooncake::{BALANCING_THRESHOLD, Mooncake};
 use predictive::Predictive;
 use random::Random;
 
@@ -41,6 +39,8 @@ impl Default for SimPlacement {
 }
 
 impl SimPlacement {
+    /// Algorithm 1 with the threshold of its default.
+    pub const MOONCAKE: Self = Self::Mooncake { balancing_threshold: BALANCING_THRESHOLD };
     /// Our own.
     pub const BATON: Self = Self::Production(PlacementKind::Baton);
     /// Every policy that has a name, with its defaults.
@@ -49,7 +49,7 @@ impl SimPlacement {
         Self::Production(PlacementKind::RoundRobin),
         Self::Production(PlacementKind::LoadBalance),
         Self::Production(PlacementKind::CacheAware),
-        Self::Mooncake { balancing_threshold: BALANCING_THRESHOLD },
+        Self::MOONCAKE,
         Self::BATON,
     ];
 
@@ -80,7 +80,7 @@ impl FromStr for SimPlacement {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "random" => Ok(Self::Random),
-            "mooncake" => Ok(Self::Mooncake { balancing_threshold: BALANCING_THRESHOLD }),
+            "mooncake" => Ok(Self::MOONCAKE),
             _ => name.parse().map(Self::Production),
         }
     }

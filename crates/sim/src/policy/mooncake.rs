@@ -5,7 +5,7 @@ use baton_scheduler::{
 };
 
 /// `kvcache_balancing_threshold` where none is set.
-pub(crate) const BALANCING_THRESHOLD: f64 = 1.5;
+pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
 
 /// Per node: where the longest prefix is longer than the node's own by less than `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
 /// longest. The least sum wins; the prefix is brought there where the ratio says so. The paper leaves ties open.

@@ -2,14 +2,18 @@
 //!
 //! Each figure is the mean of three seeds, over the second half of the trace's time.
 
+pub mod cache_replay;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::AdmissionKind;
 use baton_sim::{
-    ModelProfile, Row, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, eviction_table, simulate,
+    ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate,
 };
+
+use cache_replay::{Row, eviction_table};
 
 /// A trace's file, and to what its timestamps are rounded.
 pub struct Source {
@@ -102,7 +106,7 @@ pub fn check_admission_under_overload(source: &Source) {
         SimAdmission::Production(AdmissionKind::Selective),
     ]
     .map(runs);
-    for met in [|run: &Summary| run.slo_met_share, |run: &Summary| run.slo_met_token_share] {
+    for met in [|run: &Summary| run.by_requests.met, |run: &Summary| run.by_prompt_tokens.met] {
         let [early, predictive, ours] = [&early, &predictive, &ours].map(|runs| runs.mean(met));
         println!("within objectives: {ours:.3} for {predictive:.3} (predictive) and {early:.3} (early)");
         assert!(ours > 1.05 * predictive && ours > 1.05 * early, "{ours} for {predictive} and {early}");

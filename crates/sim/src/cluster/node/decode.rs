@@ -38,12 +38,12 @@ impl Node {
             DecodeEffect::OpenGrant { key, reply, .. } => {
                 self.open.insert(reply.grant);
                 if let Some(asked) = self.grants_asked.remove(&key) {
-                    wire.tell(asked, Input::GrantReply(key, Ok(Box::new(reply))));
+                    wire.tell(self.start.node, asked, Input::GrantReply(key, Ok(Box::new(reply))));
                 }
             }
             DecodeEffect::RefuseGrant { key, refused } => {
                 if let Some(asked) = self.grants_asked.remove(&key) {
-                    wire.tell(asked, Input::GrantReply(key, Err(refused)));
+                    wire.tell(self.start.node, asked, Input::GrantReply(key, Err(refused)));
                 }
             }
             DecodeEffect::RevokeGrant { grant } => {
@@ -52,7 +52,7 @@ impl Node {
             }
             DecodeEffect::HandoverReply { key, result } => {
                 if let Some(asked) = self.handovers_asked.remove(&key) {
-                    wire.tell(asked, Input::HandoverReply(key, result));
+                    wire.tell(self.start.node, asked, Input::HandoverReply(key, result));
                 }
             }
             DecodeEffect::RunStep(plan) => self.run_step(wire, plan),
@@ -60,12 +60,14 @@ impl Node {
             DecodeEffect::Tier(effect) => self.on_tier_effect(wire, effect),
             DecodeEffect::Emit { conductor: _, events } => wire.report(self.start, Report::Decode(events)),
             DecodeEffect::Offer { conductor: _, key, output_tokens } => {
-                wire.report(self.start, Report::Offer(key, output_tokens));
+                if self.migrates {
+                    wire.report(self.start, Report::Offer(key, output_tokens));
+                }
             }
             DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
                 let (reader, reader_generation) = (self.info.node.clone(), self.start.generation);
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
-                self.start_fetch(wire, &source, lease, destinations.len());
+                self.start_fetch(wire, &source, lease, destinations);
             }
             DecodeEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
             DecodeEffect::AnswerMove { conductor: _, key, result } => {

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{FetchedBytes, RequestKey, prefix_patience};
-use baton_types::{ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
+use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
 
 use super::{Core, Node, with_core};
 use crate::cluster::wire::{Event, Input, Start, Wire};
+use crate::faults::FaultKind;
 
 /// Where a prefix comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,11 @@ pub(super) struct Fetch {
     /// When each layer is due.
     dues: Vec<Instant>,
     pub layers_here: u32,
-    blocks: usize,
+    /// What is read, in order: blocks of the holder, or what the SSD holds of each layer. Nothing of the latter if contents are not checked.
+    sources: Vec<BlockId>,
+    records: Vec<Vec<u64>>,
+    /// Where it goes.
+    destinations: Vec<BlockId>,
     began: Instant,
     /// When the last layer came.
     came: Instant,
@@ -36,16 +41,38 @@ impl Fetch {
     pub(super) fn patience(&self) -> Duration {
         prefix_patience((self.came - self.began) / self.layers_here.max(1))
     }
+
+    /// A layer of it is written here. What is read while a lease ends, or fails, may be anything.
+    fn land(&self, wire: &mut Wire, node: usize, is_good: bool) {
+        let Some(contents) = &mut wire.contents else { return };
+        let layer = self.layers_here;
+        for (index, block) in self.destinations.iter().enumerate() {
+            let value = match self.holder {
+                _ if !is_good => 0xdead,
+                Holder::Node(holder) => contents.read(holder.node, layer, self.sources[index]),
+                Holder::Ssd => self.records[index][layer as usize],
+            };
+            contents.write(node, layer, *block, value);
+        }
+    }
 }
 
 impl Node {
     /// Asks the holder; the adapter is taken at once, as the order of transfers is that in which they are asked for.
-    pub(super) fn start_fetch(&mut self, wire: &mut Wire, source: &FetchSource, lease: LeaseRequest, blocks: usize) {
+    pub(super) fn start_fetch(
+        &mut self,
+        wire: &mut Wire,
+        source: &FetchSource,
+        lease: LeaseRequest,
+        destinations: Vec<BlockId>,
+    ) {
         let holder = wire.start(&source.node, source.generation);
-        let (now, layer_bytes) = (wire.now(), (self.info.layout.block_bytes() * blocks) as u64);
+        let (now, layer_bytes) = (wire.now(), (self.info.layout.block_bytes() * destinations.len()) as u64);
         let dues = (0..self.info.layout.num_layers).map(|_| self.receive.reserve(now, layer_bytes)).collect();
-        self.insert_fetch(now, lease.key, Holder::Node(holder), dues, 0);
-        wire.tell(holder, Input::LeaseRequest(self.start, Box::new(lease)));
+        let key = lease.key;
+        self.insert_fetch(now, key, Holder::Node(holder), dues, destinations, Vec::new());
+        let lost = Input::LeaseReply(key, Err(super::unavailable("the answer was lost")));
+        self.ask(wire, Duration::ZERO, holder, |from| Input::LeaseRequest(from, Box::new(lease)), lost);
     }
 
     /// A fetch that begins.
@@ -55,11 +82,23 @@ impl Node {
         key: RequestKey,
         holder: Holder,
         dues: Vec<Instant>,
-        blocks: usize,
+        destinations: Vec<BlockId>,
+        records: Vec<Vec<u64>>,
     ) {
         self.num_fetches += 1;
-        let serial = self.num_fetches;
-        let fetch = Fetch { holder, serial, lease: None, dues, layers_here: 0, blocks, began: now, came: now };
+        let (serial, sources) = (self.num_fetches, Vec::new());
+        let fetch = Fetch {
+            holder,
+            serial,
+            lease: None,
+            dues,
+            layers_here: 0,
+            sources,
+            records,
+            destinations,
+            began: now,
+            came: now,
+        };
         self.fetches.insert(key, fetch);
     }
 
@@ -67,10 +106,12 @@ impl Node {
         let now = wire.now();
         match (reply, self.fetches.get_mut(&key)) {
             (Ok(LeaseReply { lease, blocks }), Some(fetch)) => {
-                (fetch.lease, fetch.blocks) = (Some(lease), blocks.len());
+                fetch.destinations.truncate(blocks.len());
+                (fetch.lease, fetch.sources) = (Some(lease), blocks);
+                let blocks = fetch.sources.len();
                 match &mut self.core {
-                    Core::Prefill(core) => core.on_fetch_begun(now, key, blocks.len()),
-                    Core::Decode(core) => core.on_fetch_begun(key, blocks.len()),
+                    Core::Prefill(core) => core.on_fetch_begun(now, key, blocks),
+                    Core::Decode(core) => core.on_fetch_begun(key, blocks),
                 }
                 self.await_layer(wire, key);
             }
@@ -106,12 +147,18 @@ impl Node {
     ) {
         let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
         let block_bytes = self.info.layout.block_bytes();
-        let Some(fetch) = self.fetches.get_mut(&key).filter(|fetch| fetch.serial == serial) else { return };
+        let is_disk = self.fetches.get(&key).is_some_and(|fetch| fetch.holder == Holder::Ssd);
+        if !self.fetches.get(&key).is_some_and(|fetch| fetch.serial == serial) {
+            return;
+        }
+        let is_good = is_good && !self.fails(wire, if is_disk { FaultKind::Disk } else { FaultKind::Fetch });
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        fetch.land(wire, self.start.node, is_good);
         if is_good {
             let layer = fetch.layers_here;
             fetch.layers_here += 1;
             fetch.came = now;
-            let (is_last, blocks) = (fetch.layers_here == num_layers, fetch.blocks);
+            let (is_last, blocks) = (fetch.layers_here == num_layers, fetch.destinations.len());
             let transport = if fetch.holder == Holder::Ssd { baton_types::FetchReport::SSD } else { "simulated" };
             if let Core::Prefill(core) = &mut self.core {
                 core.on_fetched(now, key, layer);
@@ -123,8 +170,7 @@ impl Node {
                 self.await_layer(wire, key);
             }
         } else {
-            let message = "the holder is gone".to_owned();
-            self.end_fetch(wire, key, Err(Refused { kind: ErrorKind::Unavailable, message }));
+            self.end_fetch(wire, key, Err(super::unavailable("the read failed")));
         }
         self.resume_step(wire);
         self.carry_out(wire);
@@ -147,15 +193,21 @@ impl Node {
     fn end_fetch(&mut self, wire: &mut Wire, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         let now = wire.now();
         let Some(fetch) = self.fetches.remove(&key) else { return };
+        if result.is_err()
+            && let Some(step) = self.step.as_mut().filter(|step| step.awaited.contains(&key))
+        {
+            step.awaited.retain(|other| *other != key);
+            step.late.push(key);
+        }
         match fetch.holder {
             Holder::Node(holder) => {
                 if let Some(lease) = fetch.lease {
                     let reader = Some((self.info.node.clone(), self.start.generation));
-                    wire.tell(holder, Input::ReleaseLease(Box::new(LeaseRelease { lease, reader })));
+                    wire.tell(self.start.node, holder, Input::ReleaseLease(Box::new(LeaseRelease { lease, reader })));
                 }
                 with_core!(self, core => core.on_fetch_done(now, key, result));
             }
-            Holder::Ssd => self.end_load(now, key, fetch.blocks, result),
+            Holder::Ssd => self.end_load(now, key, fetch.destinations.len(), result),
         }
     }
 }

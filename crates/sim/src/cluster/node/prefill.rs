@@ -1,10 +1,13 @@
 //! What a prefill node's shell does.
 
-use baton_scheduler::{PrefillEffect, PushId, PushReport, RequestKey};
+use std::time::Duration;
+
+use baton_scheduler::{PrefillEffect, PushId, PushReport, PushSpan, RequestKey};
 use baton_types::Refused;
 
 use super::{Core, Node, Push};
 use crate::cluster::wire::{Event, Input, Report, Wire};
+use crate::faults::FaultKind;
 
 impl Node {
     pub(super) fn on_prefill_input(&mut self, wire: &mut Wire, input: Input) {
@@ -27,13 +30,13 @@ impl Node {
         let now = wire.now();
         match effect {
             PrefillEffect::RequestGrant { target, request, delay } => {
-                let (to, input) =
-                    (wire.start(&target.node, target.generation), Input::GrantRequest(self.start, Box::new(request)));
-                wire.tell_after(delay, to, input);
+                let to = wire.start(&target.node, target.generation);
+                let lost = Input::GrantReply(request.key, Err(super::unavailable("the answer was lost")));
+                self.ask(wire, delay, to, |from| Input::GrantRequest(from, Box::new(request)), lost);
             }
             PrefillEffect::RunStep(plan) => self.run_step(wire, plan),
             PrefillEffect::Fetch { source, lease, destinations, is_copy: _ } => {
-                self.start_fetch(wire, &source, lease, destinations.len());
+                self.start_fetch(wire, &source, lease, destinations);
             }
             PrefillEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
             PrefillEffect::Tier(effect) => self.on_tier_effect(wire, effect),
@@ -41,7 +44,10 @@ impl Node {
             PrefillEffect::Push { key, push, target, grant, spans } => {
                 let bytes = (self.info.layout.block_bytes() * spans.len()) as u64;
                 let to = wire.start(&target.node, target.generation);
-                self.pushes.insert((key, push), Push { to, grant, bytes, started: now });
+                let (contents, node) = (&wire.contents, self.start.node);
+                let held = |span: &PushSpan| Some((*span, contents.as_ref()?.read(node, span.layer, span.source)));
+                let spans = spans.iter().filter_map(held).collect();
+                self.pushes.insert((key, push), Push { to, grant, bytes, started: now, spans });
                 wire.queue.at(self.send.reserve(now, bytes), Event::Pushed { from: self.start, key, push });
             }
             PrefillEffect::CancelPushes { key } => {
@@ -52,10 +58,12 @@ impl Node {
             }
             PrefillEffect::Handover { target, handover } => {
                 let to = wire.start(&target.node, target.generation);
-                wire.tell(to, Input::Handover(self.start, Box::new(handover)));
+                let lost = Input::HandoverReply(handover.key, Err(super::unavailable("the answer was lost")));
+                self.ask(wire, Duration::ZERO, to, |from| Input::Handover(from, Box::new(handover)), lost);
             }
             PrefillEffect::ReleaseGrant { key, target, grant } => {
-                wire.tell(wire.start(&target.node, target.generation), Input::ReleaseGrant(key, grant));
+                let to = wire.start(&target.node, target.generation);
+                wire.tell(self.start.node, to, Input::ReleaseGrant(key, grant));
             }
             PrefillEffect::Emit { conductor: _, key, event } => {
                 wire.report(self.start, Report::Prefill(key, Box::new(event)));
@@ -63,7 +71,12 @@ impl Node {
         }
     }
 
-    /// A batch of writes is over; `arrived` is `None` where it cannot have arrived.
+    /// Whether this batch of writes fails.
+    pub(in crate::cluster) fn push_fails(&mut self, wire: &mut Wire) -> bool {
+        self.fails(wire, FaultKind::Push)
+    }
+
+    /// A batch of writes is over.
     pub(in crate::cluster) fn on_pushed(
         &mut self,
         wire: &mut Wire,

@@ -1,6 +1,6 @@
 //! The tier below a node's arena: a bandwidth and a set of hashes, least recently used first out, as the store of production.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{EvictionKind, Position, TierCache};
@@ -9,22 +9,30 @@ use baton_types::{BlockHash, Refused};
 
 use super::fetch::Holder;
 use super::{Core, Node, with_core};
+use crate::cluster::contents::Contents;
 use crate::cluster::link::Link;
 use crate::cluster::wire::{Input, Wire};
+use crate::faults::FaultKind;
+
+/// A block's contents, layer by layer; nothing if they are not checked.
+type Record = Vec<u64>;
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Ssd {
     blocks: TierCache,
     disk: Link,
-    /// Blocks that are being written.
-    writes: BTreeSet<BlockHash>,
+    /// Blocks that are being written, and what they held when that began.
+    writes: BTreeMap<BlockHash, Record>,
+    /// What each block holds, if contents are checked.
+    records: BTreeMap<BlockHash, Record>,
 }
 
 impl Ssd {
     pub(super) fn new(blocks: u32, bytes_per_s: f64) -> Self {
         let blocks = TierCache::new(blocks, EvictionKind::Lru);
-        Self { blocks, disk: Link::new(bytes_per_s, Duration::ZERO), writes: BTreeSet::new() }
+        let disk = Link::new(bytes_per_s, Duration::ZERO);
+        Self { blocks, disk, writes: BTreeMap::new(), records: BTreeMap::new() }
     }
 }
 
@@ -33,17 +41,20 @@ const NOWHERE: Position = Position { depth: 0, length: 1 };
 impl Node {
     pub(super) fn on_tier_effect(&mut self, wire: &mut Wire, effect: TierEffect) {
         let now = wire.now();
+        let fails = matches!(effect, TierEffect::Store { .. }) && self.fails(wire, FaultKind::Disk);
         let Some(ssd) = &mut self.ssd else { return };
         match effect {
-            TierEffect::Store { hash, .. } => {
-                if ssd.blocks.contains(hash) || ssd.writes.contains(&hash) {
+            TierEffect::Store { hash, block, .. } => {
+                if ssd.blocks.contains(hash) || ssd.writes.contains_key(&hash) {
                     return with_core!(self, core => core.on_stored(now, hash, true));
                 }
                 let bytes = self.info.layout.block_bytes_all_layers() as u64;
-                ssd.writes.insert(hash);
-                wire.at(ssd.disk.reserve(now, bytes), self.start, Input::Stored(hash));
+                let (node, num_layers) = (self.start.node, self.info.layout.num_layers);
+                let read = |contents: &Contents| (0..num_layers).map(|layer| contents.read(node, layer, block)).collect();
+                ssd.writes.insert(hash, wire.contents.as_ref().map_or_else(Vec::new, read));
+                wire.at(ssd.disk.reserve(now, bytes), self.start, Input::Stored(hash, !fails));
             }
-            TierEffect::Load { key, hashes, destinations: _ } => {
+            TierEffect::Load { key, hashes, mut destinations } => {
                 let here: Vec<_> =
                     hashes.iter().take_while(|hash| ssd.blocks.touch(**hash, NOWHERE)).copied().collect();
                 let layer_bytes = (self.info.layout.block_bytes() * here.len()) as u64;
@@ -52,7 +63,9 @@ impl Node {
                 if let Some(lost) = hashes.get(blocks).copied() {
                     with_core!(self, core => core.on_store_lost(lost));
                 }
-                self.insert_fetch(now, key, Holder::Ssd, dues, blocks);
+                let records = here.iter().filter_map(|hash| ssd.records.get(hash).cloned()).collect();
+                destinations.truncate(blocks);
+                self.insert_fetch(now, key, Holder::Ssd, dues, destinations, records);
                 if blocks == 0 {
                     return self.cancel_fetch(wire, key);
                 }
@@ -64,18 +77,21 @@ impl Node {
             TierEffect::Clear => {
                 let capacity = ssd.blocks.capacity() as u32;
                 ssd.blocks = TierCache::new(capacity, EvictionKind::Lru);
+                ssd.records.clear();
             }
         }
     }
 
-    pub(super) fn on_stored(&mut self, now: Instant, hash: BlockHash) {
+    pub(super) fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
         let Some(ssd) = &mut self.ssd else { return };
-        ssd.writes.remove(&hash);
-        let evicted = ssd.blocks.insert(hash, NOWHERE);
-        if let Some(evicted) = evicted {
-            with_core!(self, core => core.on_store_lost(evicted));
+        if let Some(record) = ssd.writes.remove(&hash).filter(|_| stored) {
+            ssd.records.insert(hash, record);
+            if let Some(evicted) = ssd.blocks.insert(hash, NOWHERE) {
+                ssd.records.remove(&evicted);
+                with_core!(self, core => core.on_store_lost(evicted));
+            }
         }
-        with_core!(self, core => core.on_stored(now, hash, true));
+        with_core!(self, core => core.on_stored(now, hash, stored));
     }
 
     /// A read of the SSD is over.

@@ -4,7 +4,9 @@ use baton_scheduler::{MAX_PREFIX_WAIT_PER_STEP, RequestKey, StepId, StepPlan};
 
 use super::fetch::Fetch;
 use super::{Core, Node, with_core};
+use crate::cluster::contents::Past;
 use crate::cluster::wire::{Input, Report, Wire};
+use crate::faults::FaultKind;
 
 impl Node {
     pub(super) fn run_step(&mut self, wire: &mut Wire, plan: StepPlan) {
@@ -37,6 +39,12 @@ impl Node {
             step.waited += now - since;
         }
         step.layer += 1;
+        if let Some(contents) = &mut wire.contents {
+            for sequence in &step.plan.sequences {
+                let past = if step.late.contains(&sequence.key) { Past::Wrong } else { Past::Here };
+                contents.compute(self.start.node, sequence, layer, past);
+            }
+        }
         let due = step.layer_due(step.layer, num_layers);
         let next = if step.layer < num_layers { Input::Layer(id) } else { Input::StepDone(id) };
         wire.at(due, self.start, next);
@@ -77,12 +85,17 @@ impl Node {
         let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
         let Some(step) = self.step.take_if(|step| step.plan.id == id) else { return };
         wire.report(self.start, Report::Step(Box::new(step.report(now, num_layers))));
+        if let (Some(contents), Core::Decode(_)) = (&mut wire.contents, &self.core) {
+            contents.compute_step(self.start.node, &step.plan, num_layers);
+        }
         let outputs = step.outputs(num_layers);
         // The cores append to what it shares with them.
         drop(step);
+        let fails = self.fails(wire, FaultKind::Step);
+        let result = if fails { Err(super::unavailable("the step failed")) } else { Ok(outputs) };
         if let Core::Prefill(core) = &mut self.core {
             core.on_layers_done(id, now);
         }
-        with_core!(self, core => core.on_step_done(now, id, Ok(outputs)));
+        with_core!(self, core => core.on_step_done(now, id, result));
     }
 }

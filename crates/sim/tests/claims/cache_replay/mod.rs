@@ -7,12 +7,12 @@ mod belady;
 use std::collections::HashSet;
 
 use baton_kv_cache::{EvictionKind, TierCache};
-use serde::Serialize;
 
-use crate::trace::{Trace, block_hash};
+use baton_sim::Trace;
+use baton_types::BlockHash;
 
 /// Hits, of so many blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HitRate {
     /// Blocks that were there.
     pub hits: u64,
@@ -33,7 +33,7 @@ impl HitRate {
 }
 
 /// What a cache did over a trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheReplay {
     /// From its beginning, when the cache was empty.
     pub whole: HitRate,
@@ -46,7 +46,7 @@ impl CacheReplay {
     pub fn with_policy(trace: &Trace, num_blocks: u32, eviction: EvictionKind) -> Self {
         let mut cache = TierCache::new(num_blocks, eviction);
         Self::count(trace, |ids| {
-            let hashes: Vec<_> = ids.iter().map(|id| block_hash(*id)).collect();
+            let hashes: Vec<_> = ids.iter().map(|id| BlockHash(u128::from(*id).to_be_bytes())).collect();
             let hits = cache.match_prefix(&hashes);
             cache.insert_prompt(&hashes);
             hits
@@ -84,7 +84,7 @@ impl CacheReplay {
 }
 
 /// One line of the comparison: every policy at one size of the cache.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Row {
     /// Blocks of the cache.
     pub num_blocks: u32,
@@ -128,9 +128,6 @@ impl Row {
     }
 }
 
-/// Sizes that tell the policies apart on the published traces, blocks.
-pub const EVICTION_SIZES: [u32; 4] = [1_000, 5_000, 10_000, 30_000];
-
 /// Every policy at each of these sizes.
 pub fn eviction_table(trace: &Trace, sizes: &[u32]) -> Vec<Row> {
     let infinite = CacheReplay::without_bound(trace);
@@ -144,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::trace::{BLOCK_TOKENS, TraceRequest};
+    use baton_sim::{BLOCK_TOKENS, TraceRequest};
 
     /// One request per second.
     fn trace(prompts: impl IntoIterator<Item = Vec<u64>>) -> Trace {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::trace::Trace;
+use baton_sim::Trace;
 
 /// No request asks for the block any more.
 const NEVER: usize = usize::MAX;

@@ -1,0 +1,169 @@
+//! What no policy can be better than.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::options::{SimOptions, Window};
+use crate::record::RequestRecord;
+use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
+use baton_profile::ModelProfile;
+
+/// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
+/// queue, no fetch. The speed of the replay does not matter.
+pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, window: Window) -> f64 {
+    let works = works(trace, profile, window);
+    works.iter().sum::<f64>() / works.len().max(1) as f64
+}
+
+/// Seconds of compute of each of the window's prompts that no cache can spare a node.
+fn works(trace: &Trace, profile: &ModelProfile, window: Window) -> Vec<f64> {
+    let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
+    let mut seen = HashSet::new();
+    let mut work = |request: &TraceRequest| {
+        let cached = cached_tokens(request, &seen);
+        seen.extend(full_blocks(request));
+        (window.contains(request.timestamp, last), profile.prompt(request.input_length, cached))
+    };
+    let works = trace.requests.iter().map(&mut work);
+    works.filter(|(counted, _)| *counted).map(|(_, work)| work).collect()
+}
+
+fn full_blocks(request: &TraceRequest) -> impl Iterator<Item = u64> + '_ {
+    request.hash_ids.iter().copied().take((request.input_length / BLOCK_TOKENS) as usize)
+}
+
+/// The last token is always computed, so the block that it fills is.
+fn cached_tokens(request: &TraceRequest, seen: &HashSet<u64>) -> u32 {
+    let reusable = (request.input_length.saturating_sub(1) / BLOCK_TOKENS) as usize;
+    full_blocks(request).take(reusable).take_while(|id| seen.contains(id)).count() as u32 * BLOCK_TOKENS
+}
+
+/// The largest share of the window's requests that any policy can serve within the objectives.
+///
+/// All nodes of a kind are one machine that is as fast as they are together and never idle for want of the right request; prompts find every block that any request before them had. A set of
+/// requests is feasible there if it is in the order of arrival, as deadlines are in that order, too; the largest feasible set is that of Kise, Ibaraki and Mine (Operations Research 26, 1978):
+/// one after the other is added, and if it is late, the one goes whose absence makes the rest end first. The bound is the lesser of prompts' and answers'.
+pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
+    let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
+    let counted: Vec<_> = trace.requests.iter().map(|request| options.window.contains(request.timestamp, last)).collect();
+    let whole = counted.iter().filter(|counted| **counted).count().max(1) as f64;
+    let records = trace.requests.iter().map(|request| RequestRecord::arriving(request, options.speed));
+    let records: Vec<_> = records.zip(counted).filter(|(_, counted)| *counted).map(|(record, _)| record).collect();
+    let mut met = 1.0_f64;
+    if let Some(ttft) = options.ttft_slo {
+        // Decode nodes compute prompts, too: a chunk in each step, which takes the base's time at least.
+        let per_decode_node = TAIL_TOKENS * profile.prefill_per_token / profile.decode_base;
+        let speed = options.prefill as f64 + options.decode as f64 * per_decode_node.min(1.0);
+        let works = works(trace, profile, options.window).into_iter().map(|work| work / speed);
+        let jobs = records.iter().map(|record| record.arrived).zip(works);
+        met = met.min(most_in_time(jobs, ttft) as f64 / whole);
+    }
+    if let Some(tbt) = options.tbt_slo.map(|tbt| tbt.as_secs_f64()) {
+        // A step takes the objective at most, so that its base is at least so much of the node's time; the rest is for sequences.
+        let speed = options.decode as f64 * (1.0 - profile.decode_base / tbt).max(1e-9);
+        let per_token = |record: &RequestRecord| {
+            profile.decode_per_sequence + profile.decode_per_kv_token * f64::from(record.prompt_tokens)
+        };
+        let work = |record: &RequestRecord| f64::from(record.output_tokens - 1) * per_token(record) / speed;
+        let longest = records.iter().map(|record| f64::from(record.output_tokens)).fold(0.0, f64::max);
+        let jobs = records.iter().map(|record| (record.arrived, work(record)));
+        let first = options.ttft_slo.unwrap_or(NEVER);
+        met = met.min(most_in_time(jobs, first + Duration::from_secs_f64(longest * tbt)) as f64 / whole);
+    }
+    met
+}
+
+/// Tokens of prompts that a decode node computes in a step.
+const TAIL_TOKENS: f64 = 64.0;
+/// Without an objective the first token may come at any time.
+const NEVER: Duration = Duration::from_secs(1_000_000_000);
+
+/// How many jobs, given by arrival and seconds of work in the order of arrival, one machine can end within `limit` of their arrival.
+fn most_in_time(jobs: impl Iterator<Item = (Duration, f64)>, limit: Duration) -> usize {
+    let limit = limit.as_secs_f64();
+    // Of the jobs that are done without a pause up to now: arrival, begin and work.
+    let (mut busy, mut done, mut end) = (Vec::<(f64, f64, f64)>::new(), 0, 0.0_f64);
+    for (arrival, work) in jobs {
+        let arrival = arrival.as_secs_f64();
+        if arrival >= end {
+            done += busy.len();
+            busy.clear();
+        }
+        let begin = arrival.max(end);
+        busy.push((arrival, begin, work));
+        end = begin + work;
+        if end <= arrival + limit {
+            continue;
+        }
+        // Without a job, those after it move forward by its work, but none to before its arrival.
+        let (mut room, mut best) = (f64::INFINITY, (0.0, busy.len() - 1));
+        for (index, (arrival, begin, work)) in busy.iter().enumerate().rev() {
+            let gain = room.min(*work);
+            if gain > best.0 {
+                best = (gain, index);
+            }
+            room = room.min(begin - arrival);
+        }
+        let (_, _, mut gap) = busy.remove(best.1);
+        for (arrival, begin, _) in &mut busy[best.1..] {
+            gap = gap.min(*begin - *arrival);
+            *begin -= gap;
+        }
+        end = busy.last().map_or(0.0, |(_, begin, work)| begin + work);
+    }
+    done + busy.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn request(second: u64, input_length: u32, hash_ids: &[u64]) -> TraceRequest {
+        let timestamp = Duration::from_secs(second);
+        TraceRequest { timestamp, input_length, output_length: 1, hash_ids: hash_ids.to_vec() }
+    }
+
+    fn floor(requests: Vec<TraceRequest>, window: Window) -> f64 {
+        let trace = Trace { name: String::new(), requests, block_tokens: BLOCK_TOKENS };
+        floor_ttft_mean(&trace, &ModelProfile::load("llama3-70b-a800").unwrap(), window)
+    }
+
+    #[test]
+    fn what_any_request_had_is_cached() {
+        let profile = ModelProfile::load("llama3-70b-a800").unwrap();
+        let requests = vec![request(0, 1100, &[1, 2, 3]), request(9, 1600, &[1, 2, 3, 4])];
+        // The third block of the first request is not full, so its id is not one that is kept.
+        let (first, second) = (profile.prompt(1100, 0), profile.prompt(1600, 1024));
+        assert_eq!(floor(requests.clone(), Window::ALL), (first + second) / 2.0);
+        assert_eq!(floor(requests.clone(), Window::FIRST_HALF), first);
+        assert_eq!(floor(requests, Window::SECOND_HALF), second);
+    }
+
+    #[test]
+    fn the_last_token_is_computed() {
+        let profile = ModelProfile::load("llama3-70b-a800").unwrap();
+        let requests = vec![request(0, 1024, &[1, 2]), request(9, 1024, &[1, 2])];
+        assert_eq!(floor(requests, Window::SECOND_HALF), profile.prompt(1024, 512));
+    }
+
+    #[test]
+    fn the_largest_set_in_time_leaves_out_the_longest() {
+        let most = |jobs: &[(u64, f64)], limit| {
+            most_in_time(jobs.iter().map(|(at, work)| (Duration::from_secs(*at), *work)), Duration::from_secs(limit))
+        };
+        assert_eq!(most(&[], 1), 0);
+        assert_eq!(most(&[(0, 1.0), (0, 1.0), (0, 1.0)], 2), 2);
+        assert_eq!(most(&[(0, 5.0), (0, 2.0), (0, 2.0)], 5), 2, "the long one goes");
+        assert_eq!(most(&[(0, 9.0), (1, 1.0)], 5), 1, "one that cannot be in time is not waited for");
+        assert_eq!(most(&[(0, 2.0), (10, 2.0), (20, 2.0)], 2), 3, "pauses are no help, and no harm");
+        // The second could begin a second earlier at most, so that the first is worth that much only.
+        assert_eq!(most(&[(0, 5.0), (4, 3.0), (4, 3.0)], 5), 2);
+    }
+
+    #[test]
+    fn no_requests_have_no_floor() {
+        assert_eq!(floor(Vec::new(), Window::ALL), 0.0);
+    }
+}
