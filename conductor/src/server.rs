@@ -13,7 +13,7 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
-use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits};
+use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
 use tokio::net::TcpListener;
@@ -218,7 +218,7 @@ fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry
 fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
     let end = tasks.clone();
     tasks.spawn("upkeep", async move {
-        let mut ticks = baton_runtime::interval(Duration::from_millis(500));
+        let mut ticks = baton_runtime::interval(TICK_INTERVAL);
         let mut last_upkeep = door.clock.now();
         loop {
             tokio::select! {

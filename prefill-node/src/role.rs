@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
-    FetchedBytes, KvEventBatch, LeaseEffect, MIN_CHUNK_PART, PrefillConfig, PrefillCore, PrefillEffect, PushId,
+    FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId,
     PushReport, PushSpan, RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
@@ -94,10 +94,8 @@ pub struct PrefillRole {
 impl PrefillRole {
     /// A role from its parts.
     pub fn new(settings: &Settings, parts: NodeParts<PrefillInput>) -> anyhow::Result<Self> {
-        let block_tokens = parts.model.layout.block_tokens;
-        let mut config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
-        config.token_budget = settings.chunk_tokens.max(1).next_multiple_of(block_tokens) as usize;
-        config.min_chunk_tokens = config.token_budget / MIN_CHUNK_PART;
+        let config = PrefillConfig::new(parts.info.node.clone(), parts.info.generation, parts.model.clone());
+        let mut config = config.with_chunk_tokens(settings.chunk_tokens);
         config.max_waiting = settings.max_waiting as usize;
         config.eviction = settings.eviction;
         config.max_sequences_per_chunk = settings.max_running as usize;

@@ -14,7 +14,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use baton_profile::{StepCost, step_noise};
+use baton_profile::{LAYER_GROUPS, StepCost, step_noise};
 use baton_types::{BlockId, KvDtype, KvLayout, ModelFingerprint};
 
 use crate::arena::KvArena;
@@ -56,7 +56,7 @@ pub struct MockOptions {
 impl Default for MockOptions {
     fn default() -> Self {
         Self {
-            num_layers: 4,
+            num_layers: LAYER_GROUPS,
             kv_bytes_per_token: 64,
             block_tokens: 16,
             num_blocks: 4096,

@@ -2,11 +2,20 @@
 //!
 //! **Invariant**: a profile that was loaded has finite numbers, positive where something is divided by them.
 
+mod link;
+
 use std::path::Path;
 use std::time::Duration;
 
 use baton_types::NodeProfile;
 use serde::{Deserialize, Serialize};
+
+pub use link::Link;
+
+/// Groups of layers that mock and simulated engines compute, push and fetch as one: 80 layers would cost 20 times the events and show the same.
+pub const LAYER_GROUPS: u32 = 4;
+/// Most tokens of prompt and output together on nodes that play a profile.
+pub const CONTEXT_TOKENS: u32 = 1 << 20;
 
 /// A model on a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -24,6 +24,16 @@ impl InvalidConfig {
     }
 }
 
+/// How often a node reports its load, at least.
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// How often a conductor looks who has reported.
+pub const TICK_INTERVAL: Duration = Duration::from_millis(500);
+/// Requests that wait at a node at once; one more is refused.
+pub const MAX_WAITING: u32 = 256;
+/// Changes of a node's prefix cache in one message.
+pub const KV_EVENTS_PER_MESSAGE: usize = 4096;
+/// Blocks that a node with an SSD writes to it at once.
+pub const MAX_STORES: usize = 8;
 /// What nobody has used for so long may make room for a prefix that is asked for more often.
 pub const COLD_AFTER: Duration = Duration::from_secs(60);
 /// Readers of a node's cache at once.
@@ -84,7 +94,7 @@ pub fn prefix_patience(per_layer: Duration) -> Duration {
 }
 
 /// A chunk that ends a prompt is filled up with parts of others to this part of the largest one.
-pub const MIN_CHUNK_PART: usize = 4;
+pub(crate) const MIN_CHUNK_PART: usize = 4;
 
 /// Bounds of a prefill node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,15 +142,14 @@ pub struct PrefillConfig {
 impl PrefillConfig {
     /// Ordinary bounds: chunks of 512 tokens (or one block, where a block is larger).
     pub fn new(node: NodeId, generation: Generation, model: ModelConfig) -> Self {
-        let token_budget = 512_usize.next_multiple_of(model.block_tokens().max(1));
-        Self {
+        let config = Self {
             node,
             generation,
             model,
-            token_budget,
-            min_chunk_tokens: token_budget / MIN_CHUNK_PART,
+            token_budget: 0,
+            min_chunk_tokens: 0,
             max_sequences_per_chunk: 64,
-            max_waiting: 256,
+            max_waiting: MAX_WAITING as usize,
             max_active: 256,
             max_inflight_pushes: 4,
             max_spans_per_push: 4096,
@@ -153,7 +162,16 @@ impl PrefillConfig {
             max_stores: 0,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,
-        }
+        };
+        config.with_chunk_tokens(512)
+    }
+
+    /// The same with chunks of so many tokens, or the next whole block.
+    #[must_use]
+    pub fn with_chunk_tokens(mut self, tokens: u32) -> Self {
+        self.token_budget = (tokens.max(1) as usize).next_multiple_of(self.model.block_tokens().max(1));
+        self.min_chunk_tokens = self.token_budget / MIN_CHUNK_PART;
+        self
     }
 
     /// Checks every bound.
@@ -210,7 +228,7 @@ impl DecodeConfig {
         Self {
             model,
             max_running: 64,
-            max_waiting: 256,
+            max_waiting: MAX_WAITING as usize,
             growth_blocks: 4,
             grant_wait: Duration::from_secs(4),
             offer_every: Duration::from_millis(500),

@@ -128,6 +128,8 @@ pub struct SimOptions {
     pub decode_blocks: Option<u32>,
     /// Blocks of a prefill node's SSD tier; no tier if 0.
     pub ssd_blocks: u32,
+    /// Whether nodes have small bounds, drawn, and messages take up to 3 ms: for tests that look for rare orders of events.
+    pub is_cramped: bool,
     /// The mean time from one fault to the next; none without.
     pub fault_every: Option<Duration>,
     /// The only kind of fault that happens; every kind without.
@@ -157,6 +159,7 @@ impl Default for SimOptions {
             cache_blocks: None,
             decode_blocks: None,
             ssd_blocks: 0,
+            is_cramped: false,
             fault_every: None,
             fault: None,
         }

@@ -9,11 +9,7 @@ pub struct QueueTerms {
     pub priority: i32,
     /// How long others may arrive and pass it.
     pub patience: Duration,
-    /// After its arrival its first token is late; `None` where it never is, and for policies that serve the late like the others.
-    pub deadline: Option<Duration>,
-    /// What serving it in time is worth, in any unit.
-    pub value: f64,
-    /// After this long nobody who arrives later goes before it, whatever it is worth and whatever its priority. Zero: only priority passes it, and without bound.
+    /// After this long nobody who arrives later goes before it, whatever its priority. Zero: only priority passes it, and without bound.
     pub max_overtaken: Duration,
     /// After this long in the queue without room it fails.
     pub timeout: Duration,
@@ -33,8 +29,6 @@ impl Default for QueueTerms {
         Self {
             priority: 0,
             patience: Duration::ZERO,
-            deadline: None,
-            value: 0.0,
             max_overtaken: Duration::ZERO,
             timeout: Self::TIMEOUT,
             compute: Duration::ZERO,

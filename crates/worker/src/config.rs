@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use baton_engine::Arithmetic;
 use baton_runtime::LogFormat;
-use baton_scheduler::EvictionKind;
+use baton_scheduler::{EvictionKind, MAX_WAITING};
 use baton_transfer_engine::TransportChoice;
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
@@ -120,7 +120,7 @@ impl Default for Settings {
             eviction: EvictionKind::default(),
             kv_dtype: KvDtype::F16,
             arithmetic: Arithmetic::default(),
-            max_waiting: 256,
+            max_waiting: MAX_WAITING,
             max_running: 64,
             grant_ttl_s: 60.0,
             mock_base_us: 500,

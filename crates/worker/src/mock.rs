@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use baton_engine::MockOptions;
-use baton_profile::{ModelProfile, StepCost};
+use baton_profile::{CONTEXT_TOKENS, ModelProfile, StepCost};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::{error_chain, random_u64};
 use baton_types::{NodeProfile, NodeRole};
 
 use crate::config::Settings;
 use crate::pacer::LinkPacer;
-
-/// Most tokens of prompt and output together where a profile is played: as in the simulator.
-const PROFILE_CONTEXT: u32 = 1 << 20;
 
 /// The profile that `mock_profile` names, if it does. The settings take over what it says of a node: `chunk_tokens` and `max_running`, and `cache_blocks` where that is 0.
 pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::Result<Option<ModelProfile>> {
@@ -52,7 +49,7 @@ pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<
         kv_bytes_per_token: settings.mock_kv_bytes,
         block_tokens: settings.block_tokens,
         num_blocks: if settings.cache_blocks > 0 { settings.cache_blocks } else { defaults.num_blocks },
-        context_length: profile.map_or(defaults.context_length, |_| PROFILE_CONTEXT),
+        context_length: profile.map_or(defaults.context_length, |_| CONTEXT_TOKENS),
         cost,
         seed: random_u64(),
         ..defaults

@@ -1,11 +1,11 @@
 //! The loop of a node: one task that owns the role's core. It never waits for anything but its inputs.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_proto::v1::{self, node_event::Event};
 use baton_runtime::{Clock, Phase, Shutdown};
-use baton_scheduler::KvEventBatch;
+use baton_scheduler::{KV_EVENTS_PER_MESSAGE, KvEventBatch, REPORT_INTERVAL};
 use baton_types::{ConductorId, Load};
 use tokio::sync::mpsc;
 
@@ -13,14 +13,10 @@ use crate::input::{Input, IntegrityReport};
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
 
-/// How often the load is reported, at least.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// Of so many reports one says how bytes move, too.
 const REPORTS_PER_TRANSFER_REPORT: u64 = 5;
 /// Inputs taken in before effects are carried out: a burst costs one round.
 const INPUTS_PER_ROUND: usize = 256;
-/// Prefix events per message.
-const KV_EVENTS_PER_MESSAGE: usize = 4096;
 
 /// What a node of one kind does with its inputs. Core and shell of the role in one.
 pub trait Role: Send + 'static {

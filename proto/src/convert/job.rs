@@ -171,8 +171,6 @@ impl From<&d::QueueTerms> for w::QueueTerms {
     fn from(terms: &d::QueueTerms) -> Self {
         Self {
             patience_s: terms.patience.as_secs_f64(),
-            deadline_s: terms.deadline.map(|deadline| deadline.as_secs_f64()),
-            value: terms.value,
             max_overtaken_s: terms.max_overtaken.as_secs_f64(),
             timeout_s: terms.timeout.as_secs_f64(),
             compute_s: terms.compute.as_secs_f64(),
@@ -182,14 +180,9 @@ impl From<&d::QueueTerms> for w::QueueTerms {
 
 impl w::QueueTerms {
     fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
-        if !self.value.is_finite() || self.value < 0.0 {
-            return Err(InvalidMessage { field: "queue.value", found: self.value.to_string() });
-        }
         Ok(d::QueueTerms {
             priority,
             patience: wait("queue.patience_s", self.patience_s)?,
-            deadline: self.deadline_s.map(|deadline| wait("queue.deadline_s", deadline)).transpose()?,
-            value: self.value,
             max_overtaken: wait("queue.max_overtaken_s", self.max_overtaken_s)?,
             // One that does not say leaves it to the node.
             timeout: if self.timeout_s == 0.0 {

@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(without(0..10, &[2..4, 6..12]), [0..2, 4..6]);
         assert_eq!(without(3..5, &[0..4, 4..9]), []);
         assert_eq!(without(3..8, &[0..3, 5..6, 8..9]), [3..5, 6..8]);
-        let mut transfer = Transfer::new(crate::tests::world::target());
+        let mut transfer = Transfer::new(crate::tests::engine::target());
         transfer.on_ready(0, 0..2);
         // The chunk after a prefix that is still coming, then the prefix, then all of it once more.
         transfer.on_ready(0, 5..7);

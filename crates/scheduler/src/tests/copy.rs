@@ -7,7 +7,7 @@ use baton_types::{
 };
 
 use super::prefill::{MS, Node, config, job, refused, shares};
-use super::world::{key, target};
+use super::engine::{key, target};
 use crate::{FetchedBytes, PrefillEffect};
 
 fn hashes(prompt: std::ops::Range<u32>) -> Vec<BlockHash> {

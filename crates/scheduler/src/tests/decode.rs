@@ -9,7 +9,7 @@ use baton_types::{
     ModelFingerprint, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
 };
 
-use super::world::{key, model};
+use super::engine::{key, model};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, LogitsWanted, PushId, StepOutput, StepPlan};
 
 pub(super) const MS: Duration = Duration::from_millis(1);

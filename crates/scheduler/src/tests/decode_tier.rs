@@ -7,7 +7,7 @@ use baton_types::{
 };
 
 use super::prefill::job;
-use super::world::{key, model, target};
+use super::engine::{key, model, target};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, StepOutput, TierEffect, TieredCore};
 
 /// A core of 12 blocks, whose tier writes two blocks at once.

@@ -8,7 +8,7 @@ use baton_types::{
 };
 
 use super::prefill::{MS, Node, config, job, refused, shares};
-use super::world::{key, target};
+use super::engine::{key, target};
 use crate::{FetchedBytes, LeaseEffect, PrefillEffect};
 
 /// A job whose first `tokens` tokens another node holds, and whose compute should take `compute`.

@@ -5,9 +5,8 @@ use std::time::Instant;
 use baton_kv_cache::BlockHasher;
 use baton_types::{Attempt, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
 
-use super::engine::BLOCK_TOKENS;
 use super::prefill::{MS, Node, config, job};
-use super::world::{key, model, target};
+use super::engine::{BLOCK_TOKENS, key, model, target};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, LeaseEffect, PrefillConfig, PrefillEffect, StepOutput, StepPlan};
 
 const BLOCKS: u32 = 12;

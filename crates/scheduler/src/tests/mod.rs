@@ -1,14 +1,12 @@
-//! Each core by itself, and both wired together by a fake shell, on virtual time, with seeds and faults.
+//! Each core by itself. Together, with seeds and faults, they are in `crates/sim/tests/faults.rs`.
 
 mod copy;
 mod decode;
 mod decode_tier;
-mod engine;
+pub(crate) mod engine;
 mod fetch;
 mod leases;
 mod moves;
 mod prefill;
-mod random;
 mod room;
 mod tails;
-pub(crate) mod world;

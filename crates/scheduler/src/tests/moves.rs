@@ -7,7 +7,7 @@ use baton_types::{
 
 use super::decode::{MS, Node, config, grant_request, ranges, submitted, tokens};
 use super::room::prompt;
-use super::world::{key, target};
+use super::engine::{key, target};
 use crate::{DecodeConfig, DecodeEffect, FetchedBytes, LeaseEffect};
 
 impl Node {

@@ -8,7 +8,7 @@ use baton_types::{
     PrefillEvent, PrefillJob, QueueTerms, Redirect, Refused, RequestKey, SamplingParams, TokenId,
 };
 
-use super::world::{key, model, target};
+use super::engine::{key, model, target};
 use crate::{
     LogitsWanted, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan, StepId, StepOutput, StepPlan,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_types::{ErrorKind, RequestKey, TokenId};
 
 use super::decode::{MS, Node, config, grant_request, handover, ranges, submitted, tokens};
-use super::world::key;
+use super::engine::key;
 use crate::{DecodeConfig, DecodeEffect};
 
 /// Prompts that share nothing.

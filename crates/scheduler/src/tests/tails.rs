@@ -9,9 +9,8 @@ use baton_types::{
 };
 
 use super::decode::{self, BLOCK_BYTES, Node as DecodeNode, failure, grant_request, tokens};
-use super::engine::outputs;
 use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
-use super::world::{key, target};
+use super::engine::{key, outputs, target};
 use crate::prefill::{PrefillEffect, PushId};
 use crate::step::StepPlan;
 use crate::{DecodeEffect, LogitsWanted};

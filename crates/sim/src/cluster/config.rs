@@ -1,22 +1,16 @@
 //! How the nodes of a simulated cluster are set up: production's settings, and the sizes of the profile.
 
-use baton_profile::ModelProfile;
+use std::time::Duration;
+
+use baton_profile::{CONTEXT_TOKENS, LAYER_GROUPS, ModelProfile};
 use baton_scheduler::{
-    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MIN_CHUNK_PART, ModelConfig, PrefillConfig, PrefillCore,
+    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, PrefillCore,
 };
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 
 use super::engine::VOCABULARY;
 use crate::options::{Feature, SimOptions};
-
-/// Groups of layers that are computed, pushed and fetched as one, as in the mock engine: 80 layers would cost 20 times the events and show the same.
-const LAYER_GROUPS: u32 = 4;
-/// Blocks that are being written to an SSD at once.
-const MAX_STORES: usize = 8;
-/// Tokens of prompt and output together.
-const CONTEXT_LENGTH: u32 = 1 << 20;
-/// Requests that wait at a node.
-const MAX_WAITING: usize = 256;
+use crate::random::Random;
 
 /// One node.
 #[derive(Debug, Clone)]
@@ -31,6 +25,8 @@ pub(super) struct NodeConfig {
     pub ssd_blocks: u32,
     /// Whether sequences that wait for room are offered to other decode nodes.
     pub migrates: bool,
+    /// Of its bounds, if they are small.
+    cramped: Option<Random>,
 }
 
 impl NodeConfig {
@@ -53,7 +49,7 @@ impl NodeConfig {
             num_blocks: blocks,
         };
         let node_profile = NodeProfile {
-            max_waiting: MAX_WAITING as u32,
+            max_waiting: MAX_WAITING,
             transfer_bytes_per_s: profile.network_bytes_per_s,
             ..profile.node_profile()
         };
@@ -66,6 +62,7 @@ impl NodeConfig {
             eviction: options.eviction,
             ssd_blocks,
             migrates: options.has(Feature::Migration),
+            cramped: options.is_cramped.then(|| Random::new(options.seed << 32 | (number as u64) << 1 | role as u64)),
         };
         if role == NodeRole::Decode {
             // What it takes of prompts into a step beside its batch.
@@ -83,7 +80,7 @@ impl NodeConfig {
             address: self.name.to_string(),
             model: self.model.clone(),
             vocab_size: VOCABULARY,
-            context_length: CONTEXT_LENGTH,
+            context_length: CONTEXT_TOKENS,
             numerics: "simulated".to_owned(),
             layout: self.layout.clone(),
             profile: self.profile,
@@ -93,7 +90,7 @@ impl NodeConfig {
     }
 
     fn model(&self) -> ModelConfig {
-        ModelConfig { layout: self.layout.clone(), context_length: CONTEXT_LENGTH, vocab_size: VOCABULARY }
+        ModelConfig { layout: self.layout.clone(), context_length: CONTEXT_TOKENS, vocab_size: VOCABULARY }
     }
 
     const fn max_stores(&self) -> usize {
@@ -103,12 +100,18 @@ impl NodeConfig {
     /// # Panics
     /// If the profile's sizes make no node.
     pub(super) fn prefill_core(&self, info: &NodeInfo) -> PrefillCore {
-        let mut config = PrefillConfig::new(info.node.clone(), info.generation, self.model());
-        config.token_budget = self.profile.chunk_tokens.next_multiple_of(self.layout.block_tokens) as usize;
-        config.min_chunk_tokens = config.token_budget / MIN_CHUNK_PART;
-        config.max_waiting = MAX_WAITING;
+        let config = PrefillConfig::new(info.node.clone(), info.generation, self.model());
+        let mut config = config.with_chunk_tokens(self.profile.chunk_tokens);
         config.max_sequences_per_chunk = self.profile.max_running as usize;
         (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        if let Some(mut random) = self.cramped.clone() {
+            config.token_budget = (1 + random.below(8) as usize) * 2 * self.layout.block_tokens as usize;
+            config.max_inflight_pushes = 1 + random.below(3) as usize;
+            config.max_spans_per_push = 1 + random.below(40) as usize;
+            config.max_active = 6 + random.below(20) as usize;
+            config.max_kv_events = 100;
+            config.cold_after = Duration::from_secs(random.below(10));
+        }
         PrefillCore::new(config).expect("the profile was checked")
     }
 
@@ -117,8 +120,14 @@ impl NodeConfig {
     pub(super) fn decode_core(&self) -> DecodeCore {
         let mut config = DecodeConfig::new(self.model());
         config.max_running = self.profile.max_running as usize;
-        config.max_waiting = MAX_WAITING;
         (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        if let Some(mut random) = self.cramped.clone() {
+            config.max_running = 4 + random.below(30) as usize;
+            config.growth_blocks = [0, 1, 4, usize::MAX][random.below(4) as usize];
+            config.grant_wait = Duration::from_millis(random.below(2) * random.below(4000));
+            config.max_tombstones = 30;
+            config.max_kv_events = 100;
+        }
         DecodeCore::new(config).expect("the profile was checked")
     }
 }

@@ -15,7 +15,7 @@ const RESTART: Duration = Duration::from_secs(1);
 /// How long a process that is asked to end may take.
 const GRACE: Duration = Duration::from_secs(10);
 /// The longest that a fault that passes lasts, and that a slow message takes more.
-const LONGEST: Duration = Duration::from_secs(8);
+const LONGEST: Duration = Duration::from_secs(20);
 const SLOWEST: Duration = Duration::from_millis(500);
 /// Until a node whose session broke has another one, at most: nodes register every two seconds.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ impl World<'_> {
         let drawn = self.chance.below(FaultKind::ALL.len() as u64) as usize;
         let fault = self.options.fault.unwrap_or(FaultKind::ALL[drawn]);
         let node = self.chance.below(self.nodes.len() as u64) as usize;
-        let (now, lasts) = (self.wire.now(), LONGEST.mul_f64(self.chance.unit()));
+        let (now, lasts) = (self.wire.now(), LONGEST.mul_f64(self.chance.unit().powi(2)));
         let wire = &mut self.wire;
         match fault {
             FaultKind::Kill => self.end_process(node),

@@ -8,7 +8,6 @@ mod contents;
 mod engine;
 mod faults;
 mod frontend;
-mod link;
 mod node;
 mod prompt;
 mod wire;
@@ -18,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_profile::ModelProfile;
-use baton_scheduler::{Cluster, Policies, PushId, RequestError, RequestJob};
+use baton_scheduler::{Cluster, Policies, PushId, REPORT_INTERVAL, RequestError, RequestJob, TICK_INTERVAL};
 use baton_types::{Generation, GrantId, NodeRole, RequestId, RequestKey, SamplingParams, Slo, Tbt, Ttft};
 
 use crate::faults::FaultKind;
@@ -34,9 +33,6 @@ use wire::{Event, Input, Start, Wire};
 
 /// Whatever waits is served this long after the last arrival; else the simulator has forgotten it.
 const LONGEST_BACKLOG: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Production's intervals: of a node's reports, of the conductor's looks at them and at hot prefixes.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
-const TICK_INTERVAL: Duration = Duration::from_millis(500);
 const REPLICATE_INTERVAL: Duration = Duration::from_secs(5);
 /// The trace begins when nodes are no newcomers any more.
 const WARM_UP: Duration = Duration::from_secs(15);
@@ -109,8 +105,9 @@ impl<'a> World<'a> {
             prefill.chain(decode).map(|(role, number)| NodeConfig::new(role, number, profile, options)).collect();
         let names: HashMap<_, _> = configs.iter().map(|config| config.name.clone()).zip(0..).collect();
         let contents = options.fault_every.map(|_| Contents::new(configs.len(), options.block_tokens));
-        let wire = Wire::new(names, contents);
-        let (now, mut seeds) = (wire.now(), Random::new(options.seed));
+        let mut seeds = Random::new(options.seed);
+        let wire = Wire::new(names, options.is_cramped.then(|| Random::new(!options.seed)), contents);
+        let now = wire.now();
         let policies = Policies { placement: options.placement.policy(), admission: options.admission.policy() };
         let cluster = Cluster::new(cluster_config(options, profile.network_bytes_per_s), policies);
         let names = configs.iter().map(|config| config.name.clone()).collect();

@@ -9,21 +9,18 @@ mod step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use baton_profile::ModelProfile;
-use baton_scheduler::{DecodeCore, KvEventBatch, LeaseEffect, PrefillCore, PushId, PushSpan, RequestKey};
+use baton_profile::{Link, ModelProfile};
+use baton_scheduler::{DecodeCore, KV_EVENTS_PER_MESSAGE, KvEventBatch, LeaseEffect, PrefillCore, PushId, PushSpan, RequestKey};
 use baton_types::{ErrorKind, Generation, GrantId, LeaseRequest, Load, NodeInfo, NodeRole, Refused};
 
 use super::config::NodeConfig;
 use super::engine::{Engine, Running};
-use super::link::Link;
 use super::frontend::CONDUCTOR_ID;
 use super::wire::{Input, Report, Start, Wire};
 use crate::faults::FaultKind;
 use fetch::Fetch;
 use ssd::Ssd;
 
-/// Changes of the prefix cache in a message.
-const KV_EVENTS_PER_MESSAGE: usize = 4096;
 /// Until a node notices that a question was lost.
 const LOST_AFTER: Duration = Duration::from_millis(20);
 
@@ -85,7 +82,7 @@ pub(super) struct Node {
     /// It takes nothing in before.
     pub hung_until: Instant,
     /// Questions that were lost.
-    num_asked: u64,
+    num_lost: u64,
     /// What fails here next.
     armed: BTreeSet<FaultKind>,
     /// Whether it reports its load.
@@ -130,7 +127,7 @@ impl Node {
             handovers_asked: BTreeMap::new(),
             wakeup: None,
             hung_until: now,
-            num_asked: 0,
+            num_lost: 0,
             armed: BTreeSet::new(),
             reports: start.generation == Generation(1),
             is_draining: false,
@@ -270,12 +267,12 @@ impl Node {
         if !self.fails(wire, FaultKind::Message) {
             return wire.tell_after(delay, self.start.node, to, question(self.start));
         }
+        self.num_lost += 1;
         wire.at(wire.now() + delay + LOST_AFTER, self.start, refusal);
-        if self.num_asked.is_multiple_of(2) {
+        if self.num_lost.is_multiple_of(2) {
             // It arrives, and its answer finds nobody.
             wire.tell_after(delay, self.start.node, to, question(Start { generation: Generation(0), ..self.start }));
         }
-        self.num_asked += 1;
     }
 
     fn on_lease_request(&mut self, now: Instant, from: Start, request: LeaseRequest) {

@@ -13,10 +13,13 @@ use baton_types::{
 use super::contents::Contents;
 use crate::event::EventQueue;
 use crate::faults::FaultKind;
+use crate::random::Random;
 
 /// From one process to another: measured between the processes of one host, framing included.
 const MESSAGE_DELAY: Duration = Duration::from_micros(200);
 
+/// How much longer a message takes at most, if messages differ.
+const MAX_JITTER: Duration = Duration::from_millis(3);
 /// Where the conductor is among the processes that messages go between.
 pub(super) const CONDUCTOR: usize = usize::MAX;
 
@@ -138,6 +141,8 @@ pub(super) struct Wire {
     pub disturbances: Vec<Disturbance>,
     /// When the last message that was disturbed arrives, from one process to another: they arrive in order.
     last: HashMap<(usize, usize), Instant>,
+    /// Of how much longer each message takes, if they do.
+    jitter: Option<Random>,
     /// What blocks hold, if it is checked.
     pub contents: Option<Contents>,
     /// What went wrong so far.
@@ -145,13 +150,14 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(names: HashMap<NodeId, usize>, contents: Option<Contents>) -> Self {
+    pub(super) fn new(names: HashMap<NodeId, usize>, jitter: Option<Random>, contents: Option<Contents>) -> Self {
         Self {
             queue: EventQueue::new(),
             sessions: vec![0; names.len()],
             names,
             disturbances: Vec::new(),
             last: HashMap::new(),
+            jitter,
             contents,
             faults: BTreeMap::new(),
         }
@@ -185,7 +191,9 @@ impl Wire {
     /// When a message that is sent at `sent` arrives.
     fn arrival(&mut self, from: usize, to: usize, sent: Instant) -> Instant {
         let mut at = sent + MESSAGE_DELAY;
-        if self.disturbances.is_empty() && self.last.is_empty() {
+        if let Some(jitter) = &mut self.jitter {
+            at += MAX_JITTER.mul_f64(jitter.unit());
+        } else if self.disturbances.is_empty() && self.last.is_empty() {
             return at;
         }
         let now = self.now();

@@ -200,6 +200,7 @@ impl SimulateArgs {
             cache_blocks: self.cache_blocks,
             decode_blocks: self.decode_blocks,
             ssd_blocks: self.ssd_blocks,
+            is_cramped: false,
             fault_every: self.fault_every,
             fault: self.fault,
         };

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{EvictionKind, Position, TierCache};
+use baton_profile::Link;
 use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, Refused};
 
 use super::fetch::Holder;
 use super::{Core, Node, with_core};
 use crate::cluster::contents::Contents;
-use crate::cluster::link::Link;
 use crate::cluster::wire::{Input, Wire};
 use crate::faults::FaultKind;
 

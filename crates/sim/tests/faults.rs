@@ -1,0 +1,132 @@
+//! Clusters in which something goes wrong every few seconds: whatever it is, each request ends once, with its own tokens, and nothing is left behind.
+//!
+//! `simulate` checks what a step finds of its sequences' blocks, what clients are told, and at the end that nothing is charged and no block is lost.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use baton_kv_cache::EvictionKind;
+use baton_scheduler::PromptsAtDecode;
+use baton_sim::{
+    BLOCK_TOKENS, FaultKind, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest, simulate,
+};
+
+/// Conversations that go on, some with a shared beginning, for a minute.
+fn trace(seed: u64) -> Trace {
+    let mut random = Random::new(seed);
+    let (mut at, mut turns, mut next_id) = (0.0, Vec::<Vec<u64>>::new(), 1000);
+    let per_second = 1.0 + 3.0 * random.unit();
+    let mut requests = Vec::new();
+    while at < 60.0 {
+        let mut hash_ids = match random.below(3) {
+            0 if !turns.is_empty() => turns[random.below(turns.len() as u64) as usize].clone(),
+            1 => (0..4).collect(),
+            _ => Vec::new(),
+        };
+        let new = 1 + random.below(12);
+        hash_ids.extend(next_id..next_id + new);
+        next_id += new;
+        turns.push(hash_ids.clone());
+        let input_length = hash_ids.len() as u32 * BLOCK_TOKENS - random.below(u64::from(BLOCK_TOKENS)) as u32;
+        let output_length = 1 + random.below(200) as u32;
+        requests.push(TraceRequest { timestamp: Duration::from_secs_f64(at), input_length, output_length, hash_ids });
+        at += random.exponential(1.0 / per_second);
+    }
+    Trace { name: "conversations".to_owned(), requests, block_tokens: BLOCK_TOKENS }
+}
+
+/// Small caches and memories, so that everything is short now and then.
+fn options(seed: u64) -> SimOptions {
+    let mut random = Random::new(!seed);
+    let mut pick = |of: &[u32]| of[random.below(of.len() as u64) as usize];
+    let block_tokens = pick(&[64, 128]);
+    SimOptions {
+        prefill: pick(&[2, 3, 4]) as usize,
+        decode: pick(&[2, 3]) as usize,
+        eviction: EvictionKind::ALL[pick(&[0, 1, 2, 3]) as usize],
+        admission: SimAdmission::NONE,
+        prompts_at_decode: if pick(&[0, 1]) == 0 { PromptsAtDecode::Short } else { PromptsAtDecode::Fallback },
+        block_tokens,
+        cache_blocks: Some(pick(&[30_000, 60_000]) / block_tokens),
+        decode_blocks: Some(pick(&[20_000, 40_000]) / block_tokens),
+        ssd_blocks: pick(&[0, 1, 2]) * 60_000 / block_tokens,
+        is_cramped: true,
+        fault_every: Some(Duration::from_secs(3)),
+        seed,
+        ..SimOptions::default()
+    }
+}
+
+/// What became of all requests.
+#[derive(Debug, Default)]
+struct Ends {
+    finished: usize,
+    aborted: usize,
+    refused: usize,
+    failed: BTreeMap<String, usize>,
+    migrated: usize,
+    fetched_tokens: u64,
+    ssd_tokens: u64,
+    faults: BTreeMap<FaultKind, u64>,
+}
+
+impl Ends {
+    fn add(&mut self, outcome: Outcome) {
+        for record in outcome.records {
+            let ends = [record.finished.is_some(), record.rejected, record.aborted, record.failed.is_some()];
+            assert_eq!(ends.iter().filter(|end| **end).count(), 1, "{record:?}");
+            self.finished += usize::from(record.finished.is_some());
+            self.aborted += usize::from(record.aborted);
+            self.refused += usize::from(record.rejected);
+            self.migrated += usize::from(record.migrations > 0);
+            self.fetched_tokens += u64::from(record.fetched_tokens);
+            self.ssd_tokens += u64::from(record.ssd_tokens);
+            if let Some(why) = record.failed {
+                *self.failed.entry(why).or_default() += 1;
+            }
+        }
+        for (fault, count) in outcome.faults {
+            *self.faults.entry(fault).or_default() += count;
+        }
+    }
+
+    fn check(&self) {
+        println!("{self:#?}");
+        let failed: usize = self.failed.values().sum();
+        let wanted = self.finished + self.refused + failed;
+        assert!(self.finished as f64 >= 0.95 * wanted as f64, "{} of {wanted} finished", self.finished);
+        for fault in FaultKind::ALL {
+            assert!(self.faults.contains_key(fault), "{} never happened", fault.as_str());
+        }
+        assert!(self.migrated > 0 && self.aborted > 0 && self.fetched_tokens > 0 && self.ssd_tokens > 0);
+    }
+}
+
+fn run(seeds: std::ops::Range<u64>) -> Ends {
+    let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
+    let mut ends = Ends::default();
+    for seed in seeds {
+        println!("seed {seed}");
+        ends.add(simulate(&trace(seed), &profile, &options(seed)));
+    }
+    ends
+}
+
+#[test]
+fn whatever_goes_wrong_each_request_ends_once() {
+    run(0..50).check();
+}
+
+#[test]
+#[ignore = "takes minutes: make test-long"]
+fn whatever_goes_wrong_each_request_ends_once_a_thousand_times() {
+    run(1000..2000).check();
+}
+
+#[test]
+fn the_same_seed_gives_the_same_faults() {
+    let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
+    let run = |seed| simulate(&trace(1), &profile, &SimOptions { seed, ..options(1) });
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).faults, run(8).faults);
+}
