@@ -297,10 +297,13 @@ impl MockEngine {
     /// Some layers of a step, in `time`; after the last one the logits.
     #[allow(clippy::disallowed_methods)] // stands for compute, which takes real time
     fn run(&mut self, batch: &[SequenceStep<'_>], layers: Range<u32>, time: Duration, observer: &mut dyn StepObserver) {
-        let (began, is_last) = (Instant::now(), layers.end == self.options.num_layers);
+        let (mut began, is_last) = (Instant::now(), layers.end == self.options.num_layers);
         for layer in layers.clone() {
             // A record depends on the one before it.
+            let awaited = Instant::now();
             observer.await_prefix(layer);
+            // Compute does not catch up.
+            began += awaited.elapsed();
             for sequence in batch {
                 self.write_layer(layer, sequence);
             }

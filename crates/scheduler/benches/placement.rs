@@ -99,6 +99,7 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
             waited: Duration::ZERO,
+            max_wait: None,
             priority: 0,
             bypass_cache: false,
             exclude: &[],

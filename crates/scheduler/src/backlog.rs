@@ -216,17 +216,17 @@ impl Backlog {
         self.places.partition_point(|place| place.rank < rank)
     }
 
-    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without.
-    pub(crate) fn broken(&self, now: Instant, terms: QueueTerms) -> usize {
+    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without; each may take `margin` seconds longer than it seems.
+    pub(crate) fn broken(&self, now: Instant, terms: QueueTerms, margin: f64) -> usize {
         if self.settled != Some(now) {
-            return self.at(now).broken(now, terms);
+            return self.at(now).broken(now, terms, margin);
         }
         let (before, newcomer) = (self.before(now, terms), terms.compute.as_secs_f64());
         let mut elapsed: f64 = self.places[..before].iter().map(|place| place.left).sum();
         let breaks = |place: &&Place| {
             elapsed += place.left;
             let slack = self.entries[place.entry].prompt.deadline.map(|deadline| left_until(now, deadline));
-            slack.is_some_and(|slack| elapsed <= slack && elapsed + newcomer > slack)
+            slack.is_some_and(|slack| elapsed <= slack && elapsed + newcomer + margin > slack)
         };
         self.places[before..].iter().filter(breaks).count()
     }
@@ -456,10 +456,10 @@ mod tests {
         let mut backlog = Backlog::default();
         let deadline = Some(start + 9 * SECOND);
         backlog.add(start, QueuedPrompt { deadline, ..prompt(1, start, 100, 8.0) });
-        assert_eq!(backlog.broken(start, terms(0, 0.5)), 0);
-        assert_eq!(backlog.broken(start, terms(0, 2.0)), 1);
+        assert_eq!(backlog.broken(start, terms(0, 0.5), 0.0), 0);
+        assert_eq!(backlog.broken(start, terms(0, 2.0), 0.0), 1);
         backlog.add(start, prompt(2, start, 0, 5.0));
-        assert_eq!(backlog.broken(start, terms(1, 2.0)), 0, "it is late anyway");
+        assert_eq!(backlog.broken(start, terms(1, 2.0), 0.0), 0, "it is late anyway");
     }
 
     #[test]

@@ -34,6 +34,10 @@ pub const MAX_WAITING: u32 = 256;
 pub const KV_EVENTS_PER_MESSAGE: usize = 4096;
 /// Blocks that a node with an SSD writes to it at once.
 pub const MAX_STORES: usize = 8;
+/// A holder says within this time whether it gives a lease, or it stands still.
+pub const LEASE_DEADLINE: Duration = Duration::from_secs(2);
+/// One layer of a prefix takes no longer than this once it is its turn: the request waits for it, and the engine for a part of this time.
+pub const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 /// What nobody has used for so long may make room for a prefix that is asked for more often.
 pub const COLD_AFTER: Duration = Duration::from_secs(60);
 /// Readers of a node's cache at once.

@@ -54,8 +54,11 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
         // Decode nodes compute prompts, too: a chunk in each step, which takes the base's time at least.
         let per_decode_node = TAIL_TOKENS * profile.prefill_per_token / profile.decode_base;
         let speed = options.prefill as f64 + options.decode as f64 * per_decode_node.min(1.0);
-        let works = works(trace, profile, options.window).into_iter().map(|work| work / speed);
+        let works = works(trace, profile, options.window);
         let jobs = records.iter().map(|record| record.arrived).zip(works);
+        // One prompt has two nodes at most.
+        let jobs = jobs.filter(|(_, work)| work / (1.0 + per_decode_node.min(1.0)) <= ttft.as_secs_f64());
+        let jobs = jobs.map(|(arrived, work)| (arrived, work / speed));
         met = met.min(most_in_time(jobs, ttft) as f64 / whole);
     }
     if let Some(tbt) = options.tbt_slo.map(|tbt| tbt.as_secs_f64()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
-use baton_scheduler::{FetchedBytes, RequestKey};
+use baton_scheduler::{FetchedBytes, LAYER_DEADLINE, LEASE_DEADLINE, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
 use futures::future::{BoxFuture, FutureExt};
@@ -23,10 +23,6 @@ use crate::ssd::Fetching;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
-/// A holder says at once whether it gives a lease, or it stands still.
-const LEASE_DEADLINE: Duration = Duration::from_secs(2);
-/// One layer takes no longer than this once it is its turn: the request waits for it, and the engine for a part of this time.
-const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 /// Reads under way at once: the next layers come while one is told.
 const READS_AHEAD: usize = 4;
 /// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.

@@ -8,7 +8,7 @@ use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
 use baton_runtime::settings::BadSetting;
-use baton_scheduler::{FetchedBytes, MAX_STORES, RequestKey, TierEffect, TieredCore};
+use baton_scheduler::{FetchedBytes, LAYER_DEADLINE, MAX_STORES, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -19,9 +19,6 @@ use crate::layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 use crate::metrics::SsdMetrics;
 use crate::node::NodeParts;
 
-
-/// One layer takes no longer than this: the request waits for it. A disk that hangs keeps its thread; nobody waits for that.
-const LAYER_DEADLINE: Duration = Duration::from_secs(2);
 /// Threads that read at once. Where they all wait for the disk, what it holds is computed.
 const MAX_LOADS: usize = 64;
 

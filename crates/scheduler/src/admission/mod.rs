@@ -90,9 +90,10 @@ impl Assessment {
         self.slo.after(self.waited)
     }
 
-    /// Predicted time to first token over what its objective leaves.
+    /// Predicted time to first token over what its objective leaves, or the wait for others over its longest one.
     pub fn prefill_load(&self) -> f64 {
-        self.slo_left().ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit))
+        let wait = self.max_wait.map_or(0.0, |limit| ratio(self.ahead, limit.saturating_sub(self.waited)));
+        self.slo_left().ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit)).max(wait)
     }
 
     /// It keeps its time to first token if that is as estimated.
@@ -382,7 +383,9 @@ mod tests {
     fn loads_are_latencies_over_their_objectives() {
         let fine = assessment();
         assert_eq!(fine.prefill_load(), 0.1);
-        assert_eq!(Assessment { slo: Slo::default(), ..fine }.prefill_load(), 0.0);
+        let waits = Assessment { slo: Slo::default(), ahead: 15 * SECOND, ..fine };
+        assert_eq!(waits.prefill_load(), 0.5, "without an objective it is the wait over the longest one");
+        assert_eq!(Assessment { max_wait: None, ..waits }.prefill_load(), 0.0);
     }
 
     #[test]

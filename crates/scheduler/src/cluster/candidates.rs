@@ -240,7 +240,7 @@ impl Cluster {
         let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
         let backlog = &node.charges.backlog;
         let QueueImpact { ahead, passed } = backlog.impact(now, terms);
-        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms))
+        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms, self.ttft_margin()))
     }
 
     /// How long a prefill node's chunks take.

@@ -180,6 +180,7 @@ impl Cluster {
         rng: &mut impl FnMut() -> u64,
     ) -> Explanation {
         self.on_tick(now);
+        let request = &self.bounded(request);
         let (asked, matches) = (self.asked(request), self.matches(request));
         let (policy, mut admission) = (self.placement.boxed_clone(), self.admission.boxed_clone());
         let (chosen, rows) = self.look(now, asked, &matches, &*policy, Some(Keep::ALL), rng);

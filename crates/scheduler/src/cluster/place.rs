@@ -128,10 +128,22 @@ impl Cluster {
             // Once, and not for each of its plans.
             node.charges.backlog.settle(now);
         }
+        let request = &self.bounded(request);
         let (asked, matches) = (self.asked(request), self.matches(request));
         let (chosen, rows) = self.look(now, asked, &matches, &*self.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches));
         (placed.map_err(|refusal| self.hold(request.key, refusal)), rows)
+    }
+
+    /// The request with the longest wait that the cluster grants it. What was accepted is served.
+    pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
+        let is_new = self.admission.refuses() && request.key.attempt == Attempt(0);
+        PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
+    }
+
+    /// Seconds by which a predicted time to first token may be too short, as a high quantile.
+    pub(super) fn ttft_margin(&self) -> f64 {
+        self.ttft_residuals.quantile(self.config.admission_quantile)
     }
 
     /// Compares the candidates and chooses from them. What is said of the nodes is for those who asked what to keep.
@@ -296,10 +308,10 @@ impl Cluster {
             compute: duration(chosen.plan.compute),
             ahead: duration(chosen.plan.ahead),
             // What was accepted is served.
-            max_wait: self.config.max_wait.filter(|_| self.admission.refuses() && request.key.attempt == Attempt(0)),
+            max_wait: request.max_wait,
             prefill_nodes: chosen.candidates,
             ttft,
-            ttft_high: ttft + duration(self.ttft_residuals.quantile(self.config.admission_quantile)),
+            ttft_high: ttft + duration(self.ttft_margin()),
             broken: chosen.broken,
             broken_sequences: node
                 .zip(newcomer)
@@ -388,6 +400,6 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
         tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.tail_tokens))
             .saturating_sub(chosen.plan.matched_tokens)
             .max(1),
-        deadline: request.slo_left().ttft.and_then(|Ttft(limit)| now.checked_add(limit)),
+        deadline: request.time_left(chosen.plan.compute).and_then(|seconds| now.checked_add(duration(seconds))),
     }
 }

@@ -74,6 +74,7 @@ pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         wants_decode: true,
         slo: Slo::default(),
         waited: Duration::ZERO,
+        max_wait: None,
         priority: 0,
         bypass_cache: false,
         exclude: &[],

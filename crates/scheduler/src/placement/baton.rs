@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_types::{QueueTerms, Slo, Tbt, Ttft};
+use baton_types::{QueueTerms, Slo, Tbt};
 
 use super::{
     Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_by,
@@ -59,11 +59,11 @@ impl Baton {
     }
 
     /// Seconds of patience of a prompt that takes `compute` seconds.
-    fn patience(&self, compute: f64, slo: Slo) -> f64 {
+    fn patience(&self, compute: f64, time_left: Option<f64>) -> f64 {
         let config = &self.config;
         let most = config.max_patience.as_secs_f64();
         let by_work = (compute * config.patience).min(most);
-        match slo.ttft.map(|Ttft(limit)| limit.as_secs_f64()) {
+        match time_left {
             // It misses its objective in any case: others need not.
             Some(limit) if compute >= limit => most,
             Some(limit) => by_work.min((limit - compute) * config.slack_share),
@@ -72,9 +72,9 @@ impl Baton {
     }
 
     /// Seconds that the plan costs everybody, the decode node's part apart.
-    fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, slo: Slo) -> f64 {
+    fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, time_left: Option<f64>) -> f64 {
         let own = plan.finish() + target.exposed(plan.compute);
-        let own = own * (1.0 + self.config.tail_weight * slo.ttft.map_or(0.0, |Ttft(limit)| share(own, limit)));
+        let own = own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| own / limit.max(f64::MIN_POSITIVE)));
         own + plan.compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
@@ -94,7 +94,7 @@ impl Baton {
         let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
         for target in targets {
             for (plan, fetch) in candidate.plans() {
-                let cost = self.prefill_cost(plan, target, request.slo_left()) + target.cost;
+                let cost = self.prefill_cost(plan, target, request.time_left(plan.compute)) + target.cost;
                 if cost < best.cost {
                     best = Pair { cost, fetch, decode: target.index() };
                 }
@@ -207,7 +207,7 @@ impl PlacementPolicy for Baton {
         }
         QueueTerms {
             priority,
-            patience: duration(self.patience(compute, request.slo_left())),
+            patience: duration(self.patience(compute, request.time_left(compute))),
             compute: duration(compute),
             ..QueueTerms::default()
         }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn patience_grows_with_the_work_up_to_its_bound() {
-        let patience = |seconds| Baton::default().patience(seconds, Slo::default());
+        let patience = |seconds| Baton::default().patience(seconds, None);
         assert_eq!((patience(7.0), patience(1000.0)), (7.0, 30.0));
     }
 }

@@ -125,6 +125,7 @@ pub(super) mod tests {
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
             waited: Duration::ZERO,
+            max_wait: None,
             priority: 0,
             bypass_cache: false,
             exclude: &[],

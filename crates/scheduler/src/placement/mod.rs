@@ -39,6 +39,8 @@ pub struct PlacementRequest<'a> {
     pub slo: Slo,
     /// How long ago that was.
     pub waited: Duration,
+    /// Longest that it may wait for others, from its arrival on: the cluster's setting, filled in when it is placed.
+    pub max_wait: Option<Duration>,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
     /// Whether the prompt is computed whole, whatever is cached.
@@ -51,6 +53,13 @@ impl PlacementRequest<'_> {
     /// What its objectives leave now.
     pub fn slo_left(&self) -> Slo {
         self.slo.after(self.waited)
+    }
+
+    /// Seconds in which its first token should come, of which `compute` are its own: what its objective leaves, and not more than its longest wait and that.
+    pub fn time_left(&self, compute: f64) -> Option<f64> {
+        let wait = self.max_wait.map(|limit| limit.saturating_sub(self.waited).as_secs_f64() + compute);
+        let objective = self.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
+        objective.into_iter().chain(wait).min_by(f64::total_cmp)
     }
 }
 

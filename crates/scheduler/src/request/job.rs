@@ -63,6 +63,7 @@ impl RequestJob {
             wants_decode: self.wants_decode(),
             slo: if key.attempt.0 == 0 { self.slo } else { Slo::default() },
             waited,
+            max_wait: None,
             priority: self.priority,
             bypass_cache: self.bypasses_cache(),
             exclude,

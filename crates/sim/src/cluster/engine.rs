@@ -84,9 +84,9 @@ impl Engine {
 }
 
 impl Running {
-    /// When this layer may begin, waits for prefixes aside.
+    /// When this layer may begin, after what it has waited for prefixes so far.
     pub(super) fn layer_due(&self, layer: u32, num_layers: u32) -> Instant {
-        self.began + self.time.mul_f64(f64::from(layer) / f64::from(num_layers))
+        self.began + self.waited + self.time.mul_f64(f64::from(layer) / f64::from(num_layers))
     }
 
     /// What the conductor is told of it.

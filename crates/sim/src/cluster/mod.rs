@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_profile::ModelProfile;
-use baton_scheduler::{Cluster, Policies, PushId, REPORT_INTERVAL, RequestError, RequestJob, TICK_INTERVAL};
+use baton_scheduler::{Cluster, LAYER_DEADLINE, Policies, PushId, REPORT_INTERVAL, RequestError, RequestJob, TICK_INTERVAL};
 use baton_types::{Generation, GrantId, NodeRole, RequestId, RequestKey, SamplingParams, Slo, Tbt, Ttft};
 
 use crate::faults::FaultKind;
@@ -226,7 +226,9 @@ impl<'a> World<'a> {
                     self.on_input(to, input);
                 }
             }
-            Event::FetchedLayer { reader, key, serial } => self.on_fetched_layer(reader, key, serial),
+            Event::FetchedLayer { reader, key, serial, is_late } => {
+                self.on_fetched_layer(reader, key, serial, is_late);
+            }
             Event::Pushed { from, key, push } => self.on_pushed(from, key, push),
             Event::Fault => self.on_fault(),
             Event::Left(start) => self.frontend.on_left(wire, start),
@@ -262,16 +264,19 @@ impl<'a> World<'a> {
         }
     }
 
-    fn on_fetched_layer(&mut self, reader: Start, key: RequestKey, serial: u64) {
+    fn on_fetched_layer(&mut self, reader: Start, key: RequestKey, serial: u64, is_late: bool) {
         let node = &self.nodes[reader.node];
         if node.start != reader {
             return;
         }
         let lease = node.lease_of(key, serial);
-        if let Some(until) = lease.and_then(|(holder, _)| self.wire.cut_until(holder.node, reader.node)) {
-            return self.wire.queue.at(until, Event::FetchedLayer { reader, key, serial });
+        let cut = lease.and_then(|(holder, _)| self.wire.cut_until(holder.node, reader.node));
+        if let Some(until) = cut.filter(|_| !is_late) {
+            let late = self.wire.now() + LAYER_DEADLINE;
+            let event = Event::FetchedLayer { reader, key, serial, is_late: late < until };
+            return self.wire.queue.at(until.min(late), event);
         }
-        let is_good = lease.is_none_or(|(holder, lease)| self.is_open(holder, lease));
+        let is_good = !is_late && lease.is_none_or(|(holder, lease)| self.is_open(holder, lease));
         self.nodes[reader.node].on_fetched_layer(&mut self.wire, key, serial, is_good);
     }
 

@@ -182,6 +182,7 @@ impl Node {
             Input::LeaseRequest(from, request) => self.on_lease_request(now, from, *request),
             Input::LeaseReply(key, reply) => self.on_lease_reply(wire, key, reply),
             Input::ReleaseLease(release) => with_core!(self, core => core.on_release_lease(now, *release)),
+            Input::LeaseDue(key, serial) => self.on_lease_due(wire, key, serial),
             Input::FetchCancelled(key, serial) => self.on_fetch_cancelled(wire, key, serial),
             Input::Stored(hash, stored) => self.on_stored(now, hash, stored),
             Input::SessionClosed => with_core!(self, core => core.on_conductor_lost(now, CONDUCTOR_ID)),

@@ -45,8 +45,8 @@ pub(super) enum Event {
     Command(Start, u64, Input),
     /// A message of a node is at the conductor, by the session of that number.
     Conductor(Start, u64, Report),
-    /// One layer of a prefix is due at its reader.
-    FetchedLayer { reader: Start, key: RequestKey, serial: u64 },
+    /// One layer of a prefix is due at its reader, or has not come in time.
+    FetchedLayer { reader: Start, key: RequestKey, serial: u64, is_late: bool },
     /// A batch of writes is due at the decode node.
     Pushed { from: Start, key: RequestKey, push: PushId },
     /// Something goes wrong.
@@ -87,6 +87,8 @@ pub(super) enum Input {
     Fenced(GrantId),
     PushCancelled(RequestKey, PushId),
     FetchCancelled(RequestKey, u64),
+    /// The holder should have answered by now.
+    LeaseDue(RequestKey, u64),
     /// A write to the SSD is over, well or not.
     Stored(BlockHash, bool),
     /// The engine may begin the next layer.

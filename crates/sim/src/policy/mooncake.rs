@@ -85,6 +85,7 @@ mod tests {
             wants_decode: true,
             slo: Slo::default(),
             waited: Duration::ZERO,
+            max_wait: None,
             priority: 0,
             bypass_cache: false,
             exclude: &[],

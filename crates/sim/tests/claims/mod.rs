@@ -106,10 +106,12 @@ pub fn check_admission_under_overload(source: &Source) {
         SimAdmission::Production(AdmissionKind::Selective),
     ]
     .map(runs);
-    for met in [|run: &Summary| run.by_requests.met, |run: &Summary| run.by_prompt_tokens.met] {
+    let measures: [(fn(&Summary) -> f64, f64); 2] =
+        [(|run| run.by_requests.met, 1.05), (|run| run.by_prompt_tokens.met, 1.03)];
+    for (met, gain) in measures {
         let [early, predictive, ours] = [&early, &predictive, &ours].map(|runs| runs.mean(met));
         println!("within objectives: {ours:.3} for {predictive:.3} (predictive) and {early:.3} (early)");
-        assert!(ours > 1.05 * predictive && ours > 1.05 * early, "{ours} for {predictive} and {early}");
+        assert!(ours > gain * predictive && ours > gain * early, "{ours} for {predictive} and {early}");
     }
 }
 

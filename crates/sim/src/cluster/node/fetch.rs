@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_scheduler::{FetchedBytes, RequestKey, prefix_patience};
+use baton_scheduler::{FetchedBytes, LEASE_DEADLINE, RequestKey, prefix_patience};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
 
 use super::{Core, Node, with_core};
@@ -71,6 +71,7 @@ impl Node {
         let dues = (0..self.info.layout.num_layers).map(|_| self.receive.reserve(now, layer_bytes)).collect();
         let key = lease.key;
         self.insert_fetch(now, key, Holder::Node(holder), dues, destinations, Vec::new());
+        wire.at(now + LEASE_DEADLINE, self.start, Input::LeaseDue(key, self.num_fetches));
         let lost = Input::LeaseReply(key, Err(super::unavailable("the answer was lost")));
         self.ask(wire, Duration::ZERO, holder, |from| Input::LeaseRequest(from, Box::new(lease)), lost);
     }
@@ -121,11 +122,18 @@ impl Node {
         }
     }
 
+    pub(super) fn on_lease_due(&mut self, wire: &mut Wire, key: RequestKey, serial: u64) {
+        if self.fetches.get(&key).is_some_and(|fetch| fetch.serial == serial && fetch.lease.is_none()) {
+            self.end_fetch(wire, key, Err(super::unavailable("the holder did not answer")));
+            self.resume_step(wire);
+        }
+    }
+
     /// The next layer comes when it is due.
     pub(super) fn await_layer(&mut self, wire: &mut Wire, key: RequestKey) {
         let Some(fetch) = self.fetches.get(&key) else { return };
         let (due, serial) = (fetch.dues[fetch.layers_here as usize], fetch.serial);
-        wire.queue.at(due, Event::FetchedLayer { reader: self.start, key, serial });
+        wire.queue.at(due, Event::FetchedLayer { reader: self.start, key, serial, is_late: false });
     }
 
     /// Whom to ask whether the lease still stands; `None` where the fetch is over, or nobody need be asked.
