@@ -8,8 +8,8 @@ use baton_types::{LeaseRequest, PrefillEvent};
 use super::{Core, Node};
 use crate::cluster::wire::{Input, Report, Wire};
 
-/// Until nothing can land under a grant that was revoked.
-const FENCE_DELAY: Duration = Duration::from_millis(1);
+/// Until nothing can land under a grant that was revoked. What is on its way may land before.
+const FENCE_DELAY: Duration = Duration::from_millis(5);
 
 impl Node {
     pub(super) fn on_decode_input(&mut self, wire: &mut Wire, input: Input) {
@@ -26,7 +26,10 @@ impl Node {
             }
             Input::ReleaseGrant(key, grant) => core.on_release_grant(now, key, grant),
             Input::Arrived(grant, push, bytes) => core.on_arrival(now, grant, push, bytes),
-            Input::Fenced(grant) => core.on_grant_fenced(now, grant),
+            Input::Fenced(grant) => {
+                self.open.remove(&grant);
+                core.on_grant_fenced(now, grant);
+            }
             // Only prefill nodes are told these.
             _ => {}
         }
@@ -47,7 +50,6 @@ impl Node {
                 }
             }
             DecodeEffect::RevokeGrant { grant } => {
-                self.open.remove(&grant);
                 wire.at(now + FENCE_DELAY, self.start, Input::Fenced(grant));
             }
             DecodeEffect::HandoverReply { key, result } => {
