@@ -35,11 +35,22 @@ fn trace(seed: u64) -> Trace {
     Trace { name: "conversations".to_owned(), requests, block_tokens: BLOCK_TOKENS }
 }
 
+/// What a cluster bears often: for these, every third cluster has many of one kind.
+const OFTEN: [FaultKind; 6] = [
+    FaultKind::Fetch,
+    FaultKind::Disk,
+    FaultKind::Push,
+    FaultKind::Partition,
+    FaultKind::Events,
+    FaultKind::Message,
+];
+
 /// Small caches and memories, so that everything is short now and then.
 fn options(seed: u64) -> SimOptions {
     let mut random = Random::new(!seed);
     let mut pick = |of: &[u32]| of[random.below(of.len() as u64) as usize];
     let block_tokens = pick(&[64, 128]);
+    let often = seed.is_multiple_of(3).then(|| OFTEN[(seed / 3) as usize % OFTEN.len()]);
     SimOptions {
         prefill: pick(&[2, 3, 4]) as usize,
         decode: pick(&[2, 3]) as usize,
@@ -51,7 +62,8 @@ fn options(seed: u64) -> SimOptions {
         decode_blocks: Some(pick(&[20_000, 40_000]) / block_tokens),
         ssd_blocks: pick(&[0, 1, 2]) * 60_000 / block_tokens,
         is_cramped: true,
-        fault_every: Some(Duration::from_secs(3)),
+        fault_every: Some(Duration::from_millis(if often.is_some() { 500 } else { 3000 })),
+        fault: often,
         seed,
         ..SimOptions::default()
     }
@@ -105,7 +117,7 @@ impl Ends {
 /// A network so slow that prefixes come in, and layers go out, while steps run.
 fn profile() -> ModelProfile {
     let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
-    ModelProfile { network_bytes_per_s: 3e9, ssd_bytes_per_s: 2e9, ..profile }
+    ModelProfile { network_bytes_per_s: 4e9, ssd_bytes_per_s: 2e9, ..profile }
 }
 
 fn run(seeds: std::ops::Range<u64>) -> Ends {

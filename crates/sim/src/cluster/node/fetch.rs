@@ -155,11 +155,11 @@ impl Node {
     ) {
         let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
         let block_bytes = self.info.layout.block_bytes();
-        let is_disk = self.fetches.get(&key).is_some_and(|fetch| fetch.holder == Holder::Ssd);
-        if !self.fetches.get(&key).is_some_and(|fetch| fetch.serial == serial) {
-            return;
-        }
-        let is_good = is_good && !self.fails(wire, if is_disk { FaultKind::Disk } else { FaultKind::Fetch });
+        let Some(fetch) = self.fetches.get(&key).filter(|fetch| fetch.serial == serial) else { return };
+        let fault = if fetch.holder == Holder::Ssd { FaultKind::Disk } else { FaultKind::Fetch };
+        // Now an early layer, now a late one.
+        let is_its_turn = u64::from(fetch.layers_here) == serial % u64::from(num_layers);
+        let is_good = is_good && !(is_its_turn && self.fails(wire, fault));
         let Some(fetch) = self.fetches.get_mut(&key) else { return };
         fetch.land(wire, self.start.node, is_good);
         if is_good {
