@@ -169,6 +169,10 @@ impl Wire {
         self.queue.now()
     }
 
+    pub(super) fn has_jitter(&self) -> bool {
+        self.jitter.is_some()
+    }
+
     /// A node by its name.
     pub(super) fn index(&self, node: &NodeId) -> usize {
         self.names[node]

@@ -9,7 +9,9 @@ use super::{Core, Node};
 use crate::cluster::wire::{Input, Report, Wire};
 
 /// Until nothing can land under a grant that was revoked. What is on its way may land before.
-const FENCE_DELAY: Duration = Duration::from_millis(5);
+const FENCE_DELAY: Duration = Duration::from_millis(1);
+/// The same where messages are slow.
+const SLOW_FENCE: Duration = Duration::from_millis(100);
 
 impl Node {
     pub(super) fn on_decode_input(&mut self, wire: &mut Wire, input: Input) {
@@ -50,7 +52,8 @@ impl Node {
                 }
             }
             DecodeEffect::RevokeGrant { grant } => {
-                wire.at(now + FENCE_DELAY, self.start, Input::Fenced(grant));
+                let delay = if wire.has_jitter() { SLOW_FENCE } else { FENCE_DELAY };
+                wire.at(now + delay, self.start, Input::Fenced(grant));
             }
             DecodeEffect::HandoverReply { key, result } => {
                 if let Some(asked) = self.handovers_asked.remove(&key) {

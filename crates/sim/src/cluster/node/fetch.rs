@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_scheduler::{FetchedBytes, LEASE_DEADLINE, RequestKey, prefix_patience};
+use baton_scheduler::{FetchedBytes, LEASE_DEADLINE, MAX_PREFIX_WAIT_PER_STEP, RequestKey, prefix_patience};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
 
 use super::{Core, Node, with_core};
@@ -159,7 +159,13 @@ impl Node {
         let fault = if fetch.holder == Holder::Ssd { FaultKind::Disk } else { FaultKind::Fetch };
         // Now an early layer, now a late one.
         let is_its_turn = u64::from(fetch.layers_here) == serial % u64::from(num_layers);
-        let is_good = is_good && !(is_its_turn && self.fails(wire, fault));
+        let fails = is_good && is_its_turn && self.fails(wire, fault);
+        if fails && serial / u64::from(num_layers) % 2 == 0 {
+            // It comes, and later than a step waits for.
+            let event = Event::FetchedLayer { reader: self.start, key, serial, is_late: false };
+            return wire.queue.after(MAX_PREFIX_WAIT_PER_STEP, event);
+        }
+        let is_good = is_good && !fails;
         let Some(fetch) = self.fetches.get_mut(&key) else { return };
         fetch.land(wire, self.start.node, is_good);
         if is_good {
