@@ -141,6 +141,10 @@ impl Builder {
         let mut arguments = self.engine();
         arguments.extend(flags(&["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]));
         arguments.extend(self.conductor_flags.clone());
+        // The prompts of most tests are short, and are to go the whole way.
+        if !arguments.iter().any(|flag| flag == "--prompts-at-decode") {
+            arguments.extend(flags(&["--prompts-at-decode", "fallback"]));
+        }
         let conductor = Process::start("baton-conductor", &arguments, folder.path().join("conductor.log")).await?;
         let address = format!("http://{}", conductor.ready.grpc);
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());

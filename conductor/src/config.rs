@@ -117,7 +117,7 @@ impl Default for Settings {
             tbt_slo_ms: None,
             queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
             max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
-            prompts_at_decode: "fallback".into(),
+            prompts_at_decode: cluster.prompts_at_decode.as_str().into(),
             split_prompts: cluster.splits_prompts,
             fetch_prefixes: cluster.fetches,
             replicate_prefixes: cluster.replicas,
@@ -168,7 +168,7 @@ pub struct Flags {
     /// Longest that a prompt is put off for others, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub max_overtaken_s: Option<f64>,
-    /// Which prompts decode nodes compute: never, fallback (where no prefill node is left) or short (those too that disturb nobody) [default: fallback]
+    /// Which prompts decode nodes compute: never, fallback (if no prefill node is left) or short (those too that disturb nobody) [default: short]
     #[arg(long, value_name = "WHEN")]
     pub prompts_at_decode: Option<String>,
     /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before [default: true]

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{BatonConfig, ClusterConfig, PromptsAtDecode};
+use baton_scheduler::{BatonConfig, ClusterConfig};
 
 use crate::faults::FaultKind;
 use crate::policy::{SimAdmission, SimPlacement};
@@ -42,8 +42,8 @@ pub enum Feature {
     HitDensity,
     /// Decode nodes compute the tails of long prompts.
     Tails,
-    /// Hot prefixes are copied to more prefill nodes.
-    Replication,
+    /// Decode nodes compute short prompts.
+    PromptsAtDecode,
     /// Sequences that wait for room go on at another decode node.
     Migration,
     /// The first token is held back for as long as the second is expected to be late.
@@ -58,7 +58,7 @@ impl Feature {
         Self::ShortestFirst,
         Self::HitDensity,
         Self::Tails,
-        Self::Replication,
+        Self::PromptsAtDecode,
         Self::Migration,
         Self::Smoothing,
         Self::Holding,
@@ -70,7 +70,7 @@ impl Feature {
             Self::ShortestFirst => "shortest-first",
             Self::HitDensity => "hit-density",
             Self::Tails => "tails",
-            Self::Replication => "replication",
+            Self::PromptsAtDecode => "prompts-at-decode",
             Self::Migration => "migration",
             Self::Smoothing => "smoothing",
             Self::Holding => "holding",
@@ -102,8 +102,8 @@ pub struct SimOptions {
     pub eviction: EvictionKind,
     /// What the cluster does without.
     pub without: Option<Feature>,
-    /// Which prompts decode nodes compute.
-    pub prompts_at_decode: PromptsAtDecode,
+    /// Prefill nodes that a hot prefix is copied to before prompts ask for it there.
+    pub replicas: usize,
     /// How many times as fast as recorded the trace is played.
     pub speed: f64,
     /// Objective of the time to first token; none without.
@@ -146,7 +146,7 @@ impl Default for SimOptions {
             admission: SimAdmission::default(),
             eviction: EvictionKind::default(),
             without: None,
-            prompts_at_decode: cluster.prompts_at_decode,
+            replicas: cluster.replicas,
             speed: 1.0,
             ttft_slo: None,
             tbt_slo: None,

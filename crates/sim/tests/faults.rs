@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::PromptsAtDecode;
 use baton_sim::{
-    BLOCK_TOKENS, FaultKind, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest, simulate,
+    BLOCK_TOKENS, FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest, simulate,
 };
 
 /// Conversations that go on, some with a shared beginning, for a minute.
@@ -56,7 +55,8 @@ fn options(seed: u64) -> SimOptions {
         decode: pick(&[2, 3]) as usize,
         eviction: EvictionKind::ALL[pick(&[0, 1, 2, 3]) as usize],
         admission: SimAdmission::NONE,
-        prompts_at_decode: if pick(&[0, 1]) == 0 { PromptsAtDecode::Short } else { PromptsAtDecode::Fallback },
+        without: (pick(&[0, 1]) == 0).then_some(Feature::PromptsAtDecode),
+        replicas: pick(&[0, 3]) as usize,
         block_tokens,
         cache_blocks: Some(pick(&[30_000, 60_000]) / block_tokens),
         decode_blocks: Some(pick(&[20_000, 40_000]) / block_tokens),

@@ -86,10 +86,10 @@ pub struct ClusterConfig {
 pub enum PromptsAtDecode {
     /// None: without a prefill node requests are refused.
     Never,
-    /// All, where no prefill node takes requests.
-    #[default]
+    /// All, if no prefill node takes requests.
     Fallback,
     /// Those too that are so short that they are answered as soon, and disturb nobody (conditional disaggregation).
+    #[default]
     Short,
 }
 
@@ -121,7 +121,7 @@ impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             fetches: true,
-            replicas: 2,
+            replicas: 0,
             max_overtaken: QueueTerms::MAX_OVERTAKEN,
             queue_timeout: QueueTerms::TIMEOUT,
             max_wait: Some(MAX_WAIT),

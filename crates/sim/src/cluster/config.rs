@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_profile::{CONTEXT_TOKENS, LAYER_GROUPS, ModelProfile};
 use baton_scheduler::{
-    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, PrefillCore,
+    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, PrefillCore, PromptsAtDecode,
 };
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 
@@ -136,13 +136,16 @@ impl NodeConfig {
 pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterConfig {
     let defaults = ClusterConfig::default();
     ClusterConfig {
-        replicas: if options.has(Feature::Replication) { defaults.replicas } else { 0 },
+        replicas: options.replicas,
         max_overtaken: options.max_overtaken,
         queue_timeout: options.queue_timeout,
         max_wait: options.max_wait,
         max_held: if options.has(Feature::Holding) { defaults.max_held } else { 0 },
         splits_prompts: options.has(Feature::Tails),
-        prompts_at_decode: options.prompts_at_decode,
+        prompts_at_decode: match options.has(Feature::PromptsAtDecode) {
+            true => defaults.prompts_at_decode,
+            false => PromptsAtDecode::Fallback,
+        },
         bandwidth,
         ..defaults
     }

@@ -241,7 +241,7 @@ impl<'a> World<'a> {
                 wire.queue.after(TICK_INTERVAL, Event::Tick);
             }
             Event::Replicate => {
-                if self.options.has(Feature::Replication) {
+                if self.options.replicas > 1 {
                     self.frontend.replicate(wire);
                 }
                 wire.queue.after(REPLICATE_INTERVAL, Event::Replicate);

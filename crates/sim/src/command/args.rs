@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::PromptsAtDecode;
 use clap::{Args, ValueEnum};
 
 use super::SimulateError;
@@ -70,12 +69,12 @@ pub struct SimulateArgs {
     /// Tokens of a KV block, a divisor of the trace's 512
     #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
     pub block_tokens: u32,
-    /// Leave one feature out: shortest-first, hit-density, tails, replication, migration, smoothing, holding
+    /// Leave one feature out: shortest-first, hit-density, tails, prompts-at-decode, migration, smoothing, holding
     #[arg(long, value_name = "FEATURE")]
     pub without: Option<Feature>,
-    /// Which prompts decode nodes compute: never, fallback (if no prefill node takes requests), short
-    #[arg(long, value_name = "WHICH", default_value = "fallback")]
-    pub prompts_at_decode: PromptsAtDecode,
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub replicate_prefixes: usize,
     /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
@@ -187,7 +186,7 @@ impl SimulateArgs {
             admission: self.admission,
             eviction: self.eviction,
             without: None,
-            prompts_at_decode: self.prompts_at_decode,
+            replicas: self.replicate_prefixes,
             speed: self.speed,
             ttft_slo: self.ttft_slo_ms,
             tbt_slo: self.tbt_slo_ms,
@@ -245,7 +244,7 @@ pub(crate) mod tests {
     fn options_arrive() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
                     --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
-                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without tails --decode-blocks 50 --prompts-at-decode short --fault-every 60 --fault kill";
+                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without tails --decode-blocks 50 --replicate-prefixes 2 --fault-every 60 --fault kill";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
@@ -263,7 +262,7 @@ pub(crate) mod tests {
             block_tokens: 16,
             decode_blocks: Some(50),
             without: Some(Feature::Tails),
-            prompts_at_decode: PromptsAtDecode::Short,
+            replicas: 2,
             fault_every: Some(Duration::from_secs(60)),
             fault: Some(FaultKind::Kill),
             ..SimOptions::default()

@@ -1,7 +1,7 @@
 //! The runs that are asked for, in the order in which they are shown.
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{AdmissionKind, PlacementKind, PromptsAtDecode};
+use baton_scheduler::{AdmissionKind, PlacementKind};
 
 use super::args::{Compare, SimulateArgs};
 use crate::options::{Feature, SimOptions};
@@ -45,8 +45,7 @@ fn compared(args: &SimulateArgs) -> Vec<Setting> {
             .to_vec(),
         Some(Compare::Features) => {
             let without = Feature::ALL.map(|feature| run(&format!("- {}", feature.as_str()), base.without(feature)));
-            let short = SimOptions { prompts_at_decode: PromptsAtDecode::Short, ..base };
-            let others = std::iter::once(run("+ prompts-at-decode", short));
+            let others = std::iter::once(run("+ replication", SimOptions { replicas: 2, ..base }));
             std::iter::once(run("defaults", base)).chain(without).chain(others).collect()
         }
     }

@@ -166,7 +166,7 @@ fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::
         "admission": options.admission.as_str(),
         "eviction": options.eviction.as_str(),
         "without": options.without.map(Feature::as_str),
-        "prompts_at_decode": options.prompts_at_decode.as_str(),
+        "replicate_prefixes": options.replicas,
         "balancing_threshold": balancing_threshold,
         "speed": options.speed,
         "ttft_slo_ms": options.ttft_slo.map(millis),
