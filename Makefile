@@ -59,10 +59,10 @@ bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the
 bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: an hour or more, the first time 10 minutes more and 6 GB (RATE=0.4 ...)
 	@scripts/bench-serve.sh
 
-sim: ## Play a trace through production's scheduling: all that Baton claims, and the Mooncake papers' tables (TRACE=FILE, SIM="--jitter 3 ...")
+sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake's and a cache-aware router's at 1 to 4 times its speed (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
 	$(CARGO) build --locked --package baton-cli --bins
-	@"$(BIN)/baton" simulate --trace "$(TRACE)" --paper $(SIM)
+	@"$(BIN)/baton" simulate --trace "$(TRACE)" --compare pairs --curve 1:4:0.5 --ttft-slo-ms 30000 --tbt-slo-ms 100 $(SIM)
 
 lint: ## Format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
 	@scripts/lint.sh

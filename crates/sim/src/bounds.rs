@@ -139,16 +139,16 @@ mod tests {
         let requests = vec![request(0, 1100, &[1, 2, 3]), request(9, 1600, &[1, 2, 3, 4])];
         // The third block of the first request is not full, so its id is not one that is kept.
         let (first, second) = (profile.prompt(1100, 0), profile.prompt(1600, 1024));
-        assert_eq!(floor(requests.clone(), Window::ALL), (first + second) / 2.0);
-        assert_eq!(floor(requests.clone(), Window::FIRST_HALF), first);
-        assert_eq!(floor(requests, Window::SECOND_HALF), second);
+        assert_eq!(floor(requests.clone(), Window::All), (first + second) / 2.0);
+        assert_eq!(floor(requests.clone(), Window::FirstHalf), first);
+        assert_eq!(floor(requests, Window::SecondHalf), second);
     }
 
     #[test]
     fn the_last_token_is_computed() {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
         let requests = vec![request(0, 1024, &[1, 2]), request(9, 1024, &[1, 2])];
-        assert_eq!(floor(requests, Window::SECOND_HALF), profile.prompt(1024, 512));
+        assert_eq!(floor(requests, Window::SecondHalf), profile.prompt(1024, 512));
     }
 
     #[test]
@@ -167,6 +167,6 @@ mod tests {
 
     #[test]
     fn no_requests_have_no_floor() {
-        assert_eq!(floor(Vec::new(), Window::ALL), 0.0);
+        assert_eq!(floor(Vec::new(), Window::All), 0.0);
     }
 }

@@ -15,6 +15,7 @@ mod cluster;
 mod command;
 mod event;
 mod faults;
+mod named;
 mod options;
 mod policy;
 mod random;
@@ -25,7 +26,7 @@ mod trace;
 
 pub use baton_profile::{ModelProfile, ProfileError};
 pub use cluster::{Outcome, simulate};
-pub use command::{Compare, Curve, SimulateArgs, SimulateError, WindowName, run};
+pub use command::{Compare, Curve, SimulateArgs, SimulateError, run};
 pub use faults::FaultKind;
 pub use options::{Feature, SimOptions, Window};
 pub use policy::{SimAdmission, SimPlacement};

@@ -1,89 +1,55 @@
 //! What is simulated.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::{BatonConfig, ClusterConfig};
 
 use crate::faults::FaultKind;
+use crate::named::named;
 use crate::policy::{SimAdmission, SimPlacement};
 use crate::trace::BLOCK_TOKENS;
 
-/// The part of a trace's time whose requests are counted. All of it is played.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
-    /// From this part of the trace's time on, 0 to 1.
-    pub from: f64,
-    /// Up to this part of it.
-    pub to: f64,
-}
-
-impl Window {
-    /// All of it.
-    pub const ALL: Self = Self { from: 0.0, to: 1.0 };
-    /// Where parameters are chosen.
-    pub const FIRST_HALF: Self = Self { from: 0.0, to: 0.5 };
-    /// Where they are judged.
-    pub const SECOND_HALF: Self = Self { from: 0.5, to: 1.0 };
-
-    /// Whether a request that comes at `at` is counted, if the last one comes at `last`.
-    pub(crate) fn contains(&self, at: Duration, last: Duration) -> bool {
-        at >= last.mul_f64(self.from) && (at < last.mul_f64(self.to) || self.to >= 1.0)
+named! {
+    /// The part of a trace's time whose requests are counted. All of it is played.
+    Window {
+        /// All of it.
+        All = "all",
+        /// Where parameters are chosen.
+        FirstHalf = "first-half",
+        /// Where they are judged.
+        SecondHalf = "second-half",
     }
 }
 
-/// What a cluster can be simulated without, to see what it is worth.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Feature {
-    /// Shorter prompts may pass longer ones in a prefill node's queue.
-    ShortestFirst,
-    /// Eviction by least hit density; without it, the least recently used block goes.
-    HitDensity,
-    /// Decode nodes compute the tails of long prompts.
-    Tails,
-    /// Decode nodes compute short prompts.
-    PromptsAtDecode,
-    /// Sequences that wait for room go on at another decode node.
-    Migration,
-    /// The first token is held back for as long as the second is expected to be late.
-    Smoothing,
-    /// Requests wait at the door for room that is expected soon.
-    Holding,
-}
-
-impl Feature {
-    /// Each of them.
-    pub const ALL: [Self; 7] = [
-        Self::ShortestFirst,
-        Self::HitDensity,
-        Self::Tails,
-        Self::PromptsAtDecode,
-        Self::Migration,
-        Self::Smoothing,
-        Self::Holding,
-    ];
-
-    /// Its name on the command line.
-    pub const fn as_str(self) -> &'static str {
+impl Window {
+    /// Whether a request that comes at `at` is counted, if the last one comes at `last`.
+    pub(crate) fn contains(self, at: Duration, last: Duration) -> bool {
         match self {
-            Self::ShortestFirst => "shortest-first",
-            Self::HitDensity => "hit-density",
-            Self::Tails => "tails",
-            Self::PromptsAtDecode => "prompts-at-decode",
-            Self::Migration => "migration",
-            Self::Smoothing => "smoothing",
-            Self::Holding => "holding",
+            Self::All => true,
+            Self::FirstHalf => at < last / 2,
+            Self::SecondHalf => at >= last / 2,
         }
     }
 }
 
-impl FromStr for Feature {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|feature| feature.as_str() == name);
-        known.ok_or_else(|| format!("'{name}' is none of {}", Self::ALL.map(Self::as_str).join(", ")))
+named! {
+    /// What a cluster can be simulated without, to see what it is worth.
+    Feature {
+        /// Shorter prompts may pass longer ones in a prefill node's queue.
+        ShortestFirst = "shortest-first",
+        /// Eviction by least hit density; without it, the least recently used block goes.
+        HitDensity = "hit-density",
+        /// Decode nodes compute the tails of long prompts.
+        Tails = "tails",
+        /// Decode nodes compute short prompts.
+        PromptsAtDecode = "prompts-at-decode",
+        /// Sequences that wait for room go on at another decode node.
+        Migration = "migration",
+        /// The first token is held back for as long as the second is expected to be late.
+        Smoothing = "smoothing",
+        /// Requests wait at the door for room that is expected soon.
+        Holding = "holding",
     }
 }
 
@@ -154,7 +120,7 @@ impl Default for SimOptions {
             max_overtaken: cluster.max_overtaken,
             queue_timeout: cluster.queue_timeout,
             seed: 1,
-            window: Window::ALL,
+            window: Window::All,
             block_tokens: BLOCK_TOKENS,
             cache_blocks: None,
             decode_blocks: None,

@@ -116,7 +116,7 @@ fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
     });
     let requests: Vec<_> = requests.collect();
     let trace = Trace { name: "hot".to_owned(), requests, block_tokens: BLOCK_TOKENS };
-    let options = SimOptions { window: Window::SECOND_HALF, ..SimOptions::default() };
+    let options = SimOptions { window: Window::SecondHalf, ..SimOptions::default() };
     let outcome = simulate(&trace, &profile(), &options);
     let summary = Summary::of(&outcome, &options);
     assert!(summary.prefill_load_mean > 0.005, "there is some load: {summary:?}");

@@ -136,7 +136,7 @@ fn whatever_goes_wrong_each_request_ends_once() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-long"]
+#[ignore = "takes four minutes: make test-long"]
 fn whatever_goes_wrong_each_request_ends_once_a_thousand_times() {
     run(1000..2000).check();
 }

@@ -87,9 +87,9 @@ pub struct SimulateArgs {
     /// Blocks that a prefill node keeps on its SSD below that
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub ssd_blocks: u32,
-    /// Requests that are counted, by their place in the trace's time; all are played
-    #[arg(long, value_enum, value_name = "PART", default_value = "all")]
-    pub window: WindowName,
+    /// Requests that are counted, by their place in the trace's time: all, first-half, second-half. All are played
+    #[arg(long, value_name = "PART", default_value = "all")]
+    pub window: Window,
     /// Run every policy of a kind, or with and without each feature, everything else as given
     #[arg(long, value_enum, value_name = "KIND")]
     pub compare: Option<Compare>,
@@ -102,37 +102,6 @@ pub struct SimulateArgs {
     /// Only this goes wrong, as in kill [default: every kind]
     #[arg(long, value_name = "KIND", requires = "fault_every")]
     pub fault: Option<FaultKind>,
-}
-
-/// Requests that are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WindowName {
-    /// All of them
-    All,
-    /// Where parameters are chosen
-    FirstHalf,
-    /// Where they are judged
-    SecondHalf,
-}
-
-impl WindowName {
-    /// Its name as it is given.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::All => "all",
-            Self::FirstHalf => "first-half",
-            Self::SecondHalf => "second-half",
-        }
-    }
-
-    /// The part of the trace's time that it names.
-    pub const fn window(self) -> Window {
-        match self {
-            Self::All => Window::ALL,
-            Self::FirstHalf => Window::FIRST_HALF,
-            Self::SecondHalf => Window::SECOND_HALF,
-        }
-    }
 }
 
 /// What is compared.
@@ -194,7 +163,7 @@ impl SimulateArgs {
             max_overtaken: self.max_overtaken_s.unwrap_or(defaults.max_overtaken),
             queue_timeout: self.queue_timeout_s.unwrap_or(defaults.queue_timeout),
             seed: self.seed,
-            window: self.window.window(),
+            window: self.window,
             block_tokens: self.block_tokens,
             cache_blocks: self.cache_blocks,
             decode_blocks: self.decode_blocks,
@@ -257,7 +226,7 @@ pub(crate) mod tests {
             queue_timeout: Duration::from_secs(80),
             max_overtaken: Duration::from_secs(40),
             seed: 7,
-            window: Window::SECOND_HALF,
+            window: Window::SecondHalf,
             cache_blocks: Some(100),
             block_tokens: 16,
             decode_blocks: Some(50),
@@ -291,7 +260,7 @@ pub(crate) mod tests {
             ("--trace t --admission best", "(none, early"),
             ("--trace t --eviction best", "(lru"),
             ("--trace t --compare best", "--compare"),
-            ("--trace t --window third", "--window"),
+            ("--trace t --window third", "none of all"),
             ("--trace t --cache-blocks 0", "--cache-blocks"),
             ("--trace t --without speed", "none of shortest-first"),
             ("--trace t --fault-every 1 --fault rain", "none of kill"),

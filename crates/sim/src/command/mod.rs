@@ -16,7 +16,7 @@ mod workload;
 
 use std::io::{self, Write};
 
-pub use args::{Compare, SimulateArgs, WindowName};
+pub use args::{Compare, SimulateArgs};
 pub use error::SimulateError;
 pub use numbers::Curve;
 

@@ -36,7 +36,7 @@ impl Runs {
         let trace = Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
         let summary = |seed| {
             let trace = trace.clone().played(None, source.rounded_to, seed);
-            let options = SimOptions { placement, eviction, seed, window: Window::SECOND_HALF, ..options };
+            let options = SimOptions { placement, eviction, seed, window: Window::SecondHalf, ..options };
             Summary::of(&simulate(&trace, &profile, &options), &options)
         };
         Self((1..=3).map(summary).collect())
