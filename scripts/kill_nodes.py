@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Kills a node of a cluster that `baton up` runs, drawn from all, again and again (bench-sim-vs-live)."""
 
+import contextlib
 import os
 import random
 import signal
@@ -29,10 +30,11 @@ def main():
     draw = random.Random(1)
     while True:
         time.sleep(draw.expovariate(1 / every))
-        alive = sorted(nodes(up))
-        if not alive:
+        if not os.path.exists(f"/proc/{up}"):
             return
-        os.kill(draw.choice(alive), signal.SIGKILL)
+        alive = sorted(nodes(up))
+        with contextlib.suppress(IndexError, ProcessLookupError):
+            os.kill(draw.choice(alive), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ pub struct Flags {
     /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none [default: 2]
+    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none [default: 0]
     #[arg(long, value_name = "N")]
     pub replicate_prefixes: Option<usize>,
     /// How often is looked for prefixes to copy, seconds [default: 5]

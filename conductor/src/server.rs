@@ -13,7 +13,9 @@ use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
-use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL};
+use baton_scheduler::{
+    AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL,
+};
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
 use tokio::net::TcpListener;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_scheduler::{
-    FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId,
-    PushReport, PushSpan, RequestKey, StepId, StepPlan,
+    FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
+    RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};

@@ -216,7 +216,7 @@ impl Backlog {
         self.places.partition_point(|place| place.rank < rank)
     }
 
-    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without; each may take `margin` seconds longer than it seems.
+    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without, as it seems or with `margin` seconds more.
     pub(crate) fn broken(&self, now: Instant, terms: QueueTerms, margin: f64) -> usize {
         if self.settled != Some(now) {
             return self.at(now).broken(now, terms, margin);
@@ -226,7 +226,8 @@ impl Backlog {
         let breaks = |place: &&Place| {
             elapsed += place.left;
             let slack = self.entries[place.entry].prompt.deadline.map(|deadline| left_until(now, deadline));
-            slack.is_some_and(|slack| elapsed <= slack && elapsed + newcomer + margin > slack)
+            let is_broken = |slack, margin| elapsed + margin <= slack && elapsed + margin + newcomer > slack;
+            slack.is_some_and(|slack| is_broken(slack, 0.0) || is_broken(slack, margin))
         };
         self.places[before..].iter().filter(breaks).count()
     }

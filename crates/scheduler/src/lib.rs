@@ -39,8 +39,9 @@ pub use cluster::{
     NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
 };
 pub use config::{
-    COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE, MAX_PREFIX_WAIT_PER_STEP, MAX_STORES, MAX_WAITING, ModelConfig,
-    PrefillConfig, REPORT_INTERVAL, TICK_INTERVAL, prefix_patience,
+    COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
+    MAX_PREFIX_WAIT_PER_STEP, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, REPORT_INTERVAL, TICK_INTERVAL,
+    prefix_patience,
 };
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};

@@ -1,41 +1,43 @@
 //! What no policy can be better than.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::options::{SimOptions, Window};
+use crate::options::SimOptions;
 use crate::record::RequestRecord;
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
 use baton_profile::ModelProfile;
 
 /// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
 /// queue, no fetch. The speed of the replay does not matter.
-pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, window: Window) -> f64 {
-    let works = works(trace, profile, window);
-    works.iter().sum::<f64>() / works.len().max(1) as f64
+pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
+    let (mut sum, prompts) = (0.0, prompts(trace, options));
+    for (tokens, cached) in &prompts {
+        sum += profile.prompt(*tokens, *cached);
+    }
+    sum / prompts.len().max(1) as f64
 }
 
-/// Seconds of compute of each of the window's prompts that no cache can spare a node.
-fn works(trace: &Trace, profile: &ModelProfile, window: Window) -> Vec<f64> {
+/// Tokens of each of the window's prompts, and how many of them a request before had in whole blocks, or in the trace's own.
+fn prompts(trace: &Trace, options: &SimOptions) -> Vec<(u32, u32)> {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
-    let mut seen = HashSet::new();
-    let mut work = |request: &TraceRequest| {
-        let cached = cached_tokens(request, &seen);
-        seen.extend(full_blocks(request));
-        (window.contains(request.timestamp, last), profile.prompt(request.input_length, cached))
+    let (mut seen, block) = (HashMap::<u64, u32>::new(), options.block_tokens);
+    let mut prompt = |request: &TraceRequest| {
+        let tokens = request.input_length;
+        let held = |(index, id): (usize, &u64)| Some((index as u32, *seen.get(id)?));
+        let held = request.hash_ids.iter().enumerate().map_while(held);
+        // Of the trace's last block there may be a part.
+        let held = held.map(|(index, tokens)| index * BLOCK_TOKENS + tokens).last().unwrap_or(0);
+        for (index, id) in (0..).zip(&request.hash_ids) {
+            let part = (tokens - index * BLOCK_TOKENS).min(BLOCK_TOKENS);
+            let known = seen.entry(*id).or_default();
+            *known = part.max(*known);
+        }
+        // The last token is always computed, so the block that it is in is.
+        (options.window.contains(request.timestamp, last), (tokens, held.min(tokens - 1) / block * block))
     };
-    let works = trace.requests.iter().map(&mut work);
-    works.filter(|(counted, _)| *counted).map(|(_, work)| work).collect()
-}
-
-fn full_blocks(request: &TraceRequest) -> impl Iterator<Item = u64> + '_ {
-    request.hash_ids.iter().copied().take((request.input_length / BLOCK_TOKENS) as usize)
-}
-
-/// The last token is always computed, so the block that it fills is.
-fn cached_tokens(request: &TraceRequest, seen: &HashSet<u64>) -> u32 {
-    let reusable = (request.input_length.saturating_sub(1) / BLOCK_TOKENS) as usize;
-    full_blocks(request).take(reusable).take_while(|id| seen.contains(id)).count() as u32 * BLOCK_TOKENS
+    let all: Vec<_> = trace.requests.iter().map(&mut prompt).collect();
+    all.into_iter().filter(|(counted, _)| *counted).map(|(_, prompt)| prompt).collect()
 }
 
 /// The largest share of the window's requests that any policy can serve within the objectives.
@@ -45,20 +47,26 @@ fn cached_tokens(request: &TraceRequest, seen: &HashSet<u64>) -> u32 {
 /// one after the other is added, and if it is late, the one goes whose absence makes the rest end first. The bound is the lesser of prompts' and answers'.
 pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
-    let counted: Vec<_> = trace.requests.iter().map(|request| options.window.contains(request.timestamp, last)).collect();
+    let counted: Vec<_> =
+        trace.requests.iter().map(|request| options.window.contains(request.timestamp, last)).collect();
     let whole = counted.iter().filter(|counted| **counted).count().max(1) as f64;
     let records = trace.requests.iter().map(|request| RequestRecord::arriving(request, options.speed));
     let records: Vec<_> = records.zip(counted).filter(|(_, counted)| *counted).map(|(record, _)| record).collect();
     let mut met = 1.0_f64;
     if let Some(ttft) = options.ttft_slo {
-        // Decode nodes compute prompts, too: a chunk in each step, which takes the base's time at least.
-        let per_decode_node = TAIL_TOKENS * profile.prefill_per_token / profile.decode_base;
-        let speed = options.prefill as f64 + options.decode as f64 * per_decode_node.min(1.0);
-        let works = works(trace, profile, options.window);
-        let jobs = records.iter().map(|record| record.arrived).zip(works);
-        // One prompt has two nodes at most.
-        let jobs = jobs.filter(|(_, work)| work / (1.0 + per_decode_node.min(1.0)) <= ttft.as_secs_f64());
-        let jobs = jobs.map(|(arrived, work)| (arrived, work / speed));
+        // Decode nodes compute prompts, too, at the cost of a row each; chunks are free, since prompts share them.
+        let per_decode_node =
+            profile.prefill_per_token / profile.decode_per_sequence.max(profile.prefill_per_token / 10.0);
+        let speed = options.prefill as f64 + options.decode as f64 * per_decode_node;
+        let work = |(tokens, cached): (u32, u32)| {
+            let (tokens, cached) = (f64::from(tokens), f64::from(cached));
+            let pairs = (tokens - cached) * (tokens + cached + 1.0) / 2.0;
+            profile.prefill_per_token * (tokens - cached) + profile.prefill_per_token_pair * pairs
+        };
+        let jobs = records.iter().map(|record| record.arrived).zip(prompts(trace, options).into_iter().map(work));
+        // One prompt has two nodes at most, and steps may be shorter than their mean.
+        let in_time = (1.0 + per_decode_node) * (1.0 + 3.0 * profile.step_noise) * ttft.as_secs_f64();
+        let jobs = jobs.filter(|(_, work)| *work <= in_time).map(|(arrived, work)| (arrived, work / speed));
         met = met.min(most_in_time(jobs, ttft) as f64 / whole);
     }
     if let Some(tbt) = options.tbt_slo.map(|tbt| tbt.as_secs_f64()) {
@@ -76,8 +84,6 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
     met
 }
 
-/// Tokens of prompts that a decode node computes in a step.
-const TAIL_TOKENS: f64 = 64.0;
 /// Without an objective the first token may come at any time.
 const NEVER: Duration = Duration::from_secs(1_000_000_000);
 
@@ -122,6 +128,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::options::Window;
 
     fn request(second: u64, input_length: u32, hash_ids: &[u64]) -> TraceRequest {
         let timestamp = Duration::from_secs(second);
@@ -130,7 +137,10 @@ mod tests {
 
     fn floor(requests: Vec<TraceRequest>, window: Window) -> f64 {
         let trace = Trace { name: String::new(), requests, block_tokens: BLOCK_TOKENS };
-        floor_ttft_mean(&trace, &ModelProfile::load("llama3-70b-a800").unwrap(), window)
+        {
+            let options = SimOptions { window, ..SimOptions::default() };
+            floor_ttft_mean(&trace, &ModelProfile::load("llama3-70b-a800").unwrap(), &options)
+        }
     }
 
     #[test]

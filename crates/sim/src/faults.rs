@@ -29,7 +29,7 @@ named! {
         Push = "push",
         /// A read of another node's blocks fails, or comes late. If it fails, a part of it may be anything.
         Fetch = "fetch",
-        /// A write or a read of an SSD fails.
+        /// A write or a read of an SSD fails, or the read comes late.
         Disk = "disk",
     }
 }

@@ -35,7 +35,7 @@ pub struct Summary {
     pub late: usize,
     /// Requests that were refused.
     pub rejected: usize,
-    /// Requests that were taken in and not served to their end.
+    /// Requests that were taken in and not served to their end; of a run with faults, those whose client left, too.
     pub failed: usize,
     /// Each request counts as one.
     pub by_requests: Ends,
@@ -163,7 +163,7 @@ impl Summary {
             met,
             late: completed.len() - met,
             rejected: count(&|record| record.rejected),
-            failed: count(&|record| record.failed.is_some()),
+            failed: count(&|record| record.finished.is_none() && !record.rejected),
             by_requests: Ends::of(&records, options, |_| 1.0),
             by_prompt_tokens: Ends::of(&records, options, |record| f64::from(record.prompt_tokens)),
             longest_tenth: Ends::of(&longest, options, |_| 1.0),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::PlacementKind;
 use baton_sim::{
-    BLOCK_TOKENS, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace, TraceRequest,
-    Window, simulate,
+    BLOCK_TOKENS, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace,
+    TraceRequest, Window, simulate,
 };
 use proptest::prelude::*;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
 use baton_sim::{
-    BLOCK_TOKENS, FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest, simulate,
+    BLOCK_TOKENS, FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest,
+    simulate,
 };
 
 /// Conversations that go on, some with a shared beginning, for a minute.
@@ -35,14 +36,8 @@ fn trace(seed: u64) -> Trace {
 }
 
 /// What a cluster bears often: for these, every third cluster has many of one kind.
-const OFTEN: [FaultKind; 6] = [
-    FaultKind::Fetch,
-    FaultKind::Disk,
-    FaultKind::Push,
-    FaultKind::Partition,
-    FaultKind::Events,
-    FaultKind::Message,
-];
+const OFTEN: [FaultKind; 6] =
+    [FaultKind::Fetch, FaultKind::Disk, FaultKind::Push, FaultKind::Partition, FaultKind::Events, FaultKind::Message];
 
 /// Small caches and memories, so that everything is short now and then.
 fn options(seed: u64) -> SimOptions {

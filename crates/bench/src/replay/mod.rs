@@ -96,7 +96,9 @@ mod tests {
     #[test]
     fn what_is_several_runs_is_refused_by_name() {
         assert!(parse("--trace t --duration 600 --jitter 3").check().is_ok());
-        for (line, option) in [("--compare pairs", "--compare"), ("--curve 1:2:1", "--curve"), ("--fault-every 9", "--fault-every")] {
+        for (line, option) in
+            [("--compare pairs", "--compare"), ("--curve 1:2:1", "--curve"), ("--fault-every 9", "--fault-every")]
+        {
             let error = parse(&format!("--trace t {line}")).check().unwrap_err();
             assert!(error.to_string().starts_with(option), "{error}");
         }

@@ -1,6 +1,6 @@
 //! Whether a request is taken in.
 //!
-//! A load is a predicted latency over its objective: more than 1 is too much. What has no objective has no load.
+//! A load is a predicted latency over its objective: more than 1 is too much. What has no objective is measured by its longest wait for others.
 
 mod early;
 mod selective;
@@ -70,7 +70,7 @@ pub struct Assessment {
     pub ttft: Duration,
     /// The same as a high quantile: predictions are wrong, and wrong in one direction is worse.
     pub ttft_high: Duration,
-    /// Prompts admitted before that would miss their objective because of it.
+    /// Prompts admitted before that would be late because of it: miss their objective, or wait for too long.
     pub broken: usize,
     /// Sequences of the decode node whose time between tokens would exceed their objective because of it, by the high quantile.
     pub broken_sequences: usize,
@@ -182,7 +182,9 @@ pub enum Excess {
         limit: Duration,
     },
     /// Others' time to first token.
-    #[error("admitted requests would miss the objective of their time to first token: {requests}")]
+    #[error(
+        "admitted requests would wait for too long, or miss the objective of their time to first token: {requests}"
+    )]
     AdmittedTtft {
         /// How many.
         requests: usize,

@@ -114,6 +114,10 @@ impl AdmissionPolicy for Selective {
             let margin = if load.others < 1.0 { 1.0 } else { TBT_MARGIN };
             DecodeLoad { tbt_high: load.tbt_high.mul_f64(margin), ..load }.check_high(request.slo)?;
         }
+        // It is alone at its nodes, and takes nothing from others.
+        if request.ahead.is_zero() && request.decode_expected.is_none_or(|load| load.others < 1.0) {
+            return Ok(());
+        }
         let waiting = request.prefill_load();
         let threshold = self.threshold(request) * (waiting / BUSY).min(1.0);
         if self.arrivals.len() < ENOUGH || density >= threshold {

@@ -124,7 +124,7 @@ mod tests {
     use baton_types::{BlockHash, Generation, KvEvent, NodeInfo, Refused};
 
     use super::super::tests::{SECOND, id, info, key, place, request};
-    use super::super::{ClusterConfig, Policies};
+    use super::super::{ClusterConfig, Policies, PromptsAtDecode};
     use super::*;
 
     fn hashes() -> Vec<BlockHash> {
@@ -133,7 +133,11 @@ mod tests {
 
     /// Two prefill nodes that hold nothing, and three decode nodes, of which each next one holds a block less; `d0` computes differently.
     fn cluster(now: Instant) -> Cluster {
-        let config = ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() };
+        let config = ClusterConfig {
+            slow_start: Duration::ZERO,
+            prompts_at_decode: PromptsAtDecode::Fallback,
+            ..ClusterConfig::default()
+        };
         let mut cluster = Cluster::new(config, Policies::default());
         for name in ["p0", "p1"] {
             cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1));

@@ -334,7 +334,8 @@ fn a_node_that_came_back_starts_slowly() {
 #[test]
 fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let now = Instant::now();
-    let config = ClusterConfig { bandwidth: 1e9, ..ClusterConfig::default() };
+    let prompts_at_decode = PromptsAtDecode::Fallback;
+    let config = ClusterConfig { bandwidth: 1e9, prompts_at_decode, ..ClusterConfig::default() };
     let mut cluster = Cluster::new(config, Policies::default());
     for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
         cluster.on_node_joined(now, info(name, role, 1));
@@ -629,10 +630,9 @@ fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
 fn of_many_nodes_the_best_are_told_and_the_others_counted() {
     let now = Instant::now();
     for kind in PlacementKind::ALL {
-        let mut cluster = Cluster::new(
-            ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() },
-            Policies::new(kind, AdmissionKind::default()),
-        );
+        let prompts_at_decode = PromptsAtDecode::Fallback;
+        let config = ClusterConfig { slow_start: Duration::ZERO, prompts_at_decode, ..ClusterConfig::default() };
+        let mut cluster = Cluster::new(config, Policies::new(kind, AdmissionKind::default()));
         (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("p{n:03}"), NodeRole::Prefill, 1)));
         (0..70).for_each(|n| cluster.on_node_joined(now, info(&format!("d{n:03}"), NodeRole::Decode, 1)));
         (0..5).for_each(|n| cluster.on_node_draining(&id(&format!("p{n:03}"))));

@@ -74,7 +74,8 @@ impl Baton {
     /// Seconds that the plan costs everybody, the decode node's part apart.
     fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, time_left: Option<f64>) -> f64 {
         let own = plan.finish() + target.exposed(plan.compute);
-        let own = own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| own / limit.max(f64::MIN_POSITIVE)));
+        let own =
+            own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| own / limit.max(f64::MIN_POSITIVE)));
         own + plan.compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
@@ -94,7 +95,8 @@ impl Baton {
         let mut best = Pair { cost: f64::INFINITY, fetch: false, decode: targets[0].index() };
         for target in targets {
             for (plan, fetch) in candidate.plans() {
-                let cost = self.prefill_cost(plan, target, request.time_left(plan.compute)) + target.cost;
+                // One limit for all plans: else one that computes more would have more time.
+                let cost = self.prefill_cost(plan, target, request.time_left(0.0)) + target.cost;
                 if cost < best.cost {
                     best = Pair { cost, fetch, decode: target.index() };
                 }

@@ -6,8 +6,8 @@ use baton_types::{
     ModelFingerprint, PrefillEvent, PrefixCopy,
 };
 
-use super::prefill::{MS, Node, config, job, refused, shares};
 use super::engine::{key, target};
+use super::prefill::{MS, Node, config, job, refused, shares};
 use crate::{FetchedBytes, PrefillEffect};
 
 fn hashes(prompt: std::ops::Range<u32>) -> Vec<BlockHash> {

@@ -6,8 +6,8 @@ use baton_types::{
     BlockHash, BlockId, ErrorKind, FetchSource, Generation, PrefillEvent, PrefillJob, Refused, RequestKey,
 };
 
-use super::prefill::job;
 use super::engine::{key, model, target};
+use super::prefill::job;
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, StepOutput, TierEffect, TieredCore};
 
 /// A core of 12 blocks, whose tier writes two blocks at once.

@@ -1,8 +1,6 @@
 //! A small model, and an engine for it: any token follows from those before it.
 
-use baton_types::{
-    Attempt, DecodeTarget, Generation, KvDtype, KvLayout, NodeId, RequestId, RequestKey, TokenId,
-};
+use baton_types::{Attempt, DecodeTarget, Generation, KvDtype, KvLayout, NodeId, RequestId, RequestKey, TokenId};
 
 use crate::{ModelConfig, StepOutput, StepPlan, StepSequence, StepSlice};
 

@@ -7,8 +7,8 @@ use baton_types::{
     PrefillJob, QueueTerms, RequestKey,
 };
 
-use super::prefill::{MS, Node, config, job, refused, shares};
 use super::engine::{key, target};
+use super::prefill::{MS, Node, config, job, refused, shares};
 use crate::{FetchedBytes, LeaseEffect, PrefillEffect};
 
 /// A job whose first `tokens` tokens another node holds, and whose compute should take `compute`.

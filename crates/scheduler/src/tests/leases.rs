@@ -5,8 +5,8 @@ use std::time::Instant;
 use baton_kv_cache::BlockHasher;
 use baton_types::{Attempt, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
 
-use super::prefill::{MS, Node, config, job};
 use super::engine::{BLOCK_TOKENS, key, model, target};
+use super::prefill::{MS, Node, config, job};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, LeaseEffect, PrefillConfig, PrefillEffect, StepOutput, StepPlan};
 
 const BLOCKS: u32 = 12;

@@ -6,8 +6,8 @@ use baton_types::{
 };
 
 use super::decode::{MS, Node, config, grant_request, ranges, submitted, tokens};
-use super::room::prompt;
 use super::engine::{key, target};
+use super::room::prompt;
 use crate::{DecodeConfig, DecodeEffect, FetchedBytes, LeaseEffect};
 
 impl Node {

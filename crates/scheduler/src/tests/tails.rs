@@ -9,8 +9,8 @@ use baton_types::{
 };
 
 use super::decode::{self, BLOCK_BYTES, Node as DecodeNode, failure, grant_request, tokens};
-use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
 use super::engine::{key, outputs, target};
+use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
 use crate::prefill::{PrefillEffect, PushId};
 use crate::step::StepPlan;
 use crate::{DecodeEffect, LogitsWanted};

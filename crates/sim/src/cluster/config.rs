@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use baton_profile::{CONTEXT_TOKENS, LAYER_GROUPS, ModelProfile};
 use baton_scheduler::{
-    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, PrefillCore, PromptsAtDecode,
+    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig,
+    PrefillCore, PromptsAtDecode,
 };
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 

@@ -39,14 +39,18 @@ impl World<'_> {
         let wire = &mut self.wire;
         match fault {
             FaultKind::Kill => self.end_process(node),
-            FaultKind::Hang => self.nodes[node].hung_until = now + lasts,
+            FaultKind::Hang => {
+                let hung_until = &mut self.nodes[node].hung_until;
+                *hung_until = (now + lasts).max(*hung_until);
+            }
             FaultKind::Drain => {
                 let start = self.nodes[node].start;
                 wire.at(now, start, Input::Drain);
                 wire.queue.after(GRACE, Event::GraceOver(start));
             }
             FaultKind::Partition => {
-                let other = self.chance.below(self.nodes.len() as u64 + 1) as usize;
+                // Any other process.
+                let other = (node + 1 + self.chance.below(self.nodes.len() as u64) as usize) % (self.nodes.len() + 1);
                 let other = if other == self.nodes.len() { CONDUCTOR } else { other };
                 wire.disturbances.push(Disturbance { between: (node, Some(other)), until: now + lasts, delay: None });
             }
@@ -94,10 +98,12 @@ impl World<'_> {
         if self.frontend.has_session(start.node) {
             return;
         }
-        let now = self.wire.now();
-        self.frontend.on_joined(now, start.node, self.nodes[start.node].info.clone());
+        if let Some(until) = self.wire.cut_until(start.node, CONDUCTOR) {
+            return self.wire.queue.at(until, Event::Returned(start));
+        }
+        self.frontend.on_joined(&mut self.wire, start.node, self.nodes[start.node].info.clone());
         if !std::mem::replace(&mut self.nodes[start.node].reports, true) {
-            self.wire.at(now, start, Input::Report);
+            self.wire.at(self.wire.now(), start, Input::Report);
         }
     }
 

@@ -75,7 +75,10 @@ impl Frontend {
         }
     }
 
-    pub(super) fn on_joined(&mut self, now: Instant, node: usize, info: baton_types::NodeInfo) {
+    pub(super) fn on_joined(&mut self, wire: &mut Wire, node: usize, info: baton_types::NodeInfo) {
+        // What was sent without a session is lost.
+        wire.sessions[node] += 1;
+        let now = wire.now();
         self.sessions[node] = Some(info.generation);
         self.roles[node] = info.role;
         self.cluster.on_node_joined(now, info);
@@ -255,7 +258,11 @@ impl Frontend {
                 }
                 RequestEffect::Deliver { index, tokens, .. } => {
                     for (index, token) in (index as usize..).zip(tokens) {
-                        assert_eq!(token.token, output_token(RequestId(request as u128), index), "{request} at {index}");
+                        assert_eq!(
+                            token.token,
+                            output_token(RequestId(request as u128), index),
+                            "{request} at {index}"
+                        );
                     }
                 }
                 RequestEffect::PromptLogprobs(_) | RequestEffect::Note(_) => {}

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_profile::ModelProfile;
-use baton_scheduler::{Cluster, LAYER_DEADLINE, Policies, PushId, REPORT_INTERVAL, RequestError, RequestJob, TICK_INTERVAL};
+use baton_scheduler::{
+    Cluster, LAYER_DEADLINE, Policies, PushId, REPORT_INTERVAL, RequestError, RequestJob, TICK_INTERVAL,
+};
 use baton_types::{Generation, GrantId, NodeRole, RequestId, RequestKey, SamplingParams, Slo, Tbt, Ttft};
 
 use crate::faults::FaultKind;
@@ -142,7 +144,7 @@ impl<'a> World<'a> {
     fn begin(&mut self) {
         let now = self.wire.now();
         for (index, node) in self.nodes.iter().enumerate() {
-            self.frontend.on_joined(now, index, node.info.clone());
+            self.frontend.on_joined(&mut self.wire, index, node.info.clone());
             // Nodes do not report in step.
             let offset = REPORT_INTERVAL.mul_f64(index as f64 / self.nodes.len() as f64);
             self.wire.at(now + offset, node.start, Input::Report);
@@ -202,7 +204,7 @@ impl<'a> World<'a> {
         }
         assert_eq!(self.frontend.cluster.placed(), 0, "requests that ended are charged");
         for node in &self.nodes {
-            assert!(node.is_idle(), "{} is not idle", node.info.node);
+            assert!(node.is_idle() && !node.moves_anything(), "{} is not idle", node.info.node);
             assert_eq!(node.check(), Ok(()));
         }
     }

@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use baton_profile::{Link, ModelProfile};
-use baton_scheduler::{DecodeCore, KV_EVENTS_PER_MESSAGE, KvEventBatch, LeaseEffect, PrefillCore, PushId, PushSpan, RequestKey};
+use baton_scheduler::{
+    DecodeCore, KV_EVENTS_PER_MESSAGE, KvEventBatch, LeaseEffect, PrefillCore, PushId, PushSpan, RequestKey,
+};
 use baton_types::{ErrorKind, Generation, GrantId, LeaseRequest, Load, NodeInfo, NodeRole, Refused};
 
 use super::config::NodeConfig;
@@ -155,6 +157,11 @@ impl Node {
         }
     }
 
+    /// Whether anything is on its way from or to it, or may be written or read here.
+    pub(super) fn moves_anything(&self) -> bool {
+        !(self.pushes.is_empty() && self.fetches.is_empty() && self.open.is_empty() && self.step.is_none())
+    }
+
     /// Whether each block is accounted for.
     pub(super) fn check(&self) -> Result<(), String> {
         let integrity = match &self.core {
@@ -264,7 +271,14 @@ impl Node {
     }
 
     /// Asks another node. `refusal` is the answer if the question or its answer is lost.
-    fn ask(&mut self, wire: &mut Wire, delay: Duration, to: Start, question: impl FnOnce(Start) -> Input, refusal: Input) {
+    fn ask(
+        &mut self,
+        wire: &mut Wire,
+        delay: Duration,
+        to: Start,
+        question: impl FnOnce(Start) -> Input,
+        refusal: Input,
+    ) {
         if !self.fails(wire, FaultKind::Message) {
             return wire.tell_after(delay, self.start.node, to, question(self.start));
         }

@@ -133,6 +133,13 @@ impl SimulateArgs {
             let problem = format!("only placement baton has it, and this is {}", self.placement.as_str());
             return Err(SimulateError::invalid("--without shortest-first", problem));
         }
+        if self.without.is_some() && self.compare.is_some() {
+            return Err(SimulateError::invalid("--without", "not beside --compare, which sets it itself"));
+        }
+        if self.compare == Some(Compare::Features) && self.placement != SimPlacement::BATON {
+            let problem = format!("features are those of placement baton, and this is {}", self.placement.as_str());
+            return Err(SimulateError::invalid("--compare", problem));
+        }
         let options = self.options();
         if options.max_overtaken > options.queue_timeout / 2 {
             // What waits for others must still be served before the queue's own deadline.

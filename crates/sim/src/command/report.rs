@@ -39,6 +39,9 @@ pub(crate) fn text(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> St
     match runs {
         [run] => {
             head.insert(1, ("speed", format!("{}x", run.setting.options.speed)));
+            if let Some(feature) = run.setting.options.without {
+                head.insert(4, ("without", feature.as_str().to_owned()));
+            }
             format!("{}\n\n{}", lines(&head), lines(&figures(workload, run)))
         }
         _ => {
@@ -127,10 +130,7 @@ fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
         ("computed", format!("{} tokens of prompts; {} requests migrated", s.computed_tokens, s.migrated)),
         ("prefill load", format!("mean {:.3} s of work; {}", s.prefill_load_mean, imbalance(s.prefill_imbalance))),
         ("decode load", format!("mean {} of the blocks", percent(s.decode_load_mean))),
-        (
-            "prediction",
-            format!("TTFT wrong by {ttft_p50} (p50), {ttft_p90} (p90); TBT by {tbt_p50}, {tbt_p90}"),
-        ),
+        ("prediction", format!("TTFT wrong by {ttft_p50} (p50), {ttft_p90} (p90); TBT by {tbt_p50}, {tbt_p90}")),
     ]
 }
 
@@ -157,6 +157,8 @@ fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::
     object["floor_ttft_mean_s"] = json!(workload.floor_ttft_mean_s);
     object["met_bound"] = json!(run.bound);
     object["run"] = json!(run.setting.name);
+    let faults = run.faults.iter().map(|(kind, count)| (kind.as_str().to_owned(), json!(count)));
+    object["faults"] = Value::Object(faults.collect());
     object["options"] = json!({
         "trace": workload.name,
         "model_profile": workload.profile.name,

@@ -1,5 +1,6 @@
 //! Makes the runs, two at a time.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +10,7 @@ use super::plan::Setting;
 use super::workload::Workload;
 use crate::bounds::most_met;
 use crate::cluster::simulate;
+use crate::faults::FaultKind;
 use crate::summary::Summary;
 
 /// However many processors there are: a comparison leaves the machine usable, and each run holds the records of all requests.
@@ -19,6 +21,8 @@ const THREADS: usize = 2;
 pub(crate) struct Run {
     pub setting: Setting,
     pub summary: Summary,
+    /// What went wrong, and how often.
+    pub faults: BTreeMap<FaultKind, u64>,
     /// Share of the requests that any policy can serve within the objectives, at most.
     pub bound: f64,
 }
@@ -33,7 +37,13 @@ pub(crate) fn run_all(workload: &Workload, settings: &[Setting]) -> Vec<Run> {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(setting) = settings.get(index) else { return runs };
             if is_watched {
-                eprintln!("baton: run {} of {}: {} at {}x", index + 1, settings.len(), setting.name, setting.options.speed);
+                eprintln!(
+                    "baton: run {} of {}: {} at {}x",
+                    index + 1,
+                    settings.len(),
+                    setting.name,
+                    setting.options.speed
+                );
             }
             runs.push((index, run(workload, setting)));
         }
@@ -51,5 +61,5 @@ fn run(workload: &Workload, setting: &Setting) -> Run {
     let outcome = simulate(&workload.trace, &workload.profile, &setting.options);
     let summary = Summary::of(&outcome, &setting.options);
     let bound = most_met(&workload.trace, &workload.profile, &setting.options);
-    Run { setting: setting.clone(), summary, bound }
+    Run { setting: setting.clone(), summary, faults: outcome.faults, bound }
 }

@@ -31,7 +31,7 @@ impl Workload {
             return Err(SimulateError::invalid("--block-tokens", problem));
         }
         let trace = read(&args.trace)?.played(args.duration, args.jitter, args.seed);
-        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, args.window);
+        let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, &args.options());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })
     }

@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
 use baton_scheduler::AdmissionKind;
-use baton_sim::{
-    ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate,
-};
+use baton_sim::{ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate};
 
 use cache_replay::{Row, eviction_table};
 
