@@ -104,8 +104,9 @@ pub fn check_admission_under_overload(source: &Source) {
         SimAdmission::Production(AdmissionKind::Selective),
     ]
     .map(runs);
-    let measures: [(fn(&Summary) -> f64, f64); 2] =
-        [(|run| run.by_requests.met, 1.05), (|run| run.by_prompt_tokens.met, 1.03)];
+    /// A share, and how many times theirs ours must be.
+    type Measure = (fn(&Summary) -> f64, f64);
+    let measures: [Measure; 2] = [(|run| run.by_requests.met, 1.05), (|run| run.by_prompt_tokens.met, 1.03)];
     for (met, gain) in measures {
         let [early, predictive, ours] = [&early, &predictive, &ours].map(|runs| runs.mean(met));
         println!("within objectives: {ours:.3} for {predictive:.3} (predictive) and {early:.3} (early)");

@@ -160,7 +160,7 @@ impl Node {
         // Now an early layer, now a late one.
         let is_its_turn = u64::from(fetch.layers_here) == serial % u64::from(num_layers);
         let fails = is_good && is_its_turn && self.fails(wire, fault);
-        if fails && serial / u64::from(num_layers) % 2 == 0 {
+        if fails && (serial / u64::from(num_layers)).is_multiple_of(2) {
             // It comes, and later than a step waits for.
             let event = Event::FetchedLayer { reader: self.start, key, serial, is_late: false };
             return wire.queue.after(MAX_PREFIX_WAIT_PER_STEP, event);
