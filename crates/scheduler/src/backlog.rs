@@ -459,6 +459,8 @@ mod tests {
         backlog.add(start, QueuedPrompt { deadline, ..prompt(1, start, 100, 8.0) });
         assert_eq!(backlog.broken(start, terms(0, 0.5), 0.0), 0);
         assert_eq!(backlog.broken(start, terms(0, 2.0), 0.0), 1);
+        assert_eq!(backlog.broken(start, terms(0, 0.5), 0.6), 1, "it may take longer than it seems");
+        assert_eq!(backlog.broken(start, terms(0, 0.5), 60.0), 0, "what is late with its margin anyway may be passed");
         backlog.add(start, prompt(2, start, 0, 5.0));
         assert_eq!(backlog.broken(start, terms(1, 2.0), 0.0), 0, "it is late anyway");
     }

@@ -1,5 +1,7 @@
 //! Runs over traces made here: what must hold whatever the figures are.
 
+mod made;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use baton_sim::{
     BLOCK_TOKENS, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace,
     TraceRequest, Window, simulate,
 };
+use made::Conversations;
 use proptest::prelude::*;
 
 fn profile() -> ModelProfile {
@@ -16,25 +19,9 @@ fn profile() -> ModelProfile {
 }
 
 /// Conversations that come back, one of three with a shared beginning; `per_second` requests a second.
-fn conversations(requests: u64, per_second: f64, seed: u64) -> Trace {
-    let mut random = Random::new(seed);
-    let (mut at, mut turns) = (0.0, Vec::<Vec<u64>>::new());
-    let mut next_id = 1000;
-    let requests = (0..requests).map(|_| {
-        at += random.exponential(1.0 / per_second);
-        let mut ids = match random.below(3) {
-            0 if !turns.is_empty() => turns[random.below(turns.len() as u64) as usize].clone(),
-            1 => (0..7).collect(),
-            _ => Vec::new(),
-        };
-        let new = 1 + random.below(30);
-        ids.extend(next_id..next_id + new);
-        next_id += new;
-        turns.push(ids.clone());
-        request(at, ids, 1 + random.below(500) as u32)
-    });
-    let requests: Vec<_> = requests.collect();
-    Trace { name: "conversations".to_owned(), requests, block_tokens: BLOCK_TOKENS }
+fn conversations(requests: usize, per_second: f64, seed: u64) -> Trace {
+    let conversations = Conversations { per_second, shared: 7, most_new: 30, most_output: 500 };
+    made::trace(conversations.requests(seed).take(requests))
 }
 
 /// A prompt of whole blocks but for its last 100 tokens.

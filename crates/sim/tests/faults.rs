@@ -2,37 +2,20 @@
 //!
 //! `simulate` checks what a step finds of its sequences' blocks, what clients are told, and at the end that nothing is charged and no block is lost.
 
+mod made;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_sim::{
-    BLOCK_TOKENS, FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, TraceRequest,
-    simulate,
-};
+use baton_sim::{FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, simulate};
+use made::Conversations;
 
-/// Conversations that go on, some with a shared beginning, for a minute.
+/// Conversations for a minute.
 fn trace(seed: u64) -> Trace {
-    let mut random = Random::new(seed);
-    let (mut at, mut turns, mut next_id) = (0.0, Vec::<Vec<u64>>::new(), 1000);
-    let per_second = 1.0 + 3.0 * random.unit();
-    let mut requests = Vec::new();
-    while at < 60.0 {
-        let mut hash_ids = match random.below(3) {
-            0 if !turns.is_empty() => turns[random.below(turns.len() as u64) as usize].clone(),
-            1 => (0..4).collect(),
-            _ => Vec::new(),
-        };
-        let new = 1 + random.below(12);
-        hash_ids.extend(next_id..next_id + new);
-        next_id += new;
-        turns.push(hash_ids.clone());
-        let input_length = hash_ids.len() as u32 * BLOCK_TOKENS - random.below(u64::from(BLOCK_TOKENS)) as u32;
-        let output_length = 1 + random.below(200) as u32;
-        requests.push(TraceRequest { timestamp: Duration::from_secs_f64(at), input_length, output_length, hash_ids });
-        at += random.exponential(1.0 / per_second);
-    }
-    Trace { name: "conversations".to_owned(), requests, block_tokens: BLOCK_TOKENS }
+    let per_second = 1.0 + 3.0 * Random::new(seed).unit();
+    let conversations = Conversations { per_second, shared: 4, most_new: 12, most_output: 200 };
+    made::trace(conversations.requests(seed).take_while(|request| request.timestamp < Duration::from_secs(60)))
 }
 
 /// What a cluster bears often: for these, every third cluster has many of one kind.

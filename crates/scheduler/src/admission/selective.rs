@@ -152,6 +152,17 @@ mod tests {
     }
 
     #[test]
+    fn after_a_burst_a_request_that_is_alone_is_taken_in() {
+        let (mut policy, start) = (Selective::default(), assessment().now);
+        let busy = |n: u32| Assessment { now: start + n * SECOND / 100, ttft: 20 * SECOND, ..assessment() };
+        let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
+        let dear = Assessment { compute: 15 * SECOND, ..busy(600) };
+        assert!(policy.admit(&dear).is_err());
+        let alone = Assessment { ahead: Duration::ZERO, decode_expected: None, ..dear };
+        assert_eq!(policy.admit(&alone), Ok(()));
+    }
+
+    #[test]
     fn what_may_pass_is_held_while_the_objective_leaves_time() {
         let policy = Selective::default();
         let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });

@@ -52,8 +52,8 @@ pub struct ClusterConfig {
     pub max_overtaken: Duration,
     /// Longest that it waits there for room.
     pub queue_timeout: Duration,
-    /// Refuses requests that would wait longer than this for others, by estimate; what they take themselves does not count, so that one that is alone is taken in whatever it takes. Admission
-    /// policies that take everything do not look at it.
+    /// Refuses requests that would wait longer than this for others, or make those who were taken in wait longer, by estimate; what they take themselves does not count, so that one that is
+    /// alone is taken in whatever it takes. Placement plans with it as with an objective. Admission policies that take everything do not look at it.
     pub max_wait: Option<Duration>,
     /// Most requests that wait at the door at once.
     pub max_held: usize,

@@ -64,7 +64,7 @@ impl Baton {
         let most = config.max_patience.as_secs_f64();
         let by_work = (compute * config.patience).min(most);
         match time_left {
-            // It misses its objective in any case: others need not.
+            // It is late in any case: others need not be.
             Some(limit) if compute >= limit => most,
             Some(limit) => by_work.min((limit - compute) * config.slack_share),
             None => by_work,
@@ -74,14 +74,13 @@ impl Baton {
     /// Seconds that the plan costs everybody, the decode node's part apart.
     fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, time_left: Option<f64>) -> f64 {
         let own = plan.finish() + target.exposed(plan.compute);
-        let own =
-            own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| own / limit.max(f64::MIN_POSITIVE)));
+        let own = own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| share(own, limit)));
         own + plan.compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
     /// Seconds that the answer's pace at a decode node is worth.
     fn decode_cost(&self, decode: &DecodeCandidate<'_>, slo: Slo) -> f64 {
-        let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt, limit));
+        let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt, limit.as_secs_f64()));
         self.config.stream_weight * decode.stream * (1.0 + self.config.tail_weight * load)
     }
 
@@ -158,8 +157,8 @@ impl Target<'_> {
     }
 }
 
-fn share(seconds: f64, limit: Duration) -> f64 {
-    seconds / limit.as_secs_f64().max(1e-3)
+fn share(seconds: f64, limit: f64) -> f64 {
+    seconds / limit.max(1e-3)
 }
 
 /// What a prefill node comes to with the best of its plans and decode nodes.
@@ -272,5 +271,18 @@ mod tests {
     fn patience_grows_with_the_work_up_to_its_bound() {
         let patience = |seconds| Baton::default().patience(seconds, None);
         assert_eq!((patience(7.0), patience(1000.0)), (7.0, 30.0));
+        assert_eq!(Baton::default().patience(7.0, Some(17.0)), 2.0, "a fifth of what it need not compute");
+    }
+
+    #[test]
+    fn a_longest_wait_is_planned_with_like_an_objective() {
+        let waited = Duration::from_secs(30);
+        let within = |max_wait| PlacementRequest { max_wait, slo: Slo::default(), ..request() };
+        assert_eq!(within(Some(waited)).time_left(2.0), Some(32.0));
+        assert_eq!((within(None).time_left(2.0), request().time_left(2.0)), (None, Some(30.0)));
+        let used_up = PlacementRequest { waited, ..within(Some(waited)) };
+        assert_eq!(used_up.time_left(2.0), Some(2.0));
+        let cost = |request| Baton::default().cost(&request, &prefill(0, 100, 0), None).unwrap();
+        assert!(cost(used_up).is_finite() && cost(used_up) > cost(within(Some(waited))));
     }
 }
