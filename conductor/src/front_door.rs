@@ -163,7 +163,7 @@ impl FrontDoor {
         let mut checked = self.check(request).await?;
         let stops = std::mem::take(&mut checked.stop);
         let stops = StopStrings::new(&stops).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
-        let text = OutputText::new(self.model.tokenizer.detokenizer(), stops);
+        let text = OutputText::new(self.model.tokenizer.detokenizer(), stops, checked.sampling.min_tokens);
         let job = self.job(id, checked)?;
         let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());
         let record = self.records.open(id, job.tokens.len() as u32, job.sampling.max_tokens);

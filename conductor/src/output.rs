@@ -19,13 +19,16 @@ pub struct Piece {
 pub struct OutputText {
     detokenizer: Detokenizer,
     stops: StopStrings,
+    /// Stop strings are not looked for in the text of so many tokens.
+    min_tokens: u32,
+    tokens: u32,
     stopped: bool,
 }
 
 impl OutputText {
     /// Of no token yet.
-    pub fn new(detokenizer: Detokenizer, stops: StopStrings) -> Self {
-        Self { detokenizer, stops, stopped: false }
+    pub fn new(detokenizer: Detokenizer, stops: StopStrings, min_tokens: u32) -> Self {
+        Self { detokenizer, stops, min_tokens, tokens: 0, stopped: false }
     }
 
     /// Whether a stop string ended it.
@@ -40,6 +43,7 @@ impl OutputText {
             if self.stopped {
                 break;
             }
+            self.tokens += 1;
             // The token that ends the output is not part of its text.
             if token.finish != Some(FinishReason::Stop) {
                 let text = self.detokenizer.push(token.token);
@@ -60,6 +64,9 @@ impl OutputText {
         if self.stopped || text.is_empty() {
             return;
         }
+        if self.tokens < self.min_tokens {
+            return out.push_str(text);
+        }
         match self.stops.push(text) {
             StopOutcome::Emit(text) => out.push_str(&text),
             StopOutcome::Stopped { text_before, .. } => {
@@ -78,7 +85,7 @@ mod tests {
 
     fn output(stops: &[&str]) -> OutputText {
         let stops = StopStrings::new(&stops.iter().map(|s| s.to_string()).collect::<Vec<_>>()).unwrap();
-        OutputText::new(Tokenizer::bytes().detokenizer(), stops)
+        OutputText::new(Tokenizer::bytes().detokenizer(), stops, 0)
     }
 
     fn token(byte: u8, finish: Option<FinishReason>) -> OutputToken {
@@ -94,6 +101,14 @@ mod tests {
         let last = out.push(vec![token(b'd', None), token(b'e', None)]);
         assert_eq!((last.tokens.len(), last.text.as_str(), last.stopped), (1, "", true), "what follows is dropped");
         assert_eq!(out.push(vec![token(b'f', None)]).tokens, []);
+    }
+
+    #[test]
+    fn a_stop_string_counts_once_there_are_enough_tokens() {
+        let mut out = OutputText { min_tokens: 3, ..output(&["b"]) };
+        let pieces: Vec<_> = b"abab".iter().map(|&b| out.push(vec![token(b, None)])).collect();
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+        assert_eq!((text.as_str(), out.is_stopped()), ("aba", true));
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_text::{ChatMessage, ChatTemplate, EncodeOptions, StopStrings, TextError, Tokenizer};
-use baton_types::{SamplingParams, Slo, Tbt, TokenId, Ttft};
+use baton_types::{MAX_BAD_WORDS, SamplingParams, Slo, Tbt, TokenId, Ttft};
 
 use crate::error::GenerateError;
 
 /// Longest idempotency key, bytes.
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// Longest word that may be banned, bytes.
+const MAX_BAD_WORD_BYTES: usize = 60;
 /// Output length where the request does not say.
 const DEFAULT_MAX_TOKENS: u32 = 256;
 
@@ -155,6 +157,13 @@ impl TextModel {
                 format!("{} tokens, but at most 64 are taken", stop_token_ids.len()),
             ));
         }
+        let mut logit_bias: Vec<_> = wire.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect();
+        // A map has no order, and what nodes get must not depend on it.
+        logit_bias.sort_unstable_by_key(|&(token, _)| token);
+        if let Some((id, _)) = logit_bias.last().filter(|&&(id, _)| id >= limits.vocab_size) {
+            let problem = format!("token {id}, but the vocabulary has {} tokens", limits.vocab_size);
+            return Err(GenerateError::invalid("logit_bias", problem));
+        }
         if !wire.ignore_eos {
             stop_token_ids.extend(self.tokenizer.eos_ids());
         }
@@ -169,6 +178,9 @@ impl TextModel {
             seed: wire.seed.unwrap_or(random_seed),
             max_tokens: wire.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
             stop_token_ids,
+            logit_bias,
+            min_tokens: wire.min_tokens,
+            bad_words: self.bad_words(&wire.bad_words)?,
             logprobs: wire.logprobs,
             prompt_logprobs: wire.prompt_logprobs,
         };
@@ -176,6 +188,31 @@ impl TextModel {
             GenerateError::invalid(error.field, format!("{}, but must be {}", error.value, error.expected))
         })?;
         Ok(params)
+    }
+
+    /// The tokens of each word as it is written inside a text and at its beginning: after a space and without, which often are other tokens.
+    fn bad_words(&self, words: &[String]) -> Result<Vec<Vec<TokenId>>, GenerateError> {
+        let invalid = |problem| GenerateError::invalid("bad_words", problem);
+        if words.len() > MAX_BAD_WORDS / 2 {
+            return Err(invalid(format!("{} words, but at most {} are taken", words.len(), MAX_BAD_WORDS / 2)));
+        }
+        let mut sequences = Vec::new();
+        for word in words {
+            let word = word.trim_start();
+            if word.is_empty() || word.len() > MAX_BAD_WORD_BYTES {
+                let bytes = word.len();
+                return Err(invalid(format!("a word of {bytes} bytes, but 1 to {MAX_BAD_WORD_BYTES} are taken")));
+            }
+            for spelling in [format!(" {word}"), word.to_owned()] {
+                let options = EncodeOptions { add_special: false, parse_special: false };
+                let tokens =
+                    self.tokenizer.encode(&spelling, options).map_err(|error| text_error("bad_words", &error))?;
+                if !sequences.contains(&tokens) {
+                    sequences.push(tokens);
+                }
+            }
+        }
+        Ok(sequences)
     }
 }
 

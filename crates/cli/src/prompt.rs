@@ -76,8 +76,7 @@ impl RequestArgs {
             stop: self.stop.clone(),
             stop_token_ids: self.stop_token_id.clone(),
             ignore_eos: self.ignore_eos,
-            logprobs: None,
-            prompt_logprobs: None,
+            ..v1::SamplingParameters::default()
         };
         v1::GenerateRequest {
             model: self.model.clone(),
@@ -266,8 +265,7 @@ mod tests {
                 stop: vec!["a".into(), "b".into()],
                 stop_token_ids: vec![10, 11],
                 ignore_eos: true,
-                logprobs: None,
-                prompt_logprobs: None,
+                ..v1::SamplingParameters::default()
             }),
             priority: -12,
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: Some(13.0), tbt_ms: Some(14.0) }),

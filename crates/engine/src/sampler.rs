@@ -1,6 +1,6 @@
 //! From logits to a token.
 //!
-//! The order is: penalties, temperature, top-k, top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the tokens so far and the
+//! The order is: penalties, biases and bans, temperature, top-k, top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the tokens so far and the
 //! parameters: a request that is recovered on another node draws the same tokens.
 
 use std::borrow::Cow;
@@ -36,7 +36,8 @@ pub fn sample(
     output: &[TokenId],
 ) -> Result<Sampled, EngineError> {
     check_finite(Isa::of_process(), logits)?;
-    let penalized = penalize(logits, params, prompt, output);
+    let mut penalized = penalize(logits, params, prompt, output);
+    favour(&mut penalized, params, output);
     let token = if params.is_greedy() {
         best(&penalized)
     } else {
@@ -118,6 +119,30 @@ fn penalize<'a>(logits: &'a [f32], params: &SamplingParams, prompt: &[TokenId], 
         }
     }
     logits
+}
+
+/// Biases, and bans: of end tokens before there are enough, and of the last token of a word that is not wanted.
+fn favour(logits: &mut Cow<'_, [f32]>, params: &SamplingParams, output: &[TokenId]) {
+    for &(token, bias) in &params.logit_bias {
+        if let Some(logit) = logits.to_mut().get_mut(token as usize) {
+            *logit += bias;
+        }
+    }
+    let mut ban = |token: TokenId| {
+        if let Some(logit) = logits.to_mut().get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    };
+    if output.len() < params.min_tokens as usize {
+        params.stop_token_ids.iter().for_each(|&token| ban(token));
+    }
+    for word in &params.bad_words {
+        if let Some((&last, before)) = word.split_last()
+            && output.ends_with(before)
+        {
+            ban(last);
+        }
+    }
 }
 
 /// Tokens that may be drawn, with weights in proportion to their probabilities, in a fixed order.
@@ -297,6 +322,25 @@ mod tests {
         assert_eq!(*penalize(&logits, &p, &[0], &[1]), [2.0, -1.0, 1.0, 1.0, 4.0]);
         let p = params(|p| p.repetition_penalty = 1e-30);
         assert_eq!(penalize(&[1e30], &p, &[0], &[])[0], f32::MAX);
+    }
+
+    #[test]
+    fn biases_and_bans_move_the_draw() {
+        let logits = [2.0, 3.0, 1.0];
+        let drawn = |params: &SamplingParams, output: &[TokenId]| sample(&logits, params, &[], output).unwrap().token;
+        let of = |change: fn(&mut SamplingParams)| {
+            params(|p| {
+                p.temperature = 0.0;
+                change(p);
+            })
+        };
+        assert_eq!(drawn(&of(|p| p.logit_bias = vec![(2, 2.5), (9, 100.0)]), &[]), 2);
+        let ends = of(|p| (p.stop_token_ids, p.min_tokens) = (vec![1], 2));
+        assert_eq!((drawn(&ends, &[0]), drawn(&ends, &[0, 0])), (0, 1));
+        let words = of(|p| p.bad_words = vec![vec![5, 1], vec![1]]);
+        assert_eq!((drawn(&words, &[5]), drawn(&words, &[])), (0, 0));
+        let word = of(|p| p.bad_words = vec![vec![5, 1]]);
+        assert_eq!((drawn(&word, &[5]), drawn(&word, &[1, 5, 2])), (0, 1));
     }
 
     #[test]

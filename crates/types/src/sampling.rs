@@ -6,6 +6,12 @@ use crate::{ErrorKind, TokenId};
 
 /// Most alternatives that may be asked for per position.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
+/// Most tokens whose logits a request may move.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most token sequences that a request may ban. Far fewer than a vocabulary has tokens, so that one is always left.
+pub const MAX_BAD_WORDS: usize = 128;
+/// Longest of them, tokens.
+pub const MAX_BAD_WORD_TOKENS: usize = 64;
 
 /// How the next token is drawn. Sampling has no hidden state: draw `i` of a request depends on (seed, i), the tokens so far and these values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +36,12 @@ pub struct SamplingParams {
     pub max_tokens: u32,
     /// Tokens that end the output: the model's own end tokens (empty with `ignore_eos`) and the request's.
     pub stop_token_ids: Vec<TokenId>,
+    /// Added to the logits of these tokens, after the penalties; each in [-100, 100].
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// No token that ends the output is drawn before so many.
+    pub min_tokens: u32,
+    /// The last token of each is not drawn after the others of it; none is empty.
+    pub bad_words: Vec<Vec<TokenId>>,
     /// Alternatives reported with each generated token; `None` reports no log-probabilities at all.
     pub logprobs: Option<u32>,
     /// Alternatives reported for each position of the prompt.
@@ -50,6 +62,9 @@ impl Default for SamplingParams {
             seed: 0,
             max_tokens: 16,
             stop_token_ids: Vec::new(),
+            logit_bias: Vec::new(),
+            min_tokens: 0,
+            bad_words: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,
         }
@@ -92,6 +107,22 @@ impl SamplingParams {
         if self.max_tokens == 0 {
             return Err(InvalidSampling { field: "max_tokens", value: "0".into(), expected: "at least 1" });
         }
+        if self.logit_bias.len() > MAX_LOGIT_BIAS {
+            let value = format!("{} tokens", self.logit_bias.len());
+            return Err(InvalidSampling { field: "logit_bias", value, expected: "at most 1024 tokens" });
+        }
+        for &(_, bias) in &self.logit_bias {
+            within("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
+        }
+        let tokens = self.bad_words.iter().map(Vec::len).find(|tokens| !(1..=MAX_BAD_WORD_TOKENS).contains(tokens));
+        if let Some(tokens) = tokens {
+            let value = format!("a word of {tokens} tokens");
+            return Err(InvalidSampling { field: "bad_words", value, expected: "words of 1 to 64 tokens" });
+        }
+        if self.bad_words.len() > MAX_BAD_WORDS {
+            let value = format!("{} words", self.bad_words.len());
+            return Err(InvalidSampling { field: "bad_words", value, expected: "at most 128 words" });
+        }
         for (field, n) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
             if let Some(n) = n.filter(|&n| n > MAX_TOP_LOGPROBS) {
                 return Err(InvalidSampling { field, value: n.to_string(), expected: "at most 20" });
@@ -113,7 +144,7 @@ mod tests {
     #[test]
     fn every_range_is_checked_and_named() {
         type Spoil = fn(&mut SamplingParams);
-        let cases: [(&str, Spoil); 12] = [
+        let cases: [(&str, Spoil); 17] = [
             ("temperature", |p| p.temperature = -1.0),
             ("temperature", |p| p.temperature = f32::NAN),
             ("temperature", |p| p.temperature = f32::INFINITY),
@@ -124,6 +155,11 @@ mod tests {
             ("presence_penalty", |p| p.presence_penalty = 2.5),
             ("frequency_penalty", |p| p.frequency_penalty = f32::NAN),
             ("max_tokens", |p| p.max_tokens = 0),
+            ("logit_bias", |p| p.logit_bias = vec![(0, 101.0)]),
+            ("logit_bias", |p| p.logit_bias = vec![(0, f32::NAN)]),
+            ("logit_bias", |p| p.logit_bias = vec![(0, 0.0); MAX_LOGIT_BIAS + 1]),
+            ("bad_words", |p| p.bad_words = vec![Vec::new()]),
+            ("bad_words", |p| p.bad_words = vec![vec![1]; MAX_BAD_WORDS + 1]),
             ("logprobs", |p| p.logprobs = Some(21)),
             ("prompt_logprobs", |p| p.prompt_logprobs = Some(21)),
         ];

@@ -21,6 +21,9 @@ impl From<&d::SamplingParams> for w::NodeSampling {
             seed: s.seed,
             max_tokens: s.max_tokens,
             stop_token_ids: s.stop_token_ids.clone(),
+            logit_bias: s.logit_bias.iter().map(|&(token_id, bias)| w::LogitBias { token_id, bias }).collect(),
+            min_tokens: s.min_tokens,
+            bad_words: s.bad_words.iter().map(|ids| w::TokenIds { ids: ids.clone() }).collect(),
             logprobs: s.logprobs,
             prompt_logprobs: s.prompt_logprobs,
         }
@@ -42,6 +45,9 @@ impl TryFrom<w::NodeSampling> for d::SamplingParams {
             seed: s.seed,
             max_tokens: s.max_tokens,
             stop_token_ids: s.stop_token_ids,
+            logit_bias: s.logit_bias.into_iter().map(|entry| (entry.token_id, entry.bias)).collect(),
+            min_tokens: s.min_tokens,
+            bad_words: s.bad_words.into_iter().map(|word| word.ids).collect(),
             logprobs: s.logprobs,
             prompt_logprobs: s.prompt_logprobs,
         };

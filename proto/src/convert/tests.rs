@@ -36,16 +36,24 @@ fn sampling() -> impl Strategy<Value = d::SamplingParams> {
         1u32..,
         prop::collection::vec(any::<u32>(), 0..4),
         prop::option::of(0u32..=20),
+        (prop::collection::vec((any::<u32>(), -100.0f32..=100.0), 0..4), any::<u32>()),
+        prop::collection::vec(prop::collection::vec(any::<u32>(), 1..4), 0..4),
     )
-        .prop_map(|(temperature, top_k, top_p, seed, max_tokens, stop_token_ids, logprobs)| d::SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            seed,
-            max_tokens,
-            stop_token_ids,
-            logprobs,
-            ..Default::default()
+        .prop_map(|(temperature, top_k, top_p, seed, max_tokens, stop_token_ids, logprobs, biased, bad_words)| {
+            let (logit_bias, min_tokens) = biased;
+            d::SamplingParams {
+                temperature,
+                top_k,
+                top_p,
+                seed,
+                max_tokens,
+                stop_token_ids,
+                logit_bias,
+                min_tokens,
+                bad_words,
+                logprobs,
+                ..Default::default()
+            }
         })
 }
 
