@@ -69,9 +69,15 @@ impl Ask {
 
     /// A conversation.
     pub fn messages(messages: &[(&str, &str)]) -> Self {
-        let message =
-            |(role, content): &(&str, &str)| v1::ChatMessage { role: (*role).into(), content: (*content).into() };
-        Self::new(Prompt::Messages(v1::MessagesPrompt { messages: messages.iter().map(message).collect() }))
+        let message = |(role, content): &(&str, &str)| v1::ChatMessage {
+            role: (*role).into(),
+            content: (*content).into(),
+            ..Default::default()
+        };
+        Self::new(Prompt::Messages(v1::MessagesPrompt {
+            messages: messages.iter().map(message).collect(),
+            ..Default::default()
+        }))
     }
 
     /// Tokens.

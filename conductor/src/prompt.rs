@@ -2,13 +2,21 @@
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
-use baton_text::{ChatMessage, ChatTemplate, EncodeOptions, StopStrings, TextError, Tokenizer};
+use baton_text::{
+    ChatMessage, ChatTemplate, Conversation, EncodeOptions, RenderedPrompt, StopStrings, TextError, Tokenizer, ToolCall,
+};
 use baton_types::{MAX_BAD_WORDS, SamplingParams, Slo, Tbt, TokenId, Ttft};
+
+use serde_json::Value;
 
 use crate::error::GenerateError;
 
 /// Longest idempotency key, bytes.
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// Most messages of a conversation.
+const MAX_MESSAGES: usize = 65_536;
+/// Most tools, and most documents.
+const MAX_TOOLS: usize = 1024;
 /// Longest word that may be banned, bytes.
 const MAX_BAD_WORD_BYTES: usize = 60;
 /// Output length where the request does not say.
@@ -63,7 +71,13 @@ impl TextModel {
         match &request.prompt {
             Some(WirePrompt::Text(prompt)) => self.check_bytes("text", prompt.text.len()),
             Some(WirePrompt::Messages(prompt)) => {
-                self.check_bytes("messages", prompt.messages.iter().map(|m| m.role.len() + m.content.len()).sum())
+                check_count("messages", prompt.messages.len(), MAX_MESSAGES)?;
+                check_count("tools", prompt.tools.len(), MAX_TOOLS)?;
+                check_count("documents", prompt.documents.len(), MAX_TOOLS)?;
+                self.check_bytes("messages", prompt.messages.iter().map(message_bytes).sum())?;
+                self.check_bytes("tools", prompt.tools.iter().map(String::len).sum())?;
+                self.check_bytes("documents", prompt.documents.iter().map(String::len).sum())?;
+                self.check_bytes("template_variables", prompt.template_variables.len())
             }
             Some(WirePrompt::TokenIds(_)) | None => Ok(()),
         }
@@ -120,14 +134,14 @@ impl TextModel {
                 encode("text", &prompt.text, options)
             }
             Some(WirePrompt::Messages(prompt)) => {
-                let text = self.render(prompt.messages)?;
-                encode("messages", &text, EncodeOptions { add_special: false, parse_special: true })
+                let rendered = self.render(prompt)?;
+                self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))
             }
         }
     }
 
-    fn render(&self, messages: Vec<v1::ChatMessage>) -> Result<String, GenerateError> {
-        if messages.is_empty() {
+    fn render(&self, prompt: v1::MessagesPrompt) -> Result<RenderedPrompt, GenerateError> {
+        if prompt.messages.is_empty() {
             return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
         }
         let template = self.template.as_ref().ok_or_else(|| {
@@ -135,8 +149,7 @@ impl TextModel {
                 format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name);
             GenerateError::invalid("messages", problem)
         })?;
-        let messages: Vec<_> = messages.into_iter().map(|m| ChatMessage { role: m.role, content: m.content }).collect();
-        template.render(&messages, true).map_err(|error| text_error("messages", &error))
+        template.render(&conversation(prompt)?).map_err(|error| text_error("messages", &error))
     }
 
     fn sampling(
@@ -216,6 +229,62 @@ impl TextModel {
     }
 }
 
+fn conversation(prompt: v1::MessagesPrompt) -> Result<Conversation, GenerateError> {
+    let objects = |field, texts: Vec<String>| -> Result<Vec<_>, GenerateError> {
+        let object = |(index, text): (usize, String)| json_object(field, Some(index), &text).map(Value::Object);
+        texts.into_iter().enumerate().map(object).collect()
+    };
+    let variables = match prompt.template_variables.as_str() {
+        "" => serde_json::Map::new(),
+        text => json_object("template_variables", None, text)?,
+    };
+    Ok(Conversation {
+        tools: objects("tools", prompt.tools)?,
+        documents: objects("documents", prompt.documents)?,
+        variables,
+        ..Conversation::new(prompt.messages.into_iter().map(chat_message).collect())
+    })
+}
+
+fn json_object(
+    field: &'static str,
+    index: Option<usize>,
+    text: &str,
+) -> Result<serde_json::Map<String, Value>, GenerateError> {
+    let which = index.map_or_else(String::new, |index| format!("number {index} "));
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(GenerateError::invalid(field, format!("{which}is no JSON object"))),
+        Err(error) => Err(GenerateError::invalid(field, format!("{which}is no JSON: {error}"))),
+    }
+}
+
+fn chat_message(message: v1::ChatMessage) -> ChatMessage {
+    let call = |call: v1::ToolCall| ToolCall { id: call.id, name: call.name, arguments: call.arguments };
+    ChatMessage {
+        role: message.role,
+        content: message.content,
+        name: message.name,
+        reasoning: message.reasoning,
+        tool_calls: message.tool_calls.into_iter().map(call).collect(),
+        tool_call_id: message.tool_call_id,
+    }
+}
+
+fn message_bytes(message: &v1::ChatMessage) -> usize {
+    let v1::ChatMessage { role, content, name, reasoning, tool_calls, tool_call_id } = message;
+    let call = |call: &v1::ToolCall| call.id.len() + call.name.len() + call.arguments.len();
+    let texts = [role, content, name, reasoning, tool_call_id].into_iter().map(String::len).sum::<usize>();
+    texts + tool_calls.iter().map(call).sum::<usize>()
+}
+
+fn check_count(field: &'static str, found: usize, most: usize) -> Result<(), GenerateError> {
+    if found <= most {
+        return Ok(());
+    }
+    Err(GenerateError::invalid(field, format!("{found}, but at most {most} are taken")))
+}
+
 fn text_error(field: &'static str, error: &TextError) -> GenerateError {
     GenerateError::invalid(field, error.to_string())
 }
@@ -254,10 +323,12 @@ mod tests {
     const LIMITS: Limits = Limits { context_length: 64, vocab_size: 300 };
 
     fn model() -> TextModel {
+        let tokenizer = Tokenizer::bytes();
         let template = Some(
-            ChatTemplate::from_source("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}").unwrap(),
+            ChatTemplate::from_source("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &tokenizer)
+                .unwrap(),
         );
-        TextModel { name: "mock".into(), tokenizer: Tokenizer::bytes(), template, max_prompt_bytes: 1000 }
+        TextModel { name: "mock".into(), tokenizer, template, max_prompt_bytes: 1000 }
     }
 
     fn text(text: &str) -> v1::GenerateRequest {
@@ -308,7 +379,26 @@ mod tests {
         assert_eq!(field(sampling(|s| s.stop_token_ids = vec![300])).0, "stop_token_ids");
         let slo = Some(v1::ServiceLevelObjectives { ttft_ms: Some(-1.0), tbt_ms: None });
         assert_eq!(field(v1::GenerateRequest { slo, ..text("x") }).0, "slo.ttft_ms");
-        let messages = Some(WirePrompt::Messages(v1::MessagesPrompt { messages: vec![] }));
-        assert_eq!(field(v1::GenerateRequest { prompt: messages, ..Default::default() }).0, "messages");
+        let messages = |change: fn(&mut v1::MessagesPrompt)| {
+            let message = v1::ChatMessage { role: "user".into(), content: "x".into(), ..Default::default() };
+            let mut prompt = v1::MessagesPrompt { messages: vec![message], ..Default::default() };
+            change(&mut prompt);
+            v1::GenerateRequest { prompt: Some(WirePrompt::Messages(prompt)), ..Default::default() }
+        };
+        assert_eq!(field(messages(|p| p.messages.clear())).0, "messages");
+        assert_eq!(field(messages(|p| p.messages.resize_with(65_537, Default::default))).0, "messages");
+        assert_eq!(field(messages(|p| p.messages[0].reasoning = "x".repeat(1001))).0, "messages");
+        assert_eq!(
+            field(messages(|p| p.tools = vec!["{}".into(), "[]".into()])),
+            ("tools", "number 1 is no JSON object".into())
+        );
+        assert_eq!(field(messages(|p| p.documents = vec!["{".into()])).0, "documents");
+        assert_eq!(
+            field(messages(|p| p.template_variables = "1".into())),
+            ("template_variables", "is no JSON object".into())
+        );
+        assert_eq!(field(sampling(|s| s.logit_bias.extend([(300, 1.0)]))).0, "logit_bias");
+        assert_eq!(field(sampling(|s| s.bad_words = vec!["x".into(); 65])).0, "bad_words");
+        assert_eq!(field(sampling(|s| s.bad_words = vec![" ".into()])).0, "bad_words");
     }
 }

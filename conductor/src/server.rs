@@ -154,13 +154,9 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
     let named = |name: String| settings.model_name.clone().unwrap_or(name);
     if settings.engine == "mock" {
-        let template = Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE)?);
-        return Ok(TextModel {
-            name: named("mock".into()),
-            tokenizer: Tokenizer::bytes().with_max_bytes(max_prompt_bytes),
-            template,
-            max_prompt_bytes,
-        });
+        let tokenizer = Tokenizer::bytes().with_max_bytes(max_prompt_bytes);
+        let template = Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?);
+        return Ok(TextModel { name: named("mock".into()), tokenizer, template, max_prompt_bytes });
     }
     if settings.engine != "cpu" {
         bail!(BadSetting::invalid("engine", format!("'{}', but must be cpu or mock", settings.engine)));

@@ -3,14 +3,13 @@
 use std::io::{IsTerminal, Write};
 
 use baton_proto::v1;
-use baton_proto::v1::generate_request::Prompt;
 use tokio::sync::mpsc;
 
 use crate::answer::{Ended, answer};
 use crate::args::ChatArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
-use crate::prompt::message;
+use crate::prompt::{conversation, message};
 use crate::report::Report;
 use crate::screen::{Paint, line};
 use crate::timeline;
@@ -110,7 +109,7 @@ impl Chat<'_> {
 
     async fn say(&mut self, text: String) -> Result<(), CliError> {
         self.messages.push(message("user", text));
-        let prompt = Prompt::Messages(v1::MessagesPrompt { messages: self.messages.clone() });
+        let prompt = conversation(self.messages.clone());
         match answer(&self.conductor, self.args.request.request(prompt), self.json).await {
             Ok(Ended::Finished(record)) => {
                 self.messages.push(message("assistant", record.text().to_owned()));

@@ -39,7 +39,7 @@ impl PromptArgs {
     /// Reads what there is to read.
     pub fn load(&self) -> Result<Prompt, CliError> {
         if let Some(path) = &self.messages {
-            return Ok(Prompt::Messages(v1::MessagesPrompt { messages: parse_messages(&read("--messages", path)?)? }));
+            return Ok(conversation(parse_messages(&read("--messages", path)?)?));
         }
         if let Some(path) = &self.token_ids {
             return Ok(Prompt::TokenIds(v1::TokenIds { ids: parse_token_ids(&read("--token-ids", path)?)? }));
@@ -56,7 +56,7 @@ impl PromptArgs {
         if self.raw {
             return Ok(Prompt::Text(v1::TextPrompt { text, parse_special: true }));
         }
-        Ok(Prompt::Messages(v1::MessagesPrompt { messages: vec![message("user", text)] }))
+        Ok(conversation(vec![message("user", text)]))
     }
 }
 
@@ -89,9 +89,14 @@ impl RequestArgs {
     }
 }
 
+/// A conversation of messages alone.
+pub fn conversation(messages: Vec<v1::ChatMessage>) -> Prompt {
+    Prompt::Messages(v1::MessagesPrompt { messages, ..v1::MessagesPrompt::default() })
+}
+
 /// A message of a conversation.
 pub fn message(role: &str, content: String) -> v1::ChatMessage {
-    v1::ChatMessage { role: role.to_owned(), content }
+    v1::ChatMessage { role: role.to_owned(), content, ..v1::ChatMessage::default() }
 }
 
 /// Reads a file, or stdin for `-`, as text.
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn a_prompt_is_a_message_unless_it_is_raw() {
         let plain = args(|a| a.prompt = Some("hi".into())).load().unwrap();
-        assert_eq!(plain, Prompt::Messages(v1::MessagesPrompt { messages: vec![message("user", "hi".into())] }));
+        assert_eq!(plain, conversation(vec![message("user", "hi".into())]));
         let raw = args(|a| (a.prompt, a.raw) = (Some("hi".into()), true)).load().unwrap();
         assert_eq!(raw, Prompt::Text(v1::TextPrompt { text: "hi".into(), parse_special: true }));
     }

@@ -3,7 +3,8 @@
 use baton_types::TokenId;
 
 use crate::error::TextError;
-use crate::special::{Segment, SpecialSplitter};
+use crate::guard::ControlToken;
+use crate::special::{Segment, SpecialSplitter, without};
 use crate::vocabulary::Vocabulary;
 
 pub(crate) const BOS: TokenId = 256;
@@ -11,6 +12,11 @@ pub(crate) const EOS: TokenId = 257;
 /// Specials follow the 256 bytes; the ids up to [`VOCAB_SIZE`] are reserved.
 const SPECIALS: [&str; 4] = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"];
 const VOCAB_SIZE: u32 = 512;
+
+/// Those that are found in a text.
+pub(crate) fn control_tokens() -> Vec<ControlToken> {
+    SPECIALS.map(|text| ControlToken { text: text.to_owned(), is_special: true }).into()
+}
 
 #[derive(Debug)]
 pub(crate) struct ByteEncoder {
@@ -33,11 +39,11 @@ impl ByteEncoder {
         Ok((Self { splitter: SpecialSplitter::new(&tokens)? }, vocabulary))
     }
 
-    pub(crate) fn encode(&self, text: &str, parse_special: bool) -> Vec<TokenId> {
+    pub(crate) fn encode(&self, text: &str, parse_special: bool, mark: Option<char>) -> Vec<TokenId> {
         let mut ids = Vec::with_capacity(text.len());
         for segment in self.splitter.split(text, parse_special) {
             match segment {
-                Segment::Text(text) => ids.extend(text.bytes().map(TokenId::from)),
+                Segment::Text(text) => ids.extend(without(text, mark).bytes().map(TokenId::from)),
                 Segment::Token(id) => ids.push(id),
             }
         }

@@ -10,6 +10,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 use crate::byte_level;
 use crate::end_tokens::end_tokens;
 use crate::error::TextError;
+use crate::guard::ControlToken;
 use crate::hugging_face::HuggingFaceEncoder;
 use crate::pre_tokenizer::{Dialect, dialect};
 use crate::sentencepiece::{PieceKind, SPACE, SentencePieceEncoder, byte_piece};
@@ -201,6 +202,7 @@ impl<'a> GgufTokenizer<'a> {
             prefix: self.bos.filter(|_| self.add_bos.unwrap_or(add_bos_default)).into_iter().collect(),
             suffix: self.eos.filter(|_| self.add_eos.unwrap_or(false)).into_iter().collect(),
             space_prefix: false,
+            added: self.added().map(|(text, _, is_special)| ControlToken { text, is_special }).collect(),
         }
     }
 }

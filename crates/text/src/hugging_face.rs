@@ -4,6 +4,7 @@ use baton_types::TokenId;
 use tokenizers::{AddedToken, AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Token};
 
 use crate::error::TextError;
+use crate::guard::ControlToken;
 
 /// Longest run of white space, characters. The patterns of pre-tokenizers look back into such a run; in one of a million the library gives up and stops cutting,
 /// without a word.
@@ -35,14 +36,19 @@ impl HuggingFaceEncoder {
         Self { tokenizer, without_special, cuts_before_words }
     }
 
-    /// The tokens of a text, none added around it.
-    pub(crate) fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<TokenId>, TextError> {
+    /// The tokens of a text, none added around it. Marks are taken out once added tokens are found.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        parse_special: bool,
+        mark: Option<char>,
+    ) -> Result<Vec<TokenId>, TextError> {
         check_white_space(text)?;
         let (mut ids, mut rest) = (Vec::new(), text);
         while !rest.is_empty() {
             let end = if self.cuts_before_words { cut(rest, PIECE_BYTES) } else { rest.len() };
             let (piece, after) = rest.split_at(end);
-            self.encode_piece(piece, parse_special, &mut ids)
+            self.encode_piece(piece, parse_special, mark, &mut ids)
                 .map_err(|error| TextError::Internal(error.to_string()))?;
             rest = after;
         }
@@ -50,15 +56,36 @@ impl HuggingFaceEncoder {
     }
 
     /// The library's `encode` in its parts, because that takes the list of added tokens, truncation and padding from the tokenizer.
-    fn encode_piece(&self, text: &str, parse_special: bool, ids: &mut Vec<TokenId>) -> tokenizers::Result<()> {
+    fn encode_piece(
+        &self,
+        text: &str,
+        parse_special: bool,
+        mark: Option<char>,
+        ids: &mut Vec<TokenId>,
+    ) -> tokenizers::Result<()> {
         let added = if parse_special { self.tokenizer.get_added_vocabulary() } else { &self.without_special };
         let mut words = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+        if let Some(mark) = mark {
+            words.normalize(|text| {
+                text.filter(|character| character != mark);
+                Ok(())
+            })?;
+        }
         if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut words)?;
         }
         words.tokenize(|word| self.tokenizer.get_model().tokenize(word.get()))?;
         ids.extend_from_slice(words.into_encoding(None, 0, OffsetType::None)?.get_ids());
         Ok(())
+    }
+
+    /// The added tokens.
+    pub(crate) fn added(&self) -> Vec<ControlToken> {
+        let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let token = |token: &AddedToken| ControlToken { text: token.content.clone(), is_special: token.special };
+        let mut added: Vec<_> = added.values().map(token).collect();
+        added.sort_unstable_by(|a, b| a.text.cmp(&b.text));
+        added
     }
 
     /// What the post-processor puts before and after a text.

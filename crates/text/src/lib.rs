@@ -13,11 +13,13 @@
 mod byte_level;
 mod bytes;
 mod chat_template;
+mod conversation;
 mod date;
 mod detokenizer;
 mod end_tokens;
 mod error;
 mod gguf;
+mod guard;
 mod hugging_face;
 mod model_folder;
 mod pre_tokenizer;
@@ -30,7 +32,8 @@ mod tokenizer_json;
 mod utf8;
 mod vocabulary;
 
-pub use chat_template::{ChatMessage, ChatTemplate, MOCK_CHAT_TEMPLATE};
+pub use chat_template::{ChatTemplate, MOCK_CHAT_TEMPLATE, RenderedPrompt};
+pub use conversation::{ChatMessage, Conversation, ToolCall};
 pub use detokenizer::{DecodeOptions, Detokenizer};
 pub use error::TextError;
 pub use stop::{MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, StopOutcome, StopStrings};

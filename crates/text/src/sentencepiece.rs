@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, HashMap};
 use baton_types::TokenId;
 
 use crate::error::TextError;
-use crate::special::{Segment, SpecialSplitter};
+use crate::special::{Segment, SpecialSplitter, without};
 
 /// Stands for a space, U+2581.
 pub(crate) const SPACE: char = '▁';
@@ -81,12 +81,12 @@ impl SentencePieceEncoder {
     }
 
     /// The tokens of a text, none added around it. A character that is neither a piece nor bytes is the unknown token, and is left out where there is none.
-    pub(crate) fn encode(&self, text: &str, parse_special: bool) -> Vec<TokenId> {
+    pub(crate) fn encode(&self, text: &str, parse_special: bool, mark: Option<char>) -> Vec<TokenId> {
         let mut ids = Vec::new();
         for segment in self.splitter.split(text, parse_special) {
             match segment {
                 Segment::Token(id) => ids.push(id),
-                Segment::Text(text) => self.encode_text(text, &mut ids),
+                Segment::Text(text) => self.encode_text(&without(text, mark), &mut ids),
             }
         }
         ids
@@ -307,17 +307,17 @@ mod tests {
         fn the_queue_merges_what_a_search_of_all_pairs_does(text in "[ab ]{0,40}", across in any::<bool>()) {
             let encoder = encoder(if across { &[("a▁", -1.2)] } else { &[] });
             prop_assert_eq!(encoder.words_are_apart, !across);
-            prop_assert_eq!(encoder.encode(&text, false), naive(&encoder, &text));
+            prop_assert_eq!(encoder.encode(&text, false, None), naive(&encoder, &text));
         }
     }
 
     #[test]
     fn what_is_no_piece_is_bytes_or_one_unknown() {
         let mut encoder = encoder(&[]);
-        assert_eq!(encoder.encode("aéb", false), [0, 1], "nothing stands for it");
+        assert_eq!(encoder.encode("aéb", false, None), [0, 1], "nothing stands for it");
         encoder.unknown = Some(99);
-        assert_eq!(encoder.encode("aééb", false), [0, 99, 1]);
+        assert_eq!(encoder.encode("aééb", false, None), [0, 99, 1]);
         *encoder.byte_ids = std::array::from_fn(|byte| Some(100 + byte as u32));
-        assert_eq!(encoder.encode("aéb", false), [0, 100 + 0xc3, 100 + 0xa9, 1]);
+        assert_eq!(encoder.encode("aéb", false, None), [0, 100 + 0xc3, 100 + 0xa9, 1]);
     }
 }

@@ -1,5 +1,7 @@
 //! Finds added tokens (`<|im_start|>`, `</s>`) in text.
 
+use std::borrow::Cow;
+
 use aho_corasick::{AhoCorasick, MatchKind};
 use baton_types::TokenId;
 
@@ -53,6 +55,14 @@ impl SpecialSplitter {
             segments.push(Segment::Text(&text[start..]));
         }
         segments
+    }
+}
+
+/// Text without its marks ([`guard`](crate::guard)).
+pub(crate) fn without(text: &str, mark: Option<char>) -> Cow<'_, str> {
+    match mark {
+        Some(mark) if text.contains(mark) => Cow::Owned(text.replace(mark, "")),
+        _ => Cow::Borrowed(text),
     }
 }
 

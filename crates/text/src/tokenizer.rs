@@ -6,9 +6,11 @@ use baton_formats::ModelFile;
 use baton_types::TokenId;
 
 use crate::bytes::{self, ByteEncoder};
+use crate::chat_template::RenderedPrompt;
 use crate::detokenizer::{DecodeOptions, Detokenizer};
 use crate::error::TextError;
 use crate::gguf::GgufTokenizer;
+use crate::guard::ControlToken;
 use crate::hugging_face::HuggingFaceEncoder;
 use crate::sentencepiece::SentencePieceEncoder;
 use crate::vocabulary::Vocabulary;
@@ -46,6 +48,8 @@ pub(crate) struct Parts {
     pub(crate) suffix: Vec<TokenId>,
     /// The encoder puts a space before a text.
     pub(crate) space_prefix: bool,
+    /// Tokens whose text is found in a text before it is tokenized.
+    pub(crate) added: Vec<ControlToken>,
 }
 
 /// The part that differs between the kinds. None of them adds `prefix` and `suffix`.
@@ -69,6 +73,7 @@ impl Tokenizer {
             prefix: vec![bytes::BOS],
             suffix: Vec::new(),
             space_prefix: false,
+            added: bytes::control_tokens(),
         })
     }
 
@@ -99,19 +104,32 @@ impl Tokenizer {
 
     /// The tokens of a text. Time grows with the length of the text, times the logarithm of its longest word. Fails on text longer than the limit.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>, TextError> {
-        if text.len() > self.max_bytes {
-            return Err(TextError::TooLong { bytes: text.len(), limit: self.max_bytes });
-        }
-        let parts = &self.parts;
-        let ids = match &parts.encoder {
-            Encoder::Bytes(encoder) => encoder.encode(text, options.parse_special),
-            Encoder::HuggingFace(encoder) => encoder.encode(text, options.parse_special)?,
-            Encoder::SentencePiece(encoder) => encoder.encode(text, options.parse_special),
-        };
+        let ids = self.tokens(text, options.parse_special, None)?;
         if !options.add_special {
             return Ok(ids);
         }
-        Ok([parts.prefix.as_slice(), &ids, &parts.suffix].concat())
+        Ok([self.parts.prefix.as_slice(), &ids, &self.parts.suffix].concat())
+    }
+
+    /// The tokens of a rendered conversation: the control tokens are the template's own. Fails as [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &RenderedPrompt) -> Result<Vec<TokenId>, TextError> {
+        self.tokens(&prompt.marked, true, prompt.mark)
+    }
+
+    fn tokens(&self, text: &str, parse_special: bool, mark: Option<char>) -> Result<Vec<TokenId>, TextError> {
+        if text.len() > self.max_bytes {
+            return Err(TextError::TooLong { bytes: text.len(), limit: self.max_bytes });
+        }
+        Ok(match &self.parts.encoder {
+            Encoder::Bytes(encoder) => encoder.encode(text, parse_special, mark),
+            Encoder::HuggingFace(encoder) => encoder.encode(text, parse_special, mark)?,
+            Encoder::SentencePiece(encoder) => encoder.encode(text, parse_special, mark),
+        })
+    }
+
+    /// Tokens whose text is found in a text before it is tokenized.
+    pub(crate) fn added(&self) -> &[ControlToken] {
+        &self.parts.added
     }
 
     /// The text of a whole sequence of tokens; bytes that are no UTF-8 become U+FFFD.

@@ -48,6 +48,7 @@ pub(crate) fn parts(bytes: &[u8]) -> Result<Parts, TextError> {
         ));
     }
     Ok(Parts {
+        added: encoder.added(),
         encoder: Encoder::HuggingFace(Box::new(encoder)),
         bos: prefix.first().copied().filter(|&id| vocabulary.is_special(id)),
         vocabulary: Arc::new(vocabulary),

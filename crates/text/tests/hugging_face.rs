@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use baton_formats::{Gguf, ModelFile};
-use baton_text::{ChatMessage, ChatTemplate, DecodeOptions, EncodeOptions, Tokenizer};
+use baton_text::{ChatMessage, ChatTemplate, Conversation, DecodeOptions, EncodeOptions, Tokenizer};
 use serde_json::Value;
 
 const PLAIN: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
@@ -142,17 +142,24 @@ fn conversations_render_as_in_hugging_face() {
     assert_eq!(entries.len(), 12);
     for entry in entries {
         let text = |field: &str| entry[field].as_str().expect("text").to_owned();
-        let template =
-            ChatTemplate::from_source(&text("template")).expect("a template").with_special_tokens("<s>", "</s>");
-        let rendered = template.render(&messages(&entry["messages"]), entry["add_generation_prompt"] == true);
-        assert_eq!(rendered.expect("a conversation"), text("text"), "{}", text("name"));
+        let template = ChatTemplate::from_source(&text("template"), &Tokenizer::bytes())
+            .expect("a template")
+            .with_special_tokens("<s>", "</s>");
+        let add_generation_prompt = entry["add_generation_prompt"] == true;
+        let conversation = Conversation { add_generation_prompt, ..conversation(&entry["messages"]) };
+        let rendered = template.render(&conversation).expect("a conversation");
+        assert_eq!(rendered.text(), text("text"), "{}", text("name"));
     }
 }
 
-fn messages(list: &Value) -> Vec<ChatMessage> {
+fn conversation(list: &Value) -> Conversation {
     let text = |value: &Value| value.as_str().expect("text").to_owned();
-    let message = |message: &Value| ChatMessage { role: text(&message["role"]), content: text(&message["content"]) };
-    list.as_array().expect("a list").iter().map(message).collect()
+    let message = |message: &Value| ChatMessage {
+        role: text(&message["role"]),
+        content: text(&message["content"]),
+        ..ChatMessage::default()
+    };
+    Conversation::new(list.as_array().expect("a list").iter().map(message).collect())
 }
 
 #[test]
@@ -174,8 +181,8 @@ fn smollm2_gives_the_prompts_of_the_reference() {
     for entry in entries.as_array().expect("a list") {
         let text = entry["text"].as_str().expect("text");
         if entry["messages"].is_array() {
-            let rendered = template.render(&messages(&entry["messages"]), true).expect("a conversation");
-            assert_eq!(rendered, text);
+            let rendered = template.render(&conversation(&entry["messages"])).expect("a conversation");
+            assert_eq!(rendered.text(), text);
         }
         let expected: Vec<u32> = serde_json::from_value(entry["prompt_ids"].clone()).expect("ids");
         assert_eq!(tokenizer.encode(text, SPECIAL).expect("text"), expected);

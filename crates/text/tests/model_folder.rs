@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use baton_formats::ModelFile;
-use baton_text::{ChatMessage, ChatTemplate, EncodeOptions, TextError, Tokenizer};
+use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, TextError, Tokenizer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -48,8 +48,9 @@ fn a_tokenizer_and_its_end_tokens() {
     let plain = EncodeOptions { add_special: true, parse_special: false };
     assert_eq!(tokenizer.decode(&tokenizer.encode("Hi 42 é", plain).expect("text"), Default::default()), "Hi 42 é");
     let template = ChatTemplate::from_model(&model, &tokenizer).expect("it compiles").expect("there is one");
-    let hello = [ChatMessage { role: "user".into(), content: "hello".into() }];
-    assert_eq!(template.render(&hello, true).expect("a message"), "<|endoftext|>hello<|im_start|>");
+    let hello = ChatMessage { role: "user".into(), content: "hello".into(), ..ChatMessage::default() };
+    let prompt = template.render(&Conversation::new(vec![hello])).expect("a message");
+    assert_eq!(prompt.text(), "<|endoftext|>hello<|im_start|>");
 }
 
 #[test]
@@ -58,8 +59,9 @@ fn a_template_is_found_where_the_hub_keeps_it() {
         let folder = folder(files);
         let model = open(&folder);
         let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
-        ChatTemplate::from_model(&model, &tokenizer)
-            .map(|template| template.map(|template| template.render(&[], false).expect("text")))
+        ChatTemplate::from_model(&model, &tokenizer).map(|template| {
+            template.map(|template| template.render(&Conversation::new(Vec::new())).expect("text").text())
+        })
     };
     let list = json!({"chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]});
     assert_eq!(source(&[("tokenizer_config.json", list.clone())]).expect("it compiles").as_deref(), Some("default"));
