@@ -110,7 +110,7 @@ fn decode(row: &DecodeExplanation) -> v1::DecodeExplanation {
         sequences: row.sequences as u32,
         tbt_s: row.tbt,
         push_s: row.push,
-        prompt: row.prompt.as_ref().map(|prompt| plan(&prompt.plan)),
+        prompt: row.prompt.as_ref().map(|prompt| plan(&prompt.unshared())),
         prompt_disturbs: row.prompt.is_some_and(|prompt| prompt.disturbs),
     }
 }

@@ -1,9 +1,11 @@
 //! Prompts that a decode node computes itself: those short enough not to disturb its batch (conditional disaggregation), and all where no prefill node is left.
 //!
 //! A chunk of a prompt goes into a step beside the batch. So the prompt takes its own compute and a step of the batch per chunk, and the batch's streams wait for the chunk's compute in each
-//! of these steps. The threshold follows from both: no longer to the first token than through a prefill node, and no stream there beyond its objective.
+//! of these steps. The threshold follows from both: hardly longer to the first token than through a prefill node, and no stream there beyond its objective.
 
 use std::time::Instant;
+
+use baton_types::Ttft;
 
 use super::candidates::{Asked, Matches};
 use super::place::{Chosen, ChosenDecode};
@@ -31,8 +33,17 @@ pub(super) fn chunk_beside_batch(node: &ClusterNode) -> u32 {
 pub struct PromptAtDecode {
     /// When it would be computed; the steps of the batch that its chunks join are in `compute`.
     pub plan: PrefillPlan,
+    /// Seconds more that a step takes with nothing else in it: it reads all weights, for few tokens as for more. Other prompts may share it.
+    pub idle: f64,
     /// Whether a stream of the node would miss its objective by it, or the prompt is not short.
     pub disturbs: bool,
+}
+
+impl PromptAtDecode {
+    /// The plan, if no other prompt shares its steps.
+    pub fn unshared(&self) -> PrefillPlan {
+        PrefillPlan { compute: self.plan.compute + self.idle, ..self.plan }
+    }
 }
 
 impl Cluster {
@@ -54,15 +65,18 @@ impl Cluster {
         let alone = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
         let batch = (charges.sequences() as f64, charges.kv_tokens as f64);
         let (step, breaks) = self.step_beside(node, batch, alone / f64::from(chunks));
+        // No step there is shorter than one of a single sequence: it reads all weights.
+        let shortest = f64::from(chunks) * self.step_seconds(node, 1.0, f64::from(matched_tokens));
+        let compute = alone + f64::from(chunks) * step;
         let plan = PrefillPlan {
             matched_tokens,
             transfer: 0.0,
-            compute: alone + f64::from(chunks) * step,
+            compute,
             // On average half of the step in hand is left.
             ahead: charges.backlog.total(now) + step / 2.0,
             passed: 0,
         };
-        PromptAtDecode { plan, disturbs: breaks || chunks > SHORT_CHUNKS }
+        PromptAtDecode { plan, idle: (shortest - compute).max(0.0), disturbs: breaks || chunks > SHORT_CHUNKS }
     }
 
     /// Seconds of a step of a batch of so many sequences and tokens of KV, and whether a stream of the node would miss its objective by a step that takes so many `seconds` more for a part of a
@@ -95,8 +109,12 @@ impl Cluster {
             return pair;
         }
         let pair_finish = pair.plan.finish() + pair.cut.map_or(0.0, |cut| cut.after);
-        let before_pair =
-            |(_, prompt): &(usize, PromptAtDecode)| !prompt.disturbs && prompt.plan.finish() <= pair_finish;
+        let objective = asked.request.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
+        // It may come later than through the pair by what a step idles, which takes its work off the prefill nodes, but not for that reason too late.
+        let before_pair = |(_, prompt): &(usize, PromptAtDecode)| {
+            let is_in_time = objective.is_none_or(|limit| prompt.unshared().finish() <= limit.max(pair_finish));
+            !prompt.disturbs && prompt.plan.finish() <= pair_finish && is_in_time
+        };
         match self.best_at_decode(now, asked, matches, decode, before_pair) {
             Some((index, prompt)) => self.at_decode(asked, index, &decode[index], prompt, pair.candidates),
             None => pair,
@@ -136,9 +154,10 @@ impl Cluster {
         asked: Asked<'_>,
         index: usize,
         candidate: &DecodeCandidate<'_>,
-        PromptAtDecode { plan, .. }: PromptAtDecode,
+        prompt: PromptAtDecode,
         candidates: usize,
     ) -> Chosen {
+        let plan = prompt.plan;
         let decode =
             ChosenDecode { node: candidate.node.clone(), tbt: duration(candidate.tbt), exposed: duration(0.0) };
         Chosen {
@@ -152,7 +171,7 @@ impl Cluster {
             cut: None,
             fetches: false,
             decode: Some(decode).filter(|_| asked.request.wants_decode),
-            ttft: duration(plan.finish()),
+            ttft: duration(prompt.unshared().finish()),
             candidates,
             output_tokens: asked.output_tokens,
         }

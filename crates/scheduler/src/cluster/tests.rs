@@ -262,7 +262,7 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
         let prompt = decode.iter().find_map(|row| row.prompt).filter(|_| placement.is_at_decode());
         assert!(
             !placement.is_at_decode()
-                || prompt.is_some_and(|prompt| duration(prompt.plan.finish()) == placement.estimated_ttft.0)
+                || prompt.is_some_and(|prompt| duration(prompt.unshared().finish()) == placement.estimated_ttft.0)
         );
     }
     for row in &explained.prefill {
@@ -738,6 +738,28 @@ fn a_short_prompt_is_computed_at_a_decode_node_that_it_does_not_disturb() {
     cluster.on_ended(now, key(3));
     let freed = place(&mut cluster, now, &short(6)).unwrap();
     assert!(freed.is_at_decode(), "one decode node has no such stream any more: {freed:?}");
+}
+
+#[test]
+fn a_step_of_a_decode_node_is_not_shorter_for_a_prompt() {
+    let now = Instant::now();
+    let prompts_at_decode = PromptsAtDecode::Short;
+    let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(config, Policies::default());
+    cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
+    let mut decode = info("d0", NodeRole::Decode, 1);
+    decode.profile.decode_base = 0.03;
+    cluster.on_node_joined(now, decode);
+    // 11 ms as a chunk of the prefill node, 31 as a step of the decode node.
+    let within = |n, millis| {
+        let ttft = Some(Ttft(Duration::from_millis(millis)));
+        PlacementRequest { prompt_tokens: 1, slo: Slo { ttft, tbt: None }, ..request(n, &[]) }
+    };
+    let tight = place(&mut cluster, now, &within(0, 20)).unwrap();
+    assert!(!tight.is_at_decode(), "{tight:?}");
+    cluster.on_ended(now, key(0));
+    let lax = place(&mut cluster, now, &within(1, 50)).unwrap();
+    assert!(lax.is_at_decode() && lax.estimated_ttft.0 > Duration::from_millis(30), "{lax:?}");
 }
 
 fn blocks_of(tokens: u32) -> usize {

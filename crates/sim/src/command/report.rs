@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::args::SimulateArgs;
 use super::runs::Run;
 use super::workload::Workload;
-use crate::options::Feature;
+use crate::options::{Feature, SimOptions};
 use crate::policy::SimPlacement;
 
 /// What a table shows of each run: its head, how to read it, and the figure.
@@ -39,8 +39,9 @@ pub(crate) fn text(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> St
     match runs {
         [run] => {
             head.insert(1, ("speed", format!("{}x", run.setting.options.speed)));
-            if let Some(feature) = run.setting.options.without {
-                head.insert(4, ("without", feature.as_str().to_owned()));
+            let others = other_options(workload, &run.setting.options);
+            if !others.is_empty() {
+                head.push(("options", others.join(", ")));
             }
             format!("{}\n\n{}", lines(&head), lines(&figures(workload, run)))
         }
@@ -96,9 +97,35 @@ fn head(args: &SimulateArgs, workload: &Workload) -> Vec<(&'static str, String)>
     ]
 }
 
+/// Options that differ from their defaults, without those that the head has by name.
+fn other_options(workload: &Workload, options: &SimOptions) -> Vec<String> {
+    let (these, defaults) = (options_json(workload, options), options_json(workload, &SimOptions::default()));
+    let names = [
+        "without",
+        "replicate_prefixes",
+        "balancing_threshold",
+        "max_wait_ms",
+        "queue_timeout_s",
+        "max_overtaken_s",
+        "block_tokens",
+        "cache_blocks",
+        "decode_blocks",
+        "ssd_blocks",
+        "fault_every_s",
+        "fault",
+    ];
+    let named = names.into_iter().filter(|name| these[name] != defaults[name]);
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    named
+        .map(|name| format!("{name} {}", if these[name].is_null() { "off".into() } else { text(&these[name]) }))
+        .collect()
+}
+
 /// What a run came to, line by line.
 fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
     let s = &run.summary;
+    // A time of nothing is none.
+    let or_none = |text: String| if s.completed == 0 { "nothing was completed".to_owned() } else { text };
     let spread = |mean, p50, p90, p99| format!("mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}");
     let ttft = spread(s.ttft_mean_s, s.ttft_p50_s, s.ttft_p90_s, s.ttft_p99_s);
     let over_floor = s.ttft_mean_s / workload.floor_ttft_mean_s.max(f64::MIN_POSITIVE);
@@ -106,7 +133,7 @@ fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
     let (ssd, fetched) = (percent(s.cache_hit_ratio_ssd), percent(s.cache_hit_ratio_fetched));
     let [ttft_p50, ttft_p90] = [s.ttft_error_p50, s.ttft_error_p90].map(percent);
     let [tbt_p50, tbt_p90] = [s.tbt_error_p50, s.tbt_error_p90].map(percent);
-    vec![
+    let mut lines = vec![
         (
             "requests",
             format!("{}: {} met, {} late, {} rejected, {} failed", s.requests, s.met, s.late, s.rejected, s.failed),
@@ -121,8 +148,8 @@ fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
                 percent(run.bound)
             ),
         ),
-        ("TTFT", format!("{ttft}; {over_floor:.2} times the floor")),
-        ("TBT", spread(s.tbt_mean_s, s.tbt_p50_s, s.tbt_p90_s, s.tbt_p99_s)),
+        ("TTFT", or_none(format!("{ttft}; {over_floor:.2} times the floor"))),
+        ("TBT", or_none(spread(s.tbt_mean_s, s.tbt_p50_s, s.tbt_p90_s, s.tbt_p99_s))),
         (
             "cache hits",
             format!("{all} of prompt tokens: {local} the node's own, {ssd} its SSD's, {fetched} from other nodes"),
@@ -130,8 +157,17 @@ fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
         ("computed", format!("{} tokens of prompts; {} requests migrated", s.computed_tokens, s.migrated)),
         ("prefill load", format!("mean {:.3} s of work; {}", s.prefill_load_mean, imbalance(s.prefill_imbalance))),
         ("decode load", format!("mean {} of the blocks", percent(s.decode_load_mean))),
-        ("prediction", format!("TTFT wrong by {ttft_p50} (p50), {ttft_p90} (p90); TBT by {tbt_p50}, {tbt_p90}")),
-    ]
+        (
+            "prediction",
+            or_none(format!("TTFT wrong by {ttft_p50} (p50), {ttft_p90} (p90); TBT by {tbt_p50}, {tbt_p90}")),
+        ),
+    ];
+    if run.setting.options.fault_every.is_some() {
+        let faults = run.faults.iter().map(|(kind, count)| format!("{} {count}", kind.as_str()));
+        let faults: Vec<_> = faults.collect();
+        lines.push(("faults", if faults.is_empty() { "none happened".to_owned() } else { faults.join(", ") }));
+    }
+    lines
 }
 
 fn imbalance(times: f64) -> String {
@@ -147,19 +183,32 @@ pub(crate) fn json(args: &SimulateArgs, workload: &Workload, runs: &[Run]) -> se
 
 /// One run: its figures, the bounds, and what was played.
 fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::Result<Value> {
-    let options = &run.setting.options;
-    let millis = |time: Duration| time.as_secs_f64() * 1e3;
-    let balancing_threshold = match options.placement {
-        SimPlacement::Mooncake { balancing_threshold } => Some(balancing_threshold),
-        _ => None,
-    };
     let mut object = serde_json::to_value(&run.summary)?;
+    if run.summary.completed == 0 {
+        // A time of nothing is none.
+        for name in ["ttft", "tbt"] {
+            ["mean_s", "p50_s", "p90_s", "p99_s", "error_p50", "error_p90"]
+                .iter()
+                .for_each(|figure| object[format!("{name}_{figure}")] = Value::Null);
+        }
+    }
     object["floor_ttft_mean_s"] = json!(workload.floor_ttft_mean_s);
     object["met_bound"] = json!(run.bound);
     object["run"] = json!(run.setting.name);
     let faults = run.faults.iter().map(|(kind, count)| (kind.as_str().to_owned(), json!(count)));
     object["faults"] = Value::Object(faults.collect());
-    object["options"] = json!({
+    object["options"] = options_json(workload, &run.setting.options);
+    object["options"]["duration_s"] = json!(args.duration.map(|duration| duration.as_secs_f64()));
+    Ok(object)
+}
+
+fn options_json(workload: &Workload, options: &SimOptions) -> Value {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let balancing_threshold = match options.placement {
+        SimPlacement::Mooncake { balancing_threshold } => Some(balancing_threshold),
+        _ => None,
+    };
+    json!({
         "trace": workload.name,
         "model_profile": workload.profile.name,
         "prefill": options.prefill,
@@ -178,16 +227,14 @@ fn run_json(args: &SimulateArgs, workload: &Workload, run: &Run) -> serde_json::
         "max_overtaken_s": options.max_overtaken.as_secs_f64(),
         "seed": options.seed,
         "jitter_s": workload.jitter.as_secs_f64(),
-        "duration_s": args.duration.map(|duration| duration.as_secs_f64()),
-        "window": args.window.as_str(),
+        "window": options.window.as_str(),
         "block_tokens": options.block_tokens,
         "cache_blocks": options.cache_blocks,
         "decode_blocks": options.decode_blocks,
         "ssd_blocks": options.ssd_blocks,
         "fault_every_s": options.fault_every.map(|every| every.as_secs_f64()),
         "fault": options.fault.map(|kind| kind.as_str()),
-    });
-    Ok(object)
+    })
 }
 
 #[cfg(test)]

@@ -7,9 +7,7 @@ mod random;
 
 use std::str::FromStr;
 
-use baton_scheduler::{
-    AdmissionKind, AdmissionPolicy, Baton, BatonConfig, PlacementKind, PlacementPolicy, UnknownAdmission, UnknownPolicy,
-};
+use baton_scheduler::{AdmissionKind, AdmissionPolicy, Baton, BatonConfig, PlacementKind, PlacementPolicy};
 
 use baseline::Baseline;
 use mooncake::{BALANCING_THRESHOLD, Mooncake};
@@ -75,14 +73,11 @@ impl SimPlacement {
 }
 
 impl FromStr for SimPlacement {
-    type Err = UnknownPolicy;
+    type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "random" => Ok(Self::Random),
-            "mooncake" => Ok(Self::MOONCAKE),
-            _ => name.parse().map(Self::Production),
-        }
+        let known = Self::ALL.into_iter().find(|policy| policy.as_str() == name);
+        known.ok_or_else(|| format!("'{name}' is none of {}", Self::ALL.map(Self::as_str).join(", ")))
     }
 }
 
@@ -135,14 +130,11 @@ impl SimAdmission {
 }
 
 impl FromStr for SimAdmission {
-    type Err = UnknownAdmission;
+    type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "baseline" => Ok(Self::Baseline),
-            "predictive" => Ok(Self::Predictive),
-            _ => name.parse().map(Self::Production),
-        }
+        let known = Self::ALL.into_iter().find(|policy| policy.as_str() == name);
+        known.ok_or_else(|| format!("'{name}' is none of {}", Self::ALL.map(Self::as_str).join(", ")))
     }
 }
 
