@@ -140,7 +140,7 @@ impl Metrics {
             }
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.prompts_failed.increment(1),
             PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOver(_) => {}
-            PrefillEvent::Copied(_) | PrefillEvent::GrantRefused(_) => {}
+            PrefillEvent::Copied(_) | PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
         }
     }
 

@@ -157,7 +157,7 @@ impl Metrics {
             PrefillEvent::HandedOver(transfer) => self.on_handed_over(transfer),
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.failed.increment(1),
             // Counted by the decode node, which refused it.
-            PrefillEvent::GrantRefused(_) => {}
+            PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
         }
     }
 

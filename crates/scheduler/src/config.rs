@@ -26,6 +26,8 @@ impl InvalidConfig {
 
 /// How often a node reports its load, at least.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// How often a conductor hears of a prompt that is being computed.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often a conductor looks who has reported.
 pub const TICK_INTERVAL: Duration = Duration::from_millis(500);
 /// Requests that wait at a node at once; one more is refused.

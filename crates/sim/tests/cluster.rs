@@ -91,6 +91,19 @@ fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
 }
 
 #[test]
+fn a_prompt_that_takes_minutes_is_no_stalled_one() {
+    // 10 ms a token: 205 s for 20,580 tokens, at the prefill node or, where none is left, at the decode node.
+    let slow = ModelProfile { prefill_per_token: 0.01, decode_per_sequence: 0.01, ..profile() };
+    let trace = made::trace([request(0.0, (0..40).collect(), 5)].into_iter());
+    for without in [None, Some(Feature::Tails)] {
+        let options = SimOptions { prefill: 1, decode: 1, without, ..SimOptions::default() };
+        let outcome = simulate(&trace, &slow, &options);
+        let record = &outcome.records[0];
+        assert!(record.finished.is_some() && record.ttft > Some(Duration::from_secs(100)), "{record:?}");
+    }
+}
+
+#[test]
 fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
     let mut random = Random::new(3);
     let mut at = 0.0;

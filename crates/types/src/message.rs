@@ -206,6 +206,11 @@ pub enum PrefillEvent {
         /// Tokens whose KV the node already held.
         cached_tokens: u32,
     },
+    /// So many tokens of it are computed, and more are to come. Every few seconds: a long prompt on a slow machine is no stalled one.
+    Progress {
+        /// Of the prompt; after a loss, of the output so far, too.
+        tokens: u32,
+    },
     /// The part of the prompt that another node held is here, or will not come. Before the first token, of a request that had a [`FetchSource`] only.
     Fetched(FetchReport),
     /// Output token 0.

@@ -129,6 +129,7 @@ impl w::PrefillEvent {
             d::PrefillEvent::Started { queue, cached_tokens } => {
                 Event::Started(w::PrefillStarted { queue_s: queue.as_secs_f64(), cached_tokens: *cached_tokens })
             }
+            d::PrefillEvent::Progress { tokens } => Event::Progress(w::PrefillProgress { tokens: *tokens }),
             d::PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
                 Event::FirstToken(w::FirstToken {
                     token: *token,
@@ -156,6 +157,7 @@ impl w::PrefillEvent {
                 queue: seconds("started.queue_s", s.queue_s)?,
                 cached_tokens: s.cached_tokens,
             },
+            Event::Progress(progress) => d::PrefillEvent::Progress { tokens: progress.tokens },
             Event::FirstToken(t) => d::PrefillEvent::FirstToken {
                 token: t.token,
                 logprobs: t.logprobs.map(Into::into),

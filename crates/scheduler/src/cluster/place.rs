@@ -202,7 +202,11 @@ impl Cluster {
         matches: &Matches,
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, asked, &chosen);
-        let pace = verdict(&mut *self.admission, &assessment)?;
+        let pace = match asked.request.key.attempt {
+            Attempt(0) => verdict(&mut *self.admission, &assessment)?,
+            // What was accepted is served, whatever that costs those who came after it.
+            _ => self.admission.pace(&assessment),
+        };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, asked, &chosen, fetch.as_ref());
         Ok(placement_of(chosen, fetch, pace))

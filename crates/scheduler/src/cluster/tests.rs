@@ -131,6 +131,11 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     let refused = place(&mut cluster, now, &with(2, 50_000)).unwrap_err();
     assert_eq!(refused.message, "admitted requests would miss the objective of their time between tokens: 1");
     assert_eq!(refused.retry_after, Some(Duration::from_millis(176)), "16 tokens at most, of 11 ms each");
+    // One that was taken in and lost its nodes is served all the same.
+    let again = RequestKey { attempt: Attempt(1), ..key(2) };
+    let placed = place(&mut cluster, now, &PlacementRequest { key: again, ..with(2, 50_000) }).unwrap();
+    assert_eq!(placed.decode, Some(id("d0")));
+    cluster.on_ended(now, again);
     cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
     assert_eq!(place(&mut cluster, now, &with(3, 50_000)).unwrap().decode, Some(id("d1")));
     cluster.on_ended(now, key(3));

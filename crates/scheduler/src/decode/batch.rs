@@ -5,10 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_types::{ConductorId, DecodeEvent, ErrorKind, FinishReason, Refused, RequestKey, TokenId, TokenLogprobs};
+use baton_types::{
+    ConductorId, DecodeEvent, ErrorKind, FinishReason, PrefillEvent, Refused, RequestKey, TokenId, TokenLogprobs,
+};
 
 use super::tail::RunningSlice;
 use super::{DecodeCore, DecodeEffect, Outcome, Phase, failed};
+use crate::config::PROGRESS_INTERVAL;
 use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
 
 /// The step that the engine works on.
@@ -88,10 +91,24 @@ impl DecodeCore {
         }
         let is_prompt = sequence.is_prompt();
         self.complete_blocks(key);
-        let (token, logprobs) = output.sampled?;
+        let Some((token, logprobs)) = output.sampled else {
+            self.tell_progress(now, key);
+            return None;
+        };
         match is_prompt {
             true => self.on_first_token(now, key, token, logprobs),
             false => self.on_token(key, token, logprobs, events),
+        }
+    }
+
+    /// Tells the conductor now and then that tokens which are no news to it are computed.
+    fn tell_progress(&mut self, now: Instant, key: RequestKey) {
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(handed_over) = &sequence.handed_over else { return };
+        if now >= sequence.told + PROGRESS_INTERVAL {
+            sequence.told = now;
+            let event = PrefillEvent::Progress { tokens: sequence.num_computed_tokens as u32 };
+            self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_over.conductor, key, event });
         }
     }
 

@@ -268,6 +268,7 @@ impl DecodeCore {
             loading: None,
             fetch: None,
             offered: None,
+            told: now,
             in_step: false,
             ended: false,
         };

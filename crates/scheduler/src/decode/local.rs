@@ -85,6 +85,7 @@ impl DecodeCore {
             loading: None,
             fetch: None,
             offered: None,
+            told: now,
             in_step: false,
             ended: false,
         })

@@ -57,6 +57,8 @@ pub(super) struct Sequence {
     pub fetch: Option<Fetch>,
     /// When its conductor was last told that another decode node may take it.
     pub offered: Option<Instant>,
+    /// When its conductor last heard of its compute.
+    pub told: Instant,
     /// The engine works on it.
     pub in_step: bool,
     /// Its outcome is told; it stays only until the step is over.

@@ -11,6 +11,7 @@ use baton_types::{
 };
 
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
+use crate::config::PROGRESS_INTERVAL;
 use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
@@ -138,7 +139,7 @@ impl PrefillCore {
         self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
-            (false, None) => {}
+            (false, None) => self.tell_progress(now, key),
             (_, sampled) => {
                 let message = format!("the step sampled {sampled:?}, last chunk: {is_last}");
                 self.end(key, Some(failed(ErrorKind::Internal, message)));
@@ -247,13 +248,21 @@ impl PrefillCore {
 
     /// Tells the conductor, once, that compute begins.
     fn tell_started(&mut self, now: Instant, key: RequestKey) {
-        let Some(request) = self.active.get_mut(&key).filter(|request| !request.started_told) else { return };
-        request.started_told = true;
-        request.started = now;
+        let Some(request) = self.active.get_mut(&key).filter(|request| request.told.is_none()) else { return };
+        (request.started, request.told) = (now, Some(now));
         let queue = now.saturating_duration_since(request.submitted);
         let event = PrefillEvent::Started { queue, cached_tokens: request.held_tokens as u32 };
         let conductor = request.job.conductor;
         self.emit(conductor, key, event);
+    }
+
+    /// Tells the conductor now and then that compute goes on.
+    fn tell_progress(&mut self, now: Instant, key: RequestKey) {
+        let is_due = |request: &&mut Active| request.told.is_some_and(|told| now >= told + PROGRESS_INTERVAL);
+        let Some(request) = self.active.get_mut(&key).filter(is_due) else { return };
+        request.told = Some(now);
+        let (conductor, tokens) = (request.job.conductor, request.num_computed_tokens as u32);
+        self.emit(conductor, key, PrefillEvent::Progress { tokens });
     }
 
     /// Everybody whose prompt is to be computed, in the order of the queue: one that has begun may be passed by one that has not.
@@ -324,7 +333,7 @@ impl PrefillCore {
             end,
             num_complete_blocks: num_cached,
             fetch: None,
-            started_told: false,
+            told: None,
             in_step: false,
             spoiled: false,
             ended: false,

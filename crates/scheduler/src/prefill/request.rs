@@ -56,8 +56,8 @@ pub(super) struct Active {
     pub num_complete_blocks: usize,
     /// A prefix that comes from another node.
     pub fetch: Option<Fetch>,
-    /// The conductor knows that compute has begun.
-    pub started_told: bool,
+    /// When the conductor last heard of its compute; `None` before that has begun.
+    pub told: Option<Instant>,
     /// The engine works on it.
     pub in_step: bool,
     /// The fetch failed under the step: what it gives for this request means nothing.
