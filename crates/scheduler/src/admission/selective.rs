@@ -22,6 +22,8 @@ const TBT_MARGIN: f64 = 1.15;
 /// Share of the objective that a prompt waits and computes for, or of its longest wait that it waits, from which on the cluster counts as busy. Chosen on the first halves of
 /// Mooncake's traces: at 1 as many are served, and their first tokens come a third later.
 const BUSY: f64 = 0.5;
+/// Share of its longest wait up to which a request without an objective is never refused for what it costs: a queue that is short is no overload.
+const QUIET: f64 = BUSY / 3.0;
 
 /// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
 /// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too, also for the decode nodes): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
@@ -118,9 +120,10 @@ impl AdmissionPolicy for Selective {
         if request.ahead.is_zero() && request.decode_expected.is_none_or(|load| load.others < 1.0) {
             return Ok(());
         }
-        let waiting = request.prefill_load();
-        let threshold = self.threshold(request) * (waiting / BUSY).min(1.0);
-        if self.arrivals.len() < ENOUGH || density >= threshold {
+        let quiet = if request.slo.ttft.is_none() { QUIET } else { 0.0 };
+        let busy = ((request.prefill_load() - quiet) / (BUSY - quiet)).clamp(0.0, 1.0);
+        let threshold = self.threshold(request) * busy;
+        if busy == 0.0 || self.arrivals.len() < ENOUGH || density >= threshold {
             return Ok(());
         }
         let affordable = Duration::from_secs_f64(self.value(request) / threshold);
@@ -160,6 +163,21 @@ mod tests {
         assert!(policy.admit(&dear).is_err());
         let alone = Assessment { ahead: Duration::ZERO, decode_expected: None, ..dear };
         assert_eq!(policy.admit(&alone), Ok(()));
+    }
+
+    #[test]
+    fn without_an_objective_a_short_queue_refuses_nobody() {
+        let (mut policy, start) = (Selective::default(), assessment().now);
+        let busy = |n: u32| Assessment {
+            now: start + n * SECOND / 100,
+            slo: Slo::default(),
+            max_wait: Some(30 * SECOND),
+            ..assessment()
+        };
+        let dear = |ahead: Duration| Assessment { compute: 35 * SECOND, ahead, ..busy(512) };
+        let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
+        assert_eq!(policy.admit(&dear(5 * SECOND)), Ok(()));
+        assert!(matches!(policy.admit(&dear(10 * SECOND)), Err(Excess::Work { .. })));
     }
 
     #[test]
