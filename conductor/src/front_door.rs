@@ -9,7 +9,7 @@ use baton_scheduler::{
     Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
 };
 use baton_text::StopStrings;
-use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, RequestId, RequestKey, Slo};
+use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::GenerateError;
@@ -229,6 +229,13 @@ impl FrontDoor {
         let wanted = job.placement_request(key, &[], Duration::ZERO);
         let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
         Ok((wanted.prompt_tokens, explanation))
+    }
+
+    /// The tokens of a prompt, and how many of prompt and output a request may have.
+    pub async fn tokenize(&self, request: v1::GenerateRequest) -> Result<(Vec<TokenId>, u32), GenerateError> {
+        self.model.check_size(&request)?;
+        let context_length = self.node_limits().ok_or_else(no_node)?.context_length;
+        Ok((self.check(request).await?.tokens, context_length))
     }
 
     /// A prompt's length and the chained hashes of its full blocks.

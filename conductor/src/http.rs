@@ -1,30 +1,44 @@
-//! The HTTP port: health, metrics, and a minimal OpenAI surface (`/v1/models`, `/v1/completions`).
+//! The HTTP port: health, metrics, and OpenAI's APIs. `baton_api` translates; this carries bodies in and answers out.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use baton_api::{Answer, BadRequest, Call, ChatRequest, CompletionRequest, Context, DetokenizeRequest, Objectives};
+use baton_api::{TokenizeRequest, tokenized};
 use baton_proto::v1;
-use baton_proto::v1::generate_response::Event;
 use baton_runtime::Telemetry;
-use serde::Deserialize;
+use baton_text::DecodeOptions;
+use baton_types::ErrorKind;
+use futures::stream::{SelectAll, StreamExt, select_all};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 
 use crate::config::positive_millis;
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Responses};
+use crate::front_door::{FrontDoor, Outgoing};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
 const MAX_BODY_BYTES: usize = 64 << 20;
+/// Bodies up to this many bytes are read on the spot: handing them to another thread would take longer.
+const READ_INLINE_BYTES: usize = 16 << 10;
+/// Longest id of a client's that its answer repeats, bytes.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// Objectives of a request, milliseconds.
+const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
+const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
+const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 #[derive(Clone)]
 struct Shared {
@@ -38,7 +52,13 @@ pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
         .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(Shared { door, telemetry })
 }
@@ -64,280 +84,246 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
+fn model_json(card: &v1::Model) -> Value {
+    json!({ "id": card.name, "object": "model", "created": 0, "owned_by": "baton", "max_model_len": card.context_length })
+}
+
 async fn models(State(shared): State<Shared>) -> Json<Value> {
-    let card = shared.door.model_card();
-    Json(json!({
-        "object": "list",
-        "data": [{ "id": card.name, "object": "model", "owned_by": "baton", "max_model_len": card.context_length }],
-    }))
+    Json(json!({ "object": "list", "data": [model_json(&shared.door.model_card())] }))
 }
 
-/// Objectives of a request, milliseconds.
-const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
-const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
-
-/// The part of OpenAI's completion request that is served; anything else is refused by name.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CompletionRequest {
-    #[serde(default)]
-    model: String,
-    prompt: Prompt,
-    max_tokens: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<u32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    seed: Option<u64>,
-    #[serde(default)]
-    stop: Stop,
-    #[serde(default)]
-    stream: bool,
-    #[serde(default)]
-    stream_options: Option<StreamOptions>,
-    #[serde(default)]
-    ignore_eos: bool,
-    #[serde(default)]
-    #[allow(dead_code)] // taken, as clients send it, and without effect: it names their end user
-    user: Option<String>,
-    #[serde(default)]
-    n: Option<u32>,
-    #[serde(default)]
-    baton: BatonFields,
+async fn model(State(shared): State<Shared>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
+    shared.door.model.check_model(&id)?;
+    Ok(Json(model_json(&shared.door.model_card())))
 }
 
-/// What OpenAI's API has no field for.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BatonFields {
-    /// Objective of the time to first token.
-    ttft_slo_ms: Option<f64>,
-    /// Objective of the time between tokens.
-    tbt_slo_ms: Option<f64>,
+async fn no_such_path() -> HttpError {
+    HttpError::new(StatusCode::NOT_FOUND, "there is no such path")
 }
 
-impl BatonFields {
-    /// These, and for what they do not say the headers: a gateway sets those for all of its clients.
-    fn or_headers(self, headers: &HeaderMap) -> Result<Self, GenerateError> {
-        let checked = |name, millis: f64| -> Result<Option<f64>, GenerateError> {
-            let time = positive_millis(millis).map_err(|problem| GenerateError::invalid(name, problem))?;
-            Ok(Some(time.as_secs_f64() * 1e3))
-        };
-        let of = |field, own: Option<f64>, name| match (own, headers.get(name)) {
-            (Some(millis), _) => checked(field, millis),
-            (None, None) => Ok(None),
-            (None, Some(value)) => {
-                let text = value.to_str().unwrap_or_default();
-                let expected = |_| GenerateError::invalid(name, format!("'{text}': expected milliseconds"));
-                checked(name, text.trim().parse::<f64>().map_err(expected)?)
+async fn no_such_method() -> HttpError {
+    HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+}
+
+type Body = Result<Bytes, BytesRejection>;
+
+async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
+    let mut request: CompletionRequest = read(body).await?;
+    request.baton = objectives(request.baton, &headers)?;
+    let call = request.call(shared.context())?;
+    serve(&shared, &headers, call).await
+}
+
+async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
+    let mut request: ChatRequest = read(body).await?;
+    request.baton = objectives(request.baton, &headers)?;
+    let call = request.call(shared.context())?;
+    serve(&shared, &headers, call).await
+}
+
+async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
+    let request: TokenizeRequest = read(body).await?;
+    let model = request.model.clone();
+    let (prompt, wants_texts) = request.prompt()?;
+    let request = v1::GenerateRequest { model, prompt: Some(prompt), ..Default::default() };
+    let (tokens, context_length) = shared.door.tokenize(request).await?;
+    let texts = wants_texts.then(|| tokens.iter().map(|token| shared.decode(&[*token])).collect());
+    Ok(Json(tokenized(&tokens, context_length, texts)))
+}
+
+async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
+    let request: DetokenizeRequest = read(body).await?;
+    shared.door.model.check_model(&request.model)?;
+    let size = shared.door.model.tokenizer.vocab_size();
+    if let Some((position, id)) = request.tokens.iter().enumerate().find(|&(_, &id)| id >= size) {
+        let problem = format!("{id}, but the vocabulary has {size} tokens");
+        return Err(BadRequest { param: format!("tokens[{position}]"), problem }.into());
+    }
+    Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
+}
+
+/// Reads a body. A long one not on the async threads.
+async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<T, HttpError> {
+    let body = body.map_err(|error| HttpError::new(error.status(), error.body_text()))?;
+    if body.len() <= READ_INLINE_BYTES {
+        return Ok(baton_api::read(&body)?);
+    }
+    let reading = tokio::task::spawn_blocking(move || baton_api::read(&body)).await;
+    let failed = |error| HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("reading the body failed: {error}"));
+    Ok(reading.map_err(failed)??)
+}
+
+/// A request's own objectives, and for what it does not say the headers': a gateway sets those for all of its clients.
+fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadRequest> {
+    let checked = |param: &str, millis: f64| match positive_millis(millis) {
+        Ok(time) => Ok(Some(time.as_secs_f64() * 1e3)),
+        Err(problem) => Err(BadRequest { param: param.to_owned(), problem }),
+    };
+    let of = |field: &str, own: Option<f64>, name: &str| match (own, headers.get(name)) {
+        (Some(millis), _) => checked(field, millis),
+        (None, None) => Ok(None),
+        (None, Some(value)) => {
+            let text = value.to_str().unwrap_or_default();
+            let expected =
+                |_| BadRequest { param: name.to_owned(), problem: format!("'{text}': expected milliseconds") };
+            checked(name, text.trim().parse::<f64>().map_err(expected)?)
+        }
+    };
+    Ok(Objectives {
+        ttft_slo_ms: of("baton.ttft_slo_ms", own.ttft_slo_ms, TTFT_SLO_HEADER)?,
+        tbt_slo_ms: of("baton.tbt_slo_ms", own.tbt_slo_ms, TBT_SLO_HEADER)?,
+    })
+}
+
+impl Shared {
+    fn decode(&self, tokens: &[u32]) -> String {
+        decode(&self.door, tokens)
+    }
+
+    fn context(&self) -> Context {
+        let door = Arc::clone(&self.door);
+        Context { created: self.door.clock.unix_ms() / 1000, decode: Arc::new(move |tokens| decode(&door, tokens)) }
+    }
+}
+
+fn decode(door: &FrontDoor, tokens: &[u32]) -> String {
+    door.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
+}
+
+/// What the requests of a call bring, each with its number.
+type Brought = SelectAll<futures::stream::BoxStream<'static, (usize, Outgoing)>>;
+
+/// Serves a call. Whatever refuses one of its requests does so before the answer begins.
+async fn serve(
+    shared: &Shared,
+    headers: &HeaderMap,
+    Call { requests, stream, mut answer }: Call,
+) -> Result<Response, HttpError> {
+    let taken_in =
+        futures::future::try_join_all(requests.into_iter().map(|request| shared.door.generate(request))).await?;
+    let numbered = taken_in
+        .into_iter()
+        .enumerate()
+        .map(|(index, responses)| ReceiverStream::new(responses).map(move |outgoing| (index, outgoing)).boxed());
+    let mut brought: Brought = select_all(numbered);
+    // The first that each says is who it is.
+    let first = brought.next().await;
+    let id = request_id(headers, first.as_ref());
+    let mut brought = futures::stream::iter(first).chain(brought);
+    let response = match stream {
+        Some(_) => {
+            let events = events(brought, answer).map(Ok::<_, Infallible>);
+            Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+        }
+        None => {
+            while let Some((index, outgoing)) = brought.next().await {
+                answer.take(index, outgoing.response?);
+            }
+            Json(answer.body()).into_response()
+        }
+    };
+    Ok((id.map(|id| [(REQUEST_ID_HEADER, id)]), response).into_response())
+}
+
+/// The client's id where it gave one, or ours.
+fn request_id(headers: &HeaderMap, first: Option<&(usize, Outgoing)>) -> Option<HeaderValue> {
+    let given = headers.get(&REQUEST_ID_HEADER).filter(|id| id.len() <= MAX_REQUEST_ID_BYTES);
+    given.cloned().or_else(|| {
+        let (_, Outgoing { response: Ok(response), .. }) = first? else { return None };
+        let Some(v1::generate_response::Event::Accepted(accepted)) = &response.event else { return None };
+        HeaderValue::from_str(&accepted.request_id).ok()
+    })
+}
+
+/// Server-sent events: chunks, then `[DONE]`. An error is the last event: what ends without `[DONE]` is not whole.
+fn events(
+    brought: impl Stream<Item = (usize, Outgoing)> + Send + 'static,
+    answer: Box<dyn Answer>,
+) -> impl Stream<Item = SseEvent> {
+    struct Stage<S> {
+        brought: std::pin::Pin<Box<S>>,
+        answer: Box<dyn Answer>,
+        ended: bool,
+    }
+    let stage = Stage { brought: Box::pin(brought), answer, ended: false };
+    let chunks = futures::stream::unfold(stage, |mut stage| async move {
+        if stage.ended {
+            return None;
+        }
+        let data = match stage.brought.next().await {
+            Some((index, Outgoing { response: Ok(response), .. })) => {
+                stage.answer.take(index, response).into_iter().map(|chunk| chunk.to_string()).collect()
+            }
+            Some((_, Outgoing { response: Err(error), .. })) => {
+                stage.ended = true;
+                vec![HttpError::from(error).body().to_string()]
+            }
+            None => {
+                stage.ended = true;
+                stage.answer.last().map(|chunk| chunk.to_string()).into_iter().chain(["[DONE]".to_owned()]).collect()
             }
         };
-        Ok(Self {
-            ttft_slo_ms: of("baton.ttft_slo_ms", self.ttft_slo_ms, TTFT_SLO_HEADER)?,
-            tbt_slo_ms: of("baton.tbt_slo_ms", self.tbt_slo_ms, TBT_SLO_HEADER)?,
-        })
-    }
-}
-
-/// What a stream tells besides its text.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StreamOptions {
-    /// Usage comes in a chunk of its own, without choices, before `[DONE]`, and not in the last one with a choice.
-    #[serde(default)]
-    include_usage: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    #[default]
-    None,
-    One(String),
-    Many(Vec<String>),
-}
-
-impl CompletionRequest {
-    fn into_wire(self, headers: &HeaderMap) -> Result<v1::GenerateRequest, GenerateError> {
-        let BatonFields { ttft_slo_ms, tbt_slo_ms } = self.baton.or_headers(headers)?;
-        if let Some(n) = self.n.filter(|&n| n != 1) {
-            return Err(GenerateError::invalid("n", format!("{n}, but only 1 completion per request is served")));
-        }
-        use v1::generate_request::Prompt as Wire;
-        let prompt = match self.prompt {
-            Prompt::Text(text) => Wire::Text(v1::TextPrompt { text, parse_special: true }),
-            Prompt::Tokens(ids) => Wire::TokenIds(v1::TokenIds { ids }),
-        };
-        let sampling = v1::SamplingParameters {
-            // OpenAI's defaults, which are not ours.
-            temperature: Some(self.temperature.unwrap_or(1.0)),
-            max_tokens: Some(self.max_tokens.unwrap_or(16)),
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: self.seed,
-            ignore_eos: self.ignore_eos,
-            stop: match self.stop {
-                Stop::None => Vec::new(),
-                Stop::One(stop) => vec![stop],
-                Stop::Many(stops) => stops,
-            },
-            ..Default::default()
-        };
-        Ok(v1::GenerateRequest {
-            model: self.model,
-            prompt: Some(prompt),
-            sampling: Some(sampling),
-            slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
-            ..Default::default()
-        })
-    }
+        Some((futures::stream::iter(data), stage))
+    });
+    chunks.flatten().map(|data: String| SseEvent::default().data(data))
 }
 
 /// An error in the form of OpenAI's API.
-struct HttpError(GenerateError);
+#[derive(Debug)]
+struct HttpError {
+    status: StatusCode,
+    message: String,
+    /// A class that programs know.
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+    /// Seconds.
+    retry_after: Option<u64>,
+}
+
+impl HttpError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let kind = if status.is_client_error() { "invalid_request_error" } else { ErrorKind::Internal.as_str() };
+        Self { status, message: message.into(), kind, param: None, code: None, retry_after: None }
+    }
+
+    fn body(&self) -> Value {
+        let Self { message, kind, param, code, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl From<BadRequest> for HttpError {
+    fn from(BadRequest { param, problem }: BadRequest) -> Self {
+        let message = format!("{param}: {problem}");
+        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+}
+
+impl From<GenerateError> for HttpError {
+    fn from(error: GenerateError) -> Self {
+        let code = baton_proto::http_status(error.kind());
+        let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after = error.retry_after().map(|after| after.as_secs_f64().ceil().max(1.0) as u64);
+        match &error {
+            GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => {
+                // What gRPC clients know by other names.
+                let param = if ["text", "token_ids"].contains(field) { "prompt" } else { field };
+                let code = matches!(error, GenerateError::NotFound { .. }).then_some("model_not_found");
+                let bad = BadRequest { param: param.to_owned(), problem: problem.clone() };
+                Self { status, code, retry_after, ..bad.into() }
+            }
+            _ => Self { kind: error.kind().as_str(), retry_after, ..Self::new(status, error.to_string()) },
+        }
+    }
+}
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let code = baton_proto::http_status(self.0.kind());
-        let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(error_body(&self.0))).into_response();
-        if let Some(after) = self.0.retry_after() {
-            let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
-}
-
-fn error_body(error: &GenerateError) -> Value {
-    let param = match error {
-        GenerateError::Invalid { field, .. } | GenerateError::NotFound { field, .. } => Some(*field),
-        _ => None,
-    };
-    json!({ "error": { "message": error.to_string(), "type": error.kind().as_str(), "param": param } })
-}
-
-async fn completions(
-    State(shared): State<Shared>,
-    headers: HeaderMap,
-    body: Result<Json<CompletionRequest>, JsonRejection>,
-) -> Result<Response, HttpError> {
-    let Json(request) = body.map_err(|error| HttpError(GenerateError::invalid("body", error.body_text())))?;
-    let stream = request.stream.then(|| request.stream_options.unwrap_or_default());
-    let request = request.into_wire(&headers).map_err(HttpError)?;
-    let mut responses = shared.door.generate(request).await.map_err(HttpError)?;
-    let created = shared.door.clock.unix_ms() / 1000;
-    if let Some(options) = stream {
-        let events = completion_events(responses, created, options).map(Ok::<_, Infallible>);
-        return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
-    }
-    let mut whole = Completion { created, ..Completion::default() };
-    while let Some(outgoing) = responses.recv().await {
-        whole.take(outgoing.response.map_err(HttpError)?);
-    }
-    Ok(Json(whole.body()).into_response())
-}
-
-/// A completion, put together from the stream.
-#[derive(Default)]
-struct Completion {
-    created: u64,
-    id: String,
-    model: String,
-    text: String,
-    finish_reason: Option<String>,
-    usage: Option<v1::Usage>,
-}
-
-impl Completion {
-    /// Takes a response in; the text of this one, where it has any.
-    fn take(&mut self, response: v1::GenerateResponse) -> Option<String> {
-        match response.event? {
-            Event::Accepted(accepted) => {
-                self.id = format!("cmpl-{}", accepted.request_id);
-                self.model = accepted.model;
-                None
-            }
-            Event::Delta(delta) => {
-                self.text.push_str(&delta.text);
-                // A token that shows no text, or none yet, is a chunk, too: clients see that the answer goes on.
-                (!delta.text.is_empty() || !delta.token_ids.is_empty()).then_some(delta.text)
-            }
-            Event::PromptLogprobs(_) => None,
-            Event::Finished(finished) => {
-                self.finish_reason = Some(finished.finish_reason);
-                self.usage = finished.usage;
-                Some(String::new())
-            }
-        }
-    }
-
-    fn usage(&self) -> Value {
-        let usage = self.usage.unwrap_or_default();
-        json!({
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-        })
-    }
-
-    fn chunk(&self, text: &str) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [{ "index": 0, "text": text, "logprobs": null, "finish_reason": self.finish_reason }],
-        })
-    }
-
-    /// What a stream says for some text: usage goes with the end.
-    fn chunks(&self, text: &str, options: StreamOptions) -> Vec<Value> {
-        let mut chunk = self.chunk(text);
-        match (&self.finish_reason, options.include_usage) {
-            (None, _) => vec![chunk],
-            (Some(_), false) => {
-                chunk["usage"] = self.usage();
-                vec![chunk]
-            }
-            (Some(_), true) => {
-                let mut last = self.chunk("");
-                (last["choices"], last["usage"]) = (json!([]), self.usage());
-                vec![chunk, last]
-            }
-        }
-    }
-
-    fn body(&self) -> Value {
-        let mut body = self.chunk(&self.text);
-        body["usage"] = self.usage();
-        body
-    }
-}
-
-/// Server-sent events: chunks, then `[DONE]`; an error becomes a last event of its own.
-fn completion_events(responses: Responses, created: u64, options: StreamOptions) -> impl Stream<Item = SseEvent> {
-    let mut whole = Completion { created, ..Completion::default() };
-    let chunks = ReceiverStream::new(responses).map(move |outgoing| match outgoing.response {
-        Ok(response) => whole.take(response).map(|text| whole.chunks(&text, options)).unwrap_or_default(),
-        Err(error) => vec![error_body(&error)],
-    });
-    let events = futures::StreamExt::flat_map(chunks, futures::stream::iter);
-    let events = events.map(|chunk| SseEvent::default().data(chunk.to_string()));
-    events.chain(tokio_stream::once(SseEvent::default().data("[DONE]")))
 }

@@ -112,7 +112,8 @@ impl TextModel {
         Ok(CheckedRequest { tokens, sampling, stop: wire.stop, slo, priority, idempotency_key })
     }
 
-    fn check_model(&self, model: &str) -> Result<(), GenerateError> {
+    /// Empty names the model, too.
+    pub fn check_model(&self, model: &str) -> Result<(), GenerateError> {
         if model.is_empty() || model == self.name {
             return Ok(());
         }

@@ -1,0 +1,190 @@
+//! What the APIs of one family have in common.
+
+use baton_proto::v1;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::BadRequest;
+use crate::field::Ignored;
+
+/// What OpenAI's API has no field for.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Objectives {
+    /// Objective of the time to first token.
+    pub ttft_slo_ms: Option<f64>,
+    /// Objective of the time between tokens.
+    pub tbt_slo_ms: Option<f64>,
+}
+
+/// What a stream tells besides its text.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
+    #[serde(default)]
+    pub include_usage: bool,
+    /// Chunks have no padding.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: Ignored,
+}
+
+/// Most strings that end an output; the tokenizer's side checks them.
+pub(crate) const MAX_STOPS: usize = 64;
+
+/// Declares the request of an API: the fields of all of OpenAI's that generate text, and its own.
+macro_rules! generation_request {
+    ($(#[$head:meta])* $name:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$head])*
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(dead_code)] // fields that are ignored or refused only need to be read
+        pub struct $name {
+            #[serde(default, deserialize_with = "or_default")]
+            model: String,
+            temperature: Option<f32>,
+            top_p: Option<f32>,
+            top_k: Option<i64>,
+            min_p: Option<f32>,
+            repetition_penalty: Option<f32>,
+            presence_penalty: Option<f32>,
+            frequency_penalty: Option<f32>,
+            seed: Option<i64>,
+            #[serde(default)]
+            stop: $crate::field::Texts<{ $crate::common::MAX_STOPS }>,
+            #[serde(default, deserialize_with = "or_default")]
+            stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
+            #[serde(default, deserialize_with = "or_default")]
+            logit_bias: std::collections::BTreeMap<String, f32>,
+            min_tokens: Option<u32>,
+            #[serde(default, deserialize_with = "or_default")]
+            bad_words: $crate::field::AtMost<String, 64>,
+            #[serde(default, deserialize_with = "or_default")]
+            ignore_eos: bool,
+            n: Option<u32>,
+            #[serde(default, deserialize_with = "or_default")]
+            stream: bool,
+            stream_options: Option<$crate::common::StreamOptions>,
+            priority: Option<i32>,
+            /// Objectives.
+            #[serde(default, deserialize_with = "or_default")]
+            pub baton: $crate::common::Objectives,
+            #[serde(default)]
+            user: $crate::field::Ignored,
+            #[serde(default)]
+            metadata: $crate::field::Ignored,
+            #[serde(default)]
+            store: $crate::field::Ignored,
+            #[serde(default)]
+            service_tier: $crate::field::Ignored,
+            #[serde(default)]
+            safety_identifier: $crate::field::Ignored,
+            #[serde(default)]
+            prompt_cache_key: $crate::field::Ignored,
+            #[serde(default)]
+            prompt_cache_retention: $crate::field::Ignored,
+            #[serde(default)]
+            prompt_cache_options: $crate::field::Ignored,
+            $($(#[$meta])* $field: $type,)*
+        }
+
+        impl $name {
+            /// The parameters of sampling, without what the API says of length and log-probabilities.
+            fn sampling(&self) -> Result<baton_proto::v1::SamplingParameters, $crate::BadRequest> {
+                Ok(baton_proto::v1::SamplingParameters {
+                    // OpenAI's default, which is not ours.
+                    temperature: Some(self.temperature.unwrap_or(1.0)),
+                    top_p: self.top_p,
+                    top_k: $crate::common::top_k(self.top_k)?,
+                    min_p: self.min_p,
+                    repetition_penalty: self.repetition_penalty,
+                    presence_penalty: self.presence_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    // Any 64 bits.
+                    seed: self.seed.map(i64::cast_unsigned),
+                    stop: self.stop.0.clone(),
+                    stop_token_ids: self.stop_token_ids.0.clone(),
+                    ignore_eos: self.ignore_eos,
+                    logit_bias: $crate::common::logit_bias(&self.logit_bias)?,
+                    min_tokens: self.min_tokens.unwrap_or(0),
+                    bad_words: self.bad_words.0.clone(),
+                    ..Default::default()
+                })
+            }
+
+            /// What a stream tells; `None`: the answer comes whole.
+            fn stream(&self) -> Result<Option<$crate::common::StreamOptions>, $crate::BadRequest> {
+                match (self.stream, self.stream_options) {
+                    (true, options) => Ok(Some(options.unwrap_or_default())),
+                    (false, None) => Ok(None),
+                    (false, Some(_)) => Err($crate::BadRequest::new("stream_options", "says nothing without stream")),
+                }
+            }
+
+            fn check_n(&self) -> Result<(), $crate::BadRequest> {
+                match self.n {
+                    None | Some(1) => Ok(()),
+                    Some(n) => Err($crate::BadRequest::new("n", format!("{n}, but only 1 answer per request is served"))),
+                }
+            }
+
+            /// A request of the one type for a prompt.
+            fn request(
+                &self,
+                prompt: baton_proto::v1::generate_request::Prompt,
+                sampling: baton_proto::v1::SamplingParameters,
+            ) -> baton_proto::v1::GenerateRequest {
+                let Objectives { ttft_slo_ms, tbt_slo_ms } = self.baton;
+                baton_proto::v1::GenerateRequest {
+                    model: self.model.clone(),
+                    prompt: Some(prompt),
+                    sampling: Some(sampling),
+                    priority: self.priority.unwrap_or(0),
+                    slo: Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
+                    ..Default::default()
+                }
+            }
+        }
+    };
+}
+pub(crate) use generation_request;
+
+/// -1 and 0 keep all.
+pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {
+    let known = |k: i64| u32::try_from(k.max(0)).ok().filter(|_| k >= -1);
+    let bad = |k: i64| BadRequest::new("top_k", format!("{k}, but must be -1, 0 or more"));
+    top_k.map(|k| known(k).ok_or_else(|| bad(k))).transpose()
+}
+
+/// JSON has no numbers for keys.
+pub(crate) fn logit_bias(
+    biases: &std::collections::BTreeMap<String, f32>,
+) -> Result<std::collections::HashMap<u32, f32>, BadRequest> {
+    let token = |(token, bias): (&String, &f32)| match token.parse() {
+        Ok(token) => Ok((token, *bias)),
+        Err(_) => Err(BadRequest::new(format!("logit_bias.{token}"), "a key must be the id of a token")),
+    };
+    biases.iter().map(token).collect()
+}
+
+/// Usage of several requests in sum, as OpenAI gives it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TotalUsage(v1::Usage);
+
+impl TotalUsage {
+    pub(crate) fn add(&mut self, usage: v1::Usage) {
+        self.0.prompt_tokens += usage.prompt_tokens;
+        self.0.completion_tokens += usage.completion_tokens;
+        self.0.cached_tokens += usage.cached_tokens;
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let v1::Usage { prompt_tokens, completion_tokens, cached_tokens } = self.0;
+        json!({
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": cached_tokens },
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! HTTP APIs as thin translations: a body becomes requests of the one type that the conductor serves, and what they bring becomes the API's own JSON.
+//!
+//! A [`Call`] is what one body asks for. Every field of the official API is declared: it is honoured, [`Ignored`](field::Ignored) on purpose because it says nothing
+//! here, or [`Refused`](field::Refused) by name. What is not declared is refused by name, too: a field that does nothing would be a lie.
+//!
+//! **Invariant**: a body is never buffered as a tree of values: a field that is wrong, or one too many, ends the reading there.
+//!
+//! No clock, no network, no tokenizer.
+
+mod chat;
+mod common;
+mod completions;
+mod field;
+mod tokens;
+
+use std::sync::Arc;
+
+use baton_proto::v1;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use chat::ChatRequest;
+pub use common::{Objectives, StreamOptions};
+pub use completions::CompletionRequest;
+pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
+
+/// A body that is not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadRequest {
+    /// The field, as a path: `messages[0].content`; `body` for the whole.
+    pub param: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl BadRequest {
+    pub(crate) fn new(param: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { param: param.into(), problem: problem.into() }
+    }
+}
+
+/// What one body asks for.
+pub struct Call {
+    /// The requests that serve it, one or more.
+    pub requests: Vec<v1::GenerateRequest>,
+    /// What a stream tells besides its text; `None`: the answer comes whole.
+    pub stream: Option<StreamOptions>,
+    /// Puts the answer together.
+    pub answer: Box<dyn Answer>,
+}
+
+/// Puts the answer to a [`Call`] together.
+pub trait Answer: Send {
+    /// Takes in what request number `index` of the call brought; the chunks that a stream sends for it.
+    fn take(&mut self, index: usize, response: v1::GenerateResponse) -> Vec<Value>;
+    /// What a stream sends once all of its requests have ended.
+    fn last(&mut self) -> Option<Value>;
+    /// The whole answer, once all requests have ended.
+    fn body(&mut self) -> Value;
+}
+
+/// Makes text of tokens.
+pub type Decode = dyn Fn(&[u32]) -> String + Send + Sync;
+
+/// What the translations know of the conductor.
+#[derive(Clone)]
+pub struct Context {
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The text of tokens, special ones included.
+    pub decode: Arc<Decode>,
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// It is not JSON, or not of that form; the error names the field.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadRequest> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        bad_field(path, error.inner())
+    })?;
+    json.end().map_err(|error| BadRequest::new("body", error.to_string()))?;
+    Ok(read)
+}
+
+fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
+    let text = error.to_string();
+    // The list of all known fields helps nobody.
+    if let Some(rest) = text.strip_prefix("unknown field `")
+        && let Some((name, _)) = rest.split_once('`')
+    {
+        let inside = path.strip_suffix(name).unwrap_or(&path).trim_end_matches(['.', '?']);
+        let param = if inside.is_empty() { name.to_owned() } else { format!("{inside}.{name}") };
+        return BadRequest::new(param, "this field is not known");
+    }
+    let param = if path == "." || path == "?" { "body".to_owned() } else { path };
+    if let Some(name) = text.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name)
+    {
+        let param = if param == "body" { name.to_owned() } else { format!("{param}.{name}") };
+        return BadRequest::new(param, "is missing");
+    }
+    // Where it stands says less than its name.
+    let problem = match text.split_once(" at line ") {
+        Some((problem, _)) if param != "body" => problem.to_owned(),
+        _ => text,
+    };
+    BadRequest::new(param, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad<T: DeserializeOwned>(body: &str) -> (String, String) {
+        let error = read::<T>(body.as_bytes()).err().unwrap_or_else(|| panic!("{body} was taken"));
+        (error.param, error.problem)
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let chat = bad::<ChatRequest>;
+        assert_eq!(chat("{}").0, "messages");
+        assert_eq!(chat(r#"{"messages": [], "colour": 1}"#), ("colour".into(), "this field is not known".into()));
+        assert_eq!(
+            chat(r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}"#).0,
+            "messages[0].content[0].text"
+        );
+        assert_eq!(chat(r#"{"messages": [{"role": "user", "size": 1}]}"#).0, "messages[0].size");
+        assert_eq!(chat(r#"{"messages": [{"content": "x"}]}"#).0, "messages[0].role");
+        assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
+        assert_eq!(chat("[").0, "body");
+        assert_eq!(chat(r#"{"messages": []} x"#).0, "body");
+        let completion = bad::<CompletionRequest>;
+        assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
+        assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");
+        assert_eq!(completion(r#"{"prompt": "x", "baton": {"ttft": 1}}"#).0, "baton.ttft");
+        assert_eq!(completion(r#"{"prompt": "x", "guided_json": {}}"#).0, "guided_json");
+    }
+}

@@ -1,0 +1,61 @@
+//! The tables of fields in docs/api.md are what is served.
+
+use std::fs;
+use std::path::Path;
+
+use baton_api::{BadRequest, ChatRequest, CompletionRequest, read};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// Fields and how they are handled, of the tables before the heading `until`, after `from`.
+fn table(from: &str, until: &str) -> Vec<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let text = fs::read_to_string(path).expect("docs/api.md");
+    let (_, text) = text.split_once(from).expect(from);
+    let (text, _) = text.split_once(until).expect(until);
+    let row = |line: &str| {
+        let mut cells = line.strip_prefix("| `")?.split('|');
+        let field = cells.next()?.trim().trim_end_matches('`').to_owned();
+        Some((field, cells.next()?.trim().to_owned()))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+fn check<T: DeserializeOwned>(needed: Value, own: &[(String, String)]) {
+    let common = table("Of both APIs:", "Of `/v1/completions`:");
+    let taken = |field: &str, value: Value| -> Result<(), BadRequest> {
+        let mut body = needed.clone();
+        body[field] = value;
+        read::<T>(body.to_string().as_bytes()).map(|_| ())
+    };
+    assert!(common.len() > 25 && own.len() > 12);
+    for (field, handling) in common.iter().chain(own) {
+        match handling.as_str() {
+            "honoured" if needed.get(field).is_some() => {}
+            // Anything at all would be taken by one that is ignored.
+            "honoured" => {
+                let wrong = [json!([[{"no": "such"}]]), json!({"no": "such"}), json!("such")];
+                assert!(wrong.into_iter().any(|value| taken(field, value).is_err()), "{field}");
+                assert_eq!(taken(field, Value::Null), Ok(()), "{field}");
+            }
+            "ignored" => assert_eq!(taken(field, json!([[{"no": "such"}]])), Ok(()), "{field}"),
+            "refused" => {
+                let error = taken(field, json!({"any": 1})).expect_err(field);
+                assert_eq!((error.param.as_str(), error.problem.as_str()), (field.as_str(), "is not served here"));
+                assert_eq!(taken(field, Value::Null), Ok(()), "{field}");
+            }
+            other => panic!("{field}: {other}"),
+        }
+    }
+    assert_eq!(taken("colour", json!(1)).expect_err("unknown").problem, "this field is not known");
+}
+
+#[test]
+fn completions_take_what_their_table_says() {
+    check::<CompletionRequest>(json!({"prompt": "x"}), &table("Of `/v1/completions`:", "Of `/v1/chat/completions`:"));
+}
+
+#[test]
+fn chat_completions_take_what_their_table_says() {
+    check::<ChatRequest>(json!({"messages": []}), &table("Of `/v1/chat/completions`:", "A message has"));
+}

@@ -1,0 +1,225 @@
+//! Bodies in, answers out: both APIs, whole and as a stream.
+
+use std::sync::Arc;
+
+use baton_api::{Call, ChatRequest, CompletionRequest, Context, TokenizeRequest, read};
+use baton_proto::v1::generate_request::Prompt;
+use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
+use serde_json::{Value, json};
+
+fn context() -> Context {
+    let decode = |tokens: &[u32]| tokens.iter().map(|token| format!("<{token}>")).collect();
+    Context { created: 7, decode: Arc::new(decode) }
+}
+
+fn completion(body: Value) -> Call {
+    read::<CompletionRequest>(body.to_string().as_bytes()).expect("a body").call(context()).expect("a call")
+}
+
+fn chat(body: Value) -> Call {
+    read::<ChatRequest>(body.to_string().as_bytes()).expect("a body").call(context()).expect("a call")
+}
+
+fn response(event: Event) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(event) }
+}
+
+fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
+    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into() }];
+    TokenLogprobs { logprob: Some(logprob), top, text: text.into() }
+}
+
+/// What a request of two tokens, `ab` and then `c`, brings for a prompt of two.
+fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
+    let delta = |index, text: &str, logprob| v1::Delta {
+        index,
+        token_ids: vec![index],
+        text: text.into(),
+        logprobs: if with_logprobs { vec![logprobs(text, logprob)] } else { Vec::new() },
+    };
+    let prompt_token_ids = vec![1, 2];
+    let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids, seed: 1 };
+    let usage = Some(v1::Usage { prompt_tokens: 2, completion_tokens: 2, cached_tokens: 1 });
+    let finished = v1::Finished { finish_reason: "stop".into(), usage, ..Default::default() };
+    [
+        Event::Accepted(accepted),
+        Event::Delta(delta(0, "ab", -1.0)),
+        Event::Delta(delta(1, "c", -2.0)),
+        Event::Finished(Box::new(finished)),
+    ]
+    .map(response)
+    .into()
+}
+
+fn whole(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Value {
+    responses.into_iter().for_each(|response| drop(call.answer.take(0, response)));
+    call.answer.body()
+}
+
+fn streamed(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Vec<Value> {
+    let mut chunks: Vec<_> = responses.into_iter().flat_map(|response| call.answer.take(0, response)).collect();
+    chunks.extend(call.answer.last());
+    chunks
+}
+
+#[test]
+fn a_body_becomes_a_request() {
+    let call = completion(json!({
+        "model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0.5, "top_k": -1, "seed": -1, "stop": "x",
+        "logit_bias": {"7": -100}, "min_tokens": 2, "bad_words": ["no"], "user": {"any": 1}, "baton": {"ttft_slo_ms": 9}, "n": null,
+    }));
+    assert!(call.stream.is_none() && call.requests.len() == 2);
+    let request = &call.requests[1];
+    assert_eq!(request.prompt, Some(Prompt::TokenIds(v1::TokenIds { ids: vec![3] })));
+    let sampling = request.sampling.clone().unwrap();
+    assert_eq!(
+        (sampling.temperature, sampling.top_k, sampling.seed, sampling.max_tokens),
+        (Some(0.5), Some(0), Some(u64::MAX), Some(5))
+    );
+    assert_eq!(
+        (sampling.stop, sampling.logit_bias.get(&7), sampling.min_tokens),
+        (vec!["x".to_owned()], Some(&-100.0), 2)
+    );
+    assert_eq!((sampling.bad_words, request.slo.unwrap().ttft_ms), (vec!["no".to_owned()], Some(9.0)));
+    let one = |prompt: Value| completion(json!({ "prompt": prompt })).requests.remove(0).prompt.unwrap();
+    assert!(matches!(one(json!("hi")), Prompt::Text(text) if text.text == "hi"));
+    assert!(matches!(one(json!([4, 5])), Prompt::TokenIds(ids) if ids.ids == [4, 5]));
+    assert!(matches!(one(json!(["hi"])), Prompt::Text(text) if text.text == "hi"));
+    assert!(matches!(one(json!([])), Prompt::TokenIds(ids) if ids.ids.is_empty()));
+}
+
+#[test]
+fn a_conversation_becomes_messages() {
+    let call = chat(json!({
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
+            {"role": "assistant", "content": null, "reasoning_content": "hm", "refusal": null,
+             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"},
+        ],
+        "max_tokens": 3, "max_completion_tokens": 4, "chat_template_kwargs": {"enable_thinking": false},
+    }));
+    let Some(Prompt::Messages(prompt)) = &call.requests[0].prompt else { panic!("{:?}", call.requests) };
+    assert_eq!(prompt.template_variables, r#"{"enable_thinking":false}"#);
+    let [system, user, assistant, tool] = prompt.messages.as_slice() else { panic!("{prompt:?}") };
+    assert_eq!((system.role.as_str(), user.content.as_str(), user.name.as_str()), ("system", "a\nb", "n"));
+    assert_eq!((assistant.content.as_str(), assistant.reasoning.as_str()), ("", "hm"));
+    assert_eq!((assistant.tool_calls[0].name.as_str(), tool.tool_call_id.as_str()), ("f", "1"));
+    assert_eq!(call.requests[0].sampling.as_ref().unwrap().max_tokens, Some(4), "the newer field goes first");
+}
+
+#[test]
+fn values_that_are_not_served_are_named() {
+    let completion =
+        |body: Value| read::<CompletionRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap();
+    assert_eq!(completion(json!({"prompt": "x", "n": 2})).param, "n");
+    assert_eq!(completion(json!({"prompt": "x", "best_of": 2})).param, "best_of");
+    assert_eq!(completion(json!({"prompt": "x", "suffix": "y"})).param, "suffix");
+    assert_eq!(completion(json!({"prompt": "x", "top_k": -2})).param, "top_k");
+    assert_eq!(completion(json!({"prompt": "x", "logit_bias": {"a": 1}})).param, "logit_bias.a");
+    assert_eq!(completion(json!({"prompt": "x", "stream_options": {}})).param, "stream_options");
+    let chat = |field: &str, value: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        body[field] = value;
+        read::<ChatRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap().param
+    };
+    assert_eq!(chat("tools", json!([{"type": "function"}])), "tools");
+    assert_eq!(chat("tool_choice", json!("required")), "tool_choice");
+    assert_eq!(chat("response_format", json!({"type": "json_object"})), "response_format.type");
+    assert_eq!(chat("modalities", json!(["audio"])), "modalities");
+    assert_eq!(chat("top_logprobs", json!(2)), "top_logprobs");
+    assert_eq!(
+        chat("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
+        "messages[0].content[0].type"
+    );
+}
+
+#[test]
+fn a_completion_has_its_log_probabilities_side_by_side() {
+    let call = completion(json!({"prompt": "x", "logprobs": 1}));
+    let body = whole(call, brought(true));
+    assert_eq!(
+        (&body["id"], &body["object"], &body["created"]),
+        (&json!("cmpl-id"), &json!("text_completion"), &json!(7))
+    );
+    let choice = &body["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abc"), &json!("stop")));
+    assert_eq!(
+        choice["logprobs"],
+        json!({
+            "tokens": ["ab", "c"], "token_logprobs": [-1.0, -2.0], "text_offset": [0, 2],
+            "top_logprobs": [{"z": -0.5, "ab": -1.0}, {"z": -0.5, "c": -2.0}],
+        })
+    );
+    assert_eq!(body["usage"]["total_tokens"], 4);
+}
+
+#[test]
+fn an_echo_is_the_prompt_with_its_log_probabilities() {
+    let scored = || {
+        let positions = vec![logprobs("<2>", -3.0), logprobs("ab", -1.0)];
+        let mut responses = brought(true);
+        responses.insert(1, response(Event::PromptLogprobs(v1::PromptLogprobs { positions })));
+        responses
+    };
+    let both = whole(completion(json!({"prompt": [1, 2], "logprobs": 1, "echo": true})), scored());
+    assert_eq!(both["choices"][0]["text"], "<1><2>abc");
+    assert_eq!(both["choices"][0]["logprobs"]["tokens"], json!(["<1>", "<2>", "ab", "c"]));
+    assert_eq!(both["choices"][0]["logprobs"]["token_logprobs"], json!([null, -3.0, -1.0, -2.0]));
+    assert_eq!(both["choices"][0]["logprobs"]["text_offset"], json!([0, 3, 6, 8]));
+    let call = completion(json!({"prompt": [1, 2], "logprobs": 1, "echo": true, "max_tokens": 0}));
+    assert_eq!(call.requests[0].sampling.as_ref().unwrap().max_tokens, Some(1));
+    let scoring = whole(call, scored());
+    assert_eq!(
+        (&scoring["choices"][0]["text"], &scoring["choices"][0]["finish_reason"]),
+        (&json!("<1><2>"), &json!("length"))
+    );
+    assert_eq!(scoring["choices"][0]["logprobs"]["tokens"], json!(["<1>", "<2>"]));
+    let text = whole(completion(json!({"prompt": "hi ", "echo": true})), brought(false));
+    assert_eq!((&text["choices"][0]["text"], &text["choices"][0]["logprobs"]), (&json!("hi abc"), &Value::Null));
+}
+
+#[test]
+fn a_stream_of_completions_ends_with_usage() {
+    let plain = streamed(completion(json!({"prompt": "x", "stream": true})), brought(false));
+    assert_eq!(plain.len(), 3);
+    assert_eq!(
+        (&plain[2]["choices"][0]["finish_reason"], &plain[2]["usage"]["completion_tokens"]),
+        (&json!("stop"), &json!(2))
+    );
+    let options = json!({"include_usage": true, "include_obfuscation": false});
+    let asked = streamed(completion(json!({"prompt": "x", "stream": true, "stream_options": options})), brought(false));
+    assert_eq!((asked.len(), &asked[0]["usage"], &asked[3]["choices"]), (4, &Value::Null, &json!([])));
+    assert_eq!(asked[3]["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
+}
+
+#[test]
+fn a_chat_streams_its_role_once_and_then_text() {
+    let user = json!([{"role": "user", "content": "x"}]);
+    let body = json!({"messages": user, "stream": true, "logprobs": true, "top_logprobs": 1});
+    let chunks = streamed(chat(body), brought(true));
+    let deltas: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
+    assert_eq!(
+        deltas,
+        [json!({"role": "assistant", "content": ""}), json!({"content": "ab"}), json!({"content": "c"}), json!({})]
+    );
+    assert!(chunks.iter().all(|chunk| chunk["id"] == "chatcmpl-id" && chunk["object"] == "chat.completion.chunk"));
+    assert_eq!(chunks[3]["choices"][0]["finish_reason"], "stop");
+    let of_ab = &chunks[1]["choices"][0]["logprobs"]["content"][0];
+    assert_eq!((&of_ab["token"], &of_ab["bytes"]), (&json!("ab"), &json!([97, 98])));
+    assert_eq!(of_ab["top_logprobs"][0]["token"], "z");
+    let whole = whole(chat(json!({"messages": user})), brought(false));
+    assert_eq!(whole["choices"][0]["message"], json!({"role": "assistant", "content": "abc", "refusal": null}));
+    assert_eq!((&whole["choices"][0]["logprobs"], &whole["usage"]["prompt_tokens"]), (&Value::Null, &json!(2)));
+}
+
+#[test]
+fn a_text_or_a_conversation_is_tokenized() {
+    let prompt = |body: Value| read::<TokenizeRequest>(body.to_string().as_bytes()).unwrap().prompt();
+    assert!(matches!(prompt(json!({"prompt": "x"})), Ok((Prompt::Text(_), false))));
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "return_token_strs": true});
+    assert!(matches!(prompt(chat), Ok((Prompt::Messages(_), true))));
+    assert_eq!(prompt(json!({})).unwrap_err().param, "prompt");
+}
