@@ -77,6 +77,12 @@ pub struct UpArgs {
     /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
     #[arg(long, value_name = "MS")]
     pub max_wait_ms: Option<String>,
+    /// Longest wait for room at a prefill node, seconds [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_timeout_s: Option<f64>,
+    /// Longest that a prompt is put off for others, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub max_overtaken_s: Option<f64>,
     /// Objective of the time to first token where a request has none, milliseconds [default: none]
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub ttft_slo_ms: Option<f64>,

@@ -191,12 +191,14 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
 }
 
 fn conductor_args(args: &UpArgs) -> Vec<OsString> {
-    let millis = |value: Option<f64>| value.map(|millis| millis.to_string());
+    let number = |value: Option<f64>| value.map(|number| number.to_string());
     [
         optional("--placement", args.placement.as_ref()),
         optional("--max-wait-ms", args.max_wait_ms.as_ref()),
-        optional("--ttft-slo-ms", millis(args.ttft_slo_ms).as_ref()),
-        optional("--tbt-slo-ms", millis(args.tbt_slo_ms).as_ref()),
+        optional("--queue-timeout-s", number(args.queue_timeout_s).as_ref()),
+        optional("--max-overtaken-s", number(args.max_overtaken_s).as_ref()),
+        optional("--ttft-slo-ms", number(args.ttft_slo_ms).as_ref()),
+        optional("--tbt-slo-ms", number(args.tbt_slo_ms).as_ref()),
     ]
     .concat()
 }
@@ -271,13 +273,13 @@ mod tests {
     fn every_flag_reaches_its_role() {
         let plan = plan(
             "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
-             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --max-wait-ms off --ttft-slo-ms 900 --tbt-slo-ms 50.5 --decode-arg=--max-running=2 --grace 3",
+             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --decode-arg=--max-running=2 --grace 3",
             Some("/ignored/by/mock"),
         );
         let plan = plan.unwrap();
         assert_eq!(
             line(&plan.conductor),
-            "--engine mock --grace-s 3 --log warn --placement round-robin --max-wait-ms off --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+            "--engine mock --grace-s 3 --log warn --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
         let node = "--engine mock --grace-s 3 --log warn --name";

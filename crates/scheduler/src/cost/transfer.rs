@@ -135,8 +135,11 @@ impl TransferCost {
         }
     }
 
-    /// A transfer that had the way for itself took so long.
+    /// A transfer that had the way for itself took so long. One of no bytes says nothing.
     pub fn observe(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
+        if bytes == 0 {
+            return;
+        }
         if bytes < MIN_BYTES {
             return self.fetch.observe(seconds - self.fetch.0 - bytes as f64 / self.pair(from, to));
         }
@@ -204,7 +207,8 @@ mod tests {
         (0..60).for_each(|_| cost.observe(&a, &b, 100_000, 0.0021));
         assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));
         cost.observe(&a, &b, 100_000, 10.0);
-        assert!(cost.seconds(&b, &a, 100_000) < 0.003);
+        (0..60).for_each(|_| cost.observe(&a, &b, 0, 1.0));
+        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a copy's time says nothing");
 
         (0..60).for_each(|_| cost.observe_push(&b, 300_000, 30, 0.0018, 0.2));
         let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);

@@ -454,7 +454,7 @@ fn name(state: &State) -> &'static str {
 /// States in which something may come from outside. `placing` is not among them: its answer comes at once.
 const STATES: [&str; 9] =
     ["held", "prefilling", "following", "handing over", "decoding", "moving", "recovering", "settling", "ended"];
-const EVENTS: [&str; 19] = [
+const EVENTS: [&str; 23] = [
     "started",
     "fetched",
     "first token",
@@ -467,11 +467,15 @@ const EVENTS: [&str; 19] = [
     "last token",
     "decode node failed",
     "offered",
+    "progress",
     "node lost",
+    "prefill node lost",
     "other node",
     "stopped",
     "abort",
     "closing",
+    "draining",
+    "client stalled",
     "time",
     "unreachable",
 ];
@@ -493,8 +497,26 @@ fn every_event_in_every_state_leaves_a_request_that_ends_once() {
             *met.entry((name(&shell.core.state), event)).or_insert(0) += 1;
             happen(&mut shell, &mut rng, event);
         }
-        // Whether or not the cluster has been asked what it was to be asked.
-        shell.core.on_abort(shell.now);
+        let is_over = matches!(shell.core.state, State::Placing | State::Ended);
+        assert!(is_over || shell.core.next_wakeup().is_some(), "seed {seed}: nothing would end {:?}", shell.core.state);
+        match seed % 2 {
+            // Whether or not the cluster has been asked what it was to be asked.
+            0 => shell.core.on_abort(shell.now),
+            // Nothing more is heard but refusals: time alone ends it.
+            _ => (0..2_000).for_each(|_| {
+                while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
+                    match effect {
+                        RequestEffect::Place { .. } => shell.answer(Err(refusal(None))),
+                        RequestEffect::PlaceMove { .. } => shell.core.on_move_placed(None),
+                        _ => {}
+                    }
+                }
+                if let Some(due) = shell.core.next_wakeup() {
+                    shell.now = shell.now.max(due);
+                    shell.core.on_wakeup(shell.now);
+                }
+            }),
+        }
         assert!(!shell.take().iter().any(RequestEffect::is_question) && shell.ended.is_some(), "seed {seed}");
         assert!((0..).zip(&shell.delivered).all(|(index, token)| *token == 10 + index), "seed {seed}");
     }
@@ -563,22 +585,38 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         }
         "last first token" => token(0, 10, None),
         "handed over" => handed_over(),
+        "prefill failed" if rng.below(4) == 0 => {
+            let refused = Refused { kind: ErrorKind::Internal, message: "a bug".into() };
+            RequestEvent::Prefill(PrefillEvent::Failed(refused))
+        }
         "prefill failed" => RequestEvent::Prefill(PrefillEvent::Failed(unavailable())),
         "decode failed" => RequestEvent::Prefill(PrefillEvent::DecodeFailed(unavailable())),
         "grant refused" => RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())),
         "token" => token(index, 10 + index, None),
         "last token" => token(index, 10 + index, Some(FinishReason::Length)),
         "decode node failed" => RequestEvent::Decode(DecodeEvent::Failed(unavailable())),
+        "progress" => RequestEvent::Prefill(PrefillEvent::Progress { tokens: 1 }),
         "offered" => RequestEvent::Offered(shell.delivered.len() as u32),
-        "node lost" | "other node" => {
-            let placed = shell.core.placement().and_then(|placement| placement.decode.clone());
-            let asked = moving.map(|asked| asked.to.0);
-            let node = if event == "other node" { asked } else { placed };
+        "node lost" | "other node" | "prefill node lost" => {
+            let placed = shell.core.placement();
+            let node = match event {
+                "node lost" => placed.and_then(|placement| placement.decode.clone()),
+                "other node" => moving.map(|asked| asked.to.0),
+                _ => placed.map(|placement| placement.prefill.clone()),
+            };
             return shell.core.on_node_lost(shell.now, shell.now, &node.unwrap_or(id("x")), Generation(1));
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),
         "closing" => return shell.core.on_closing(shell.now),
+        "draining" => {
+            let was_held = matches!(shell.core.state, State::Held { .. });
+            let was_over = shell.core.is_over();
+            shell.core.on_draining(shell.now);
+            assert!(was_held || was_over == shell.core.is_over(), "who is served goes on");
+            return;
+        }
+        "client stalled" => return shell.core.on_client_stalled(shell.now),
         _ => {
             let due = shell.core.next_wakeup().unwrap_or(shell.now);
             shell.now = shell.now.max(due);

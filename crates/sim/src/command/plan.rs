@@ -45,7 +45,7 @@ fn compared(args: &SimulateArgs) -> Vec<Setting> {
             .to_vec(),
         Some(Compare::Features) => {
             let without = Feature::ALL.iter().map(|kind| run(&format!("- {}", kind.as_str()), base.without(*kind)));
-            let others = std::iter::once(run("+ replication", SimOptions { replicas: 2, ..base }));
+            let others = std::iter::once(run("+ replication", SimOptions { replicas: 4, ..base }));
             std::iter::once(run("defaults", base)).chain(without).chain(others).collect()
         }
     }
