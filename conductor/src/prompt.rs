@@ -17,6 +17,9 @@ const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
 const MAX_MESSAGES: usize = 65_536;
 /// Most tools, and most documents.
 const MAX_TOOLS: usize = 1024;
+/// Most JSON of tools, and of template variables: as values they may take sixteen times as much.
+const MAX_TOOL_BYTES: usize = 1 << 20;
+const MAX_VARIABLE_BYTES: usize = 64 << 10;
 /// Longest word that may be banned, bytes.
 const MAX_BAD_WORD_BYTES: usize = 60;
 /// Output length where the request does not say.
@@ -75,9 +78,9 @@ impl TextModel {
                 check_count("tools", prompt.tools.len(), MAX_TOOLS)?;
                 check_count("documents", prompt.documents.len(), MAX_TOOLS)?;
                 self.check_bytes("messages", prompt.messages.iter().map(message_bytes).sum())?;
-                self.check_bytes("tools", prompt.tools.iter().map(String::len).sum())?;
+                check_count("tools", prompt.tools.iter().map(String::len).sum(), MAX_TOOL_BYTES)?;
                 self.check_bytes("documents", prompt.documents.iter().map(String::len).sum())?;
-                self.check_bytes("template_variables", prompt.template_variables.len())
+                check_count("template_variables", prompt.template_variables.len(), MAX_VARIABLE_BYTES)
             }
             Some(WirePrompt::TokenIds(_)) | None => Ok(()),
         }
@@ -279,6 +282,7 @@ fn message_bytes(message: &v1::ChatMessage) -> usize {
     texts + tool_calls.iter().map(call).sum::<usize>()
 }
 
+/// Of things, or of bytes.
 fn check_count(field: &'static str, found: usize, most: usize) -> Result<(), GenerateError> {
     if found <= most {
         return Ok(());

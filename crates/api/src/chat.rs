@@ -10,7 +10,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
 use crate::common::{Objectives, StreamOptions, TotalUsage, generation_request};
-use crate::field::{AtMost, Ignored, Refused, or_default};
+use crate::field::{AtMost, Entries, Ignored, Refused, or_default};
 use crate::{Answer, BadRequest, Call, Context};
 
 /// Messages of a conversation, at most.
@@ -29,9 +29,10 @@ generation_request! {
         top_logprobs: Option<u32>,
         /// More variables of the chat template, as vLLM takes them.
         #[serde(default, deserialize_with = "or_default")]
-        chat_template_kwargs: Map<String, Value>,
+        chat_template_kwargs: Entries<Plain, 64>,
         response_format: Option<ResponseFormat>,
-        modalities: Option<Vec<String>>,
+        #[serde(default, deserialize_with = "or_default")]
+        modalities: AtMost<String, 8>,
         tool_choice: Option<ToolChoice>,
         #[serde(default, deserialize_with = "or_default")]
         tools: AtMost<Ignored, 1024>,
@@ -65,6 +66,48 @@ generation_request! {
         guided_choice: Refused,
         #[serde(default)]
         guided_grammar: Refused,
+    }
+}
+
+/// A value that has no parts: a tree could take far more memory than its text.
+#[derive(Debug)]
+struct Plain(Value);
+
+impl<'de> Deserialize<'de> for Plain {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Plain;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a number, true, false or null")
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Plain, E> {
+                Ok(Plain(Value::Null))
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Plain, E> {
+                Ok(Plain(value.into()))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Plain, E> {
+                Ok(Plain(value.into()))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Plain, E> {
+                Ok(Plain(value.into()))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Plain, E> {
+                Ok(Plain(value.into()))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Plain, E> {
+                Ok(Plain(value.into()))
+            }
+        }
+        deserializer.deserialize_any(Any)
     }
 }
 
@@ -239,10 +282,9 @@ impl ChatRequest {
     pub fn call(mut self, context: Context) -> Result<Call, BadRequest> {
         self.check_n()?;
         self.check_kinds()?;
-        let variables = match self.chat_template_kwargs.is_empty() {
-            true => String::new(),
-            false => Value::Object(std::mem::take(&mut self.chat_template_kwargs)).to_string(),
-        };
+        let Entries(variables) = std::mem::take(&mut self.chat_template_kwargs);
+        let variables: Map<_, _> = variables.into_iter().map(|(name, Plain(value))| (name, value)).collect();
+        let variables = if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() };
         let logprobs = match (self.logprobs, self.top_logprobs) {
             (true, top) => Some(top.unwrap_or(0)),
             (false, None | Some(0)) => None,
@@ -281,7 +323,7 @@ impl ChatRequest {
             let problem = format!("'{}', but only text is served here", format.r#type);
             return Err(BadRequest::new("response_format.type", problem));
         }
-        if let Some(other) = self.modalities.iter().flatten().find(|modality| *modality != "text") {
+        if let Some(other) = self.modalities.0.iter().find(|modality| *modality != "text") {
             return Err(BadRequest::new("modalities", format!("'{other}', but only text is served here")));
         }
         Ok(())

@@ -55,7 +55,7 @@ macro_rules! generation_request {
             #[serde(default, deserialize_with = "or_default")]
             stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
             #[serde(default, deserialize_with = "or_default")]
-            logit_bias: std::collections::BTreeMap<String, f32>,
+            logit_bias: $crate::field::Entries<f32, 1024>,
             min_tokens: Option<u32>,
             #[serde(default, deserialize_with = "or_default")]
             bad_words: $crate::field::AtMost<String, 64>,
@@ -105,7 +105,7 @@ macro_rules! generation_request {
                     stop: self.stop.0.clone(),
                     stop_token_ids: self.stop_token_ids.0.clone(),
                     ignore_eos: self.ignore_eos,
-                    logit_bias: $crate::common::logit_bias(&self.logit_bias)?,
+                    logit_bias: $crate::common::logit_bias(&self.logit_bias.0)?,
                     min_tokens: self.min_tokens.unwrap_or(0),
                     bad_words: self.bad_words.0.clone(),
                     ..Default::default()
@@ -157,10 +157,8 @@ pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {
 }
 
 /// JSON has no numbers for keys.
-pub(crate) fn logit_bias(
-    biases: &std::collections::BTreeMap<String, f32>,
-) -> Result<std::collections::HashMap<u32, f32>, BadRequest> {
-    let token = |(token, bias): (&String, &f32)| match token.parse() {
+pub(crate) fn logit_bias(biases: &[(String, f32)]) -> Result<std::collections::HashMap<u32, f32>, BadRequest> {
+    let token = |(token, bias): &(String, f32)| match token.parse() {
         Ok(token) => Ok((token, *bias)),
         Err(_) => Err(BadRequest::new(format!("logit_bias.{token}"), "a key must be the id of a token")),
     };

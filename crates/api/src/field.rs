@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// A field that says nothing here, whatever it says.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,6 +60,41 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T,
             }
         }
         deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+/// An object of at most `MOST` fields with names of the client's.
+#[derive(Debug, Clone)]
+pub(crate) struct Entries<T, const MOST: usize>(pub(crate) Vec<(String, T)>);
+
+impl<T, const MOST: usize> Default for Entries<T, MOST> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Entries<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T, const MOST: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for Fields<T, MOST> {
+            type Value = Entries<T, MOST>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = fields.next_entry()? {
+                    if entries.len() == MOST {
+                        return Err(A::Error::custom(format_args!("at most {MOST} are taken")));
+                    }
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
     }
 }
 

@@ -130,6 +130,7 @@ mod tests {
         assert_eq!(chat(r#"{"messages": [{"role": "user", "size": 1}]}"#).0, "messages[0].size");
         assert_eq!(chat(r#"{"messages": [{"content": "x"}]}"#).0, "messages[0].role");
         assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
+        assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": [1]}}"#).0, "chat_template_kwargs.a");
         assert_eq!(chat("[").0, "body");
         assert_eq!(chat(r#"{"messages": []} x"#).0, "body");
         let completion = bad::<CompletionRequest>;

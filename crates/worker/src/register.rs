@@ -58,7 +58,11 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), 
                 return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
             }
             Err(status) => {
-                tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register");
+                // Once is no news: the conductor may be about to start, or this node to stop.
+                match wait {
+                    RETRY => tracing::info!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
+                    _ => tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
+                }
                 baton_runtime::sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MAX);
             }

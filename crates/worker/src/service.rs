@@ -150,7 +150,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
                 () = replaced.cancelled() => Ok(()),
             };
             if let Err(status) = read {
-                tracing::warn!(%conductor, reason = status.message(), "session broke");
+                // A conductor that goes down leaves so. What is lost by it the conductor says.
+                tracing::info!(%conductor, reason = status.message(), "session broke");
             }
             if sessions.close(conductor, epoch) {
                 // The loop is gone only when the process ends.
