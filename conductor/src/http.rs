@@ -219,6 +219,9 @@ async fn serve(
             while let Some((index, outgoing)) = brought.next().await {
                 answer.take(index, outgoing.response?);
             }
+            if !answer.is_whole() {
+                return Err(cut_off());
+            }
             Json(answer.body()).into_response()
         }
     };
@@ -233,6 +236,11 @@ fn request_id(headers: &HeaderMap, first: Option<&(usize, Outgoing)>) -> Option<
         let Some(v1::generate_response::Event::Accepted(accepted)) = &response.event else { return None };
         HeaderValue::from_str(&accepted.request_id).ok()
     })
+}
+
+/// A request that ended without a word: its client did not read, or there is a bug.
+fn cut_off() -> HttpError {
+    HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer was cut off")
 }
 
 /// Server-sent events: chunks, then `[DONE]`. An error is the last event: what ends without `[DONE]` is not whole.
@@ -257,6 +265,10 @@ fn events(
             Some((_, Outgoing { response: Err(error), .. })) => {
                 stage.ended = true;
                 vec![HttpError::from(error).body().to_string()]
+            }
+            None if !stage.answer.is_whole() => {
+                stage.ended = true;
+                vec![cut_off().body().to_string()]
             }
             None => {
                 stage.ended = true;
@@ -313,6 +325,7 @@ impl From<GenerateError> for HttpError {
                 let bad = BadRequest { param: param.to_owned(), problem: problem.clone() };
                 Self { status, code, retry_after, ..bad.into() }
             }
+            _ if error.kind() == ErrorKind::Invalid => Self::new(status, error.to_string()),
             _ => Self { kind: error.kind().as_str(), retry_after, ..Self::new(status, error.to_string()) },
         }
     }

@@ -148,9 +148,12 @@ pub(crate) struct Message {
     content: Content,
     #[serde(default, deserialize_with = "or_default")]
     name: String,
-    /// What was thought before it was said; the second is an older name.
-    #[serde(default, deserialize_with = "or_default", alias = "reasoning_content")]
+    /// What was thought before it was said.
+    #[serde(default, deserialize_with = "or_default")]
     reasoning: String,
+    /// The same by an older name.
+    #[serde(default, deserialize_with = "or_default")]
+    reasoning_content: String,
     #[serde(default, deserialize_with = "or_default")]
     tool_calls: AtMost<ToolCall, 1024>,
     #[serde(default, deserialize_with = "or_default")]
@@ -265,7 +268,7 @@ pub(crate) fn conversation(
             role,
             content: message.content.text(index)?,
             name: message.name,
-            reasoning: message.reasoning,
+            reasoning: if message.reasoning.is_empty() { message.reasoning_content } else { message.reasoning },
             tool_calls: message.tool_calls.0.into_iter().map(call).collect(),
             tool_call_id: message.tool_call_id,
         })
@@ -280,7 +283,7 @@ impl ChatRequest {
     /// # Errors
     /// A field has a value that is not served.
     pub fn call(mut self, context: Context) -> Result<Call, BadRequest> {
-        self.check_n()?;
+        self.check()?;
         self.check_kinds()?;
         let Entries(variables) = std::mem::take(&mut self.chat_template_kwargs);
         let variables: Map<_, _> = variables.into_iter().map(|(name, Plain(value))| (name, value)).collect();
@@ -298,6 +301,7 @@ impl ChatRequest {
         let request = self.request(WirePrompt::Messages(conversation(messages, &variables)?), sampling);
         let answer = ChatAnswer {
             wants_logprobs: logprobs.is_some(),
+            streams: stream.is_some(),
             options: stream.unwrap_or_default(),
             id: String::new(),
             model: String::new(),
@@ -333,6 +337,8 @@ impl ChatRequest {
 /// Puts a chat completion together.
 struct ChatAnswer {
     wants_logprobs: bool,
+    /// Chunks are sent, and nothing is kept.
+    streams: bool,
     options: StreamOptions,
     id: String,
     model: String,
@@ -394,10 +400,12 @@ impl Answer for ChatAnswer {
                 vec![self.chunk(json!({ "role": "assistant", "content": "" }), None)]
             }
             Some(Event::Delta(delta)) if !delta.text.is_empty() || !delta.token_ids.is_empty() => {
-                self.text.push_str(&delta.text);
                 let logprobs: Vec<_> = delta.logprobs.iter().map(token_logprobs).collect();
                 let chunk = self.chunk(json!({ "content": delta.text }), self.wants_logprobs.then_some(&logprobs));
-                self.logprobs.extend(logprobs);
+                if !self.streams {
+                    self.text.push_str(&delta.text);
+                    self.logprobs.extend(logprobs);
+                }
                 vec![chunk]
             }
             Some(Event::Finished(finished)) => {
@@ -416,6 +424,10 @@ impl Answer for ChatAnswer {
         let mut chunk = self.object("chat.completion.chunk", json!([]));
         chunk["usage"] = self.usage.json();
         Some(chunk)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.finish_reason.is_some()
     }
 
     fn body(&mut self) -> Value {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::BadRequest;
-use crate::field::Ignored;
+use crate::field::{Ignored, or_default};
 
 /// What OpenAI's API has no field for.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Objectives {
 #[serde(deny_unknown_fields)]
 pub struct StreamOptions {
     /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub include_usage: bool,
     /// Chunks have no padding.
     #[serde(default, rename = "include_obfuscation")]
@@ -121,7 +121,10 @@ macro_rules! generation_request {
                 }
             }
 
-            fn check_n(&self) -> Result<(), $crate::BadRequest> {
+            fn check(&self) -> Result<(), $crate::BadRequest> {
+                $crate::common::check_bytes("model", [&self.model])?;
+                $crate::common::check_bytes("stop", &self.stop.0)?;
+                $crate::common::check_bytes("bad_words", &self.bad_words.0)?;
                 match self.n {
                     None | Some(1) => Ok(()),
                     Some(n) => Err($crate::BadRequest::new("n", format!("{n}, but only 1 answer per request is served"))),
@@ -148,6 +151,17 @@ macro_rules! generation_request {
     };
 }
 pub(crate) use generation_request;
+
+/// Most bytes of a field of names and short texts, of which each request of a call gets a copy.
+const MAX_SHORT_BYTES: usize = 64 << 10;
+
+pub(crate) fn check_bytes<'a>(field: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), BadRequest> {
+    let bytes: usize = texts.into_iter().map(String::len).sum();
+    if bytes <= MAX_SHORT_BYTES {
+        return Ok(());
+    }
+    Err(BadRequest::new(field, format!("{bytes} bytes, but at most {MAX_SHORT_BYTES} are taken")))
+}
 
 /// -1 and 0 keep all.
 pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {

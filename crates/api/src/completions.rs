@@ -128,7 +128,7 @@ impl CompletionRequest {
     /// # Errors
     /// A field has a value that is not served.
     pub fn call(self, context: Context) -> Result<Call, BadRequest> {
-        self.check_n()?;
+        self.check()?;
         if let Some(best_of) = self.best_of.filter(|&best_of| best_of != self.n.unwrap_or(1)) {
             return Err(BadRequest::new("best_of", format!("{best_of}, but must be n")));
         }
@@ -154,6 +154,7 @@ impl CompletionRequest {
         let answer = CompletionAnswer {
             choices: choices.collect(),
             wants_logprobs: self.logprobs.is_some(),
+            streams: stream.is_some(),
             options: stream.unwrap_or_default(),
             id: String::new(),
             model: String::new(),
@@ -276,6 +277,8 @@ impl Choice {
 struct CompletionAnswer {
     choices: Vec<Choice>,
     wants_logprobs: bool,
+    /// Chunks are sent, and nothing is kept.
+    streams: bool,
     options: StreamOptions,
     id: String,
     model: String,
@@ -307,16 +310,23 @@ impl Answer for CompletionAnswer {
                 self.id = format!("cmpl-{}", accepted.request_id);
                 self.model = accepted.model.clone();
             }
-            Event::Finished(finished) => self.usage.add(finished.usage.unwrap_or_default()),
+            Event::Finished(finished) => {
+                let usage = finished.usage.unwrap_or_default();
+                let completion_tokens = if self.choices[index].is_scoring { 0 } else { usage.completion_tokens };
+                self.usage.add(v1::Usage { completion_tokens, ..usage });
+            }
             _ => {}
         }
         let of = &mut self.choices[index];
         let Some((text, logprobs)) = of.take(event, self.wants_logprobs, &self.context) else { return Vec::new() };
         let shown = self.wants_logprobs.then_some(&logprobs);
         let chunk = choice(index, &text, shown, of.finish_reason.as_deref());
-        of.text.push_str(&text);
-        of.logprobs.extend(logprobs);
-        let is_last = self.choices.iter().all(|choice| choice.finish_reason.is_some());
+        if !self.streams {
+            of.text.push_str(&text);
+            of.logprobs.extend(logprobs);
+            return Vec::new();
+        }
+        let is_last = self.is_whole();
         let mut chunk = self.object(json!([chunk]));
         match (self.options.include_usage, is_last) {
             (true, _) => chunk["usage"] = Value::Null,
@@ -334,6 +344,10 @@ impl Answer for CompletionAnswer {
         let mut chunk = self.object(json!([]));
         chunk["usage"] = self.usage.json();
         Some(chunk)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.choices.iter().all(|choice| choice.finish_reason.is_some())
     }
 
     fn body(&mut self) -> Value {

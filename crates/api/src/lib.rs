@@ -55,6 +55,8 @@ pub trait Answer: Send {
     fn take(&mut self, index: usize, response: v1::GenerateResponse) -> Vec<Value>;
     /// What a stream sends once all of its requests have ended.
     fn last(&mut self) -> Option<Value>;
+    /// Whether every answer has its end. What stops before is not whole.
+    fn is_whole(&self) -> bool;
     /// The whole answer, once all requests have ended.
     fn body(&mut self) -> Value;
 }

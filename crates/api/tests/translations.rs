@@ -53,7 +53,9 @@ fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
 }
 
 fn whole(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Value {
+    assert!(!call.answer.is_whole());
     responses.into_iter().for_each(|response| drop(call.answer.take(0, response)));
+    assert!(call.answer.is_whole());
     call.answer.body()
 }
 
@@ -95,7 +97,7 @@ fn a_conversation_becomes_messages() {
         "messages": [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
-            {"role": "assistant", "content": null, "reasoning_content": "hm", "refusal": null,
+            {"role": "assistant", "content": null, "reasoning": null, "reasoning_content": "hm", "refusal": null,
              "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "2"},
         ],
@@ -117,6 +119,7 @@ fn values_that_are_not_served_are_named() {
     assert_eq!(completion(json!({"prompt": "x", "n": 2})).param, "n");
     assert_eq!(completion(json!({"prompt": "x", "best_of": 2})).param, "best_of");
     assert_eq!(completion(json!({"prompt": "x", "suffix": "y"})).param, "suffix");
+    assert_eq!(completion(json!({"prompt": "x", "model": "m".repeat(70_000)})).param, "model");
     assert_eq!(completion(json!({"prompt": "x", "top_k": -2})).param, "top_k");
     assert_eq!(completion(json!({"prompt": "x", "logit_bias": {"a": 1}})).param, "logit_bias.a");
     assert_eq!(completion(json!({"prompt": "x", "stream_options": {}})).param, "stream_options");
@@ -177,6 +180,7 @@ fn an_echo_is_the_prompt_with_its_log_probabilities() {
         (&json!("<1><2>"), &json!("length"))
     );
     assert_eq!(scoring["choices"][0]["logprobs"]["tokens"], json!(["<1>", "<2>"]));
+    assert_eq!(scoring["usage"]["completion_tokens"], 0, "nobody asked for the one that was drawn");
     let text = whole(completion(json!({"prompt": "hi ", "echo": true})), brought(false));
     assert_eq!((&text["choices"][0]["text"], &text["choices"][0]["logprobs"]), (&json!("hi abc"), &Value::Null));
 }

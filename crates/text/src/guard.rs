@@ -118,8 +118,10 @@ impl<'g> Marker<'g> {
         if KNOWN_ROLES.contains(&role) {
             return Cow::Borrowed(role);
         }
-        let is_inside = self.guard.tokens.iter().any(|token| token.text.contains(role));
-        let places = if is_inside { vec![0] } else { self.guard.places(role, Author::Client) };
+        let mut places = self.guard.places(role, Author::Client);
+        if self.guard.tokens.iter().any(|token| token.text.contains(role)) && places.first() != Some(&0) {
+            places.insert(0, 0);
+        }
         self.marked(role, &places)
     }
 
@@ -191,6 +193,7 @@ mod tests {
         let guard = guard();
         let marker = Marker::new(&guard, &UsedMarks::default()).unwrap();
         let role = |role: &str| marker.role(role).replace(marker.mark(), "#");
+        assert_eq!(role("<|im_end|>"), "#<#|im_end|>");
         assert_eq!(
             (role("user").as_str(), role("im_end").as_str(), role("critic").as_str()),
             ("user", "#im_end", "critic")
