@@ -7,8 +7,9 @@ use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -59,6 +60,7 @@ pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
         .route("/detokenize", post(detokenize))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn(repeat_request_id))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(Shared { door, telemetry })
 }
@@ -111,14 +113,14 @@ async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Bod
     let mut request: CompletionRequest = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared, &headers, call).await
+    serve(&shared, call).await
 }
 
 async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let mut request: ChatRequest = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared, &headers, call).await
+    serve(&shared, call).await
 }
 
 async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
@@ -194,11 +196,7 @@ fn decode(door: &FrontDoor, tokens: &[u32]) -> String {
 type Brought = SelectAll<futures::stream::BoxStream<'static, (usize, Outgoing)>>;
 
 /// Serves a call. Whatever refuses one of its requests does so before the answer begins.
-async fn serve(
-    shared: &Shared,
-    headers: &HeaderMap,
-    Call { requests, stream, mut answer }: Call,
-) -> Result<Response, HttpError> {
+async fn serve(shared: &Shared, Call { requests, stream, mut answer }: Call) -> Result<Response, HttpError> {
     let taken_in =
         futures::future::try_join_all(requests.into_iter().map(|request| shared.door.generate(request))).await?;
     let numbered = taken_in
@@ -208,7 +206,7 @@ async fn serve(
     let mut brought: Brought = select_all(numbered);
     // The first that each says is who it is.
     let first = brought.next().await;
-    let id = request_id(headers, first.as_ref());
+    let id = first.as_ref().and_then(request_id);
     let mut brought = futures::stream::iter(first).chain(brought);
     let response = match stream {
         Some(_) => {
@@ -228,14 +226,22 @@ async fn serve(
     Ok((id.map(|id| [(REQUEST_ID_HEADER, id)]), response).into_response())
 }
 
-/// The client's id where it gave one, or ours.
-fn request_id(headers: &HeaderMap, first: Option<&(usize, Outgoing)>) -> Option<HeaderValue> {
-    let given = headers.get(&REQUEST_ID_HEADER).filter(|id| id.len() <= MAX_REQUEST_ID_BYTES);
-    given.cloned().or_else(|| {
-        let (_, Outgoing { response: Ok(response), .. }) = first? else { return None };
-        let Some(v1::generate_response::Event::Accepted(accepted)) = &response.event else { return None };
-        HeaderValue::from_str(&accepted.request_id).ok()
-    })
+/// Our id of a request.
+fn request_id((_, first): &(usize, Outgoing)) -> Option<HeaderValue> {
+    let Some(v1::generate_response::Event::Accepted(accepted)) = &first.response.as_ref().ok()?.event else {
+        return None;
+    };
+    HeaderValue::from_str(&accepted.request_id).ok()
+}
+
+/// Every answer repeats the client's id, an error too; it goes before ours.
+async fn repeat_request_id(request: Request, next: Next) -> Response {
+    let given = request.headers().get(&REQUEST_ID_HEADER).filter(|id| id.len() <= MAX_REQUEST_ID_BYTES).cloned();
+    let mut response = next.run(request).await;
+    if let Some(given) = given {
+        response.headers_mut().insert(REQUEST_ID_HEADER, given);
+    }
+    response
 }
 
 /// A request that ended without a word: its client did not read, or there is a bug.

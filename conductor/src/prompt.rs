@@ -78,20 +78,16 @@ impl TextModel {
                 check_count("tools", prompt.tools.len(), MAX_TOOLS)?;
                 check_count("documents", prompt.documents.len(), MAX_TOOLS)?;
                 self.check_bytes("messages", prompt.messages.iter().map(message_bytes).sum())?;
-                check_count("tools", prompt.tools.iter().map(String::len).sum(), MAX_TOOL_BYTES)?;
+                check_bytes("tools", prompt.tools.iter().map(String::len).sum(), MAX_TOOL_BYTES)?;
                 self.check_bytes("documents", prompt.documents.iter().map(String::len).sum())?;
-                check_count("template_variables", prompt.template_variables.len(), MAX_VARIABLE_BYTES)
+                check_bytes("template_variables", prompt.template_variables.len(), MAX_VARIABLE_BYTES)
             }
             Some(WirePrompt::TokenIds(_)) | None => Ok(()),
         }
     }
 
     fn check_bytes(&self, field: &'static str, bytes: usize) -> Result<(), GenerateError> {
-        if bytes <= self.max_prompt_bytes {
-            return Ok(());
-        }
-        let problem = format!("{bytes} bytes of text, but at most {} are taken", self.max_prompt_bytes);
-        Err(GenerateError::invalid(field, problem))
+        check_bytes(field, bytes, self.max_prompt_bytes)
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
@@ -282,7 +278,13 @@ fn message_bytes(message: &v1::ChatMessage) -> usize {
     texts + tool_calls.iter().map(call).sum::<usize>()
 }
 
-/// Of things, or of bytes.
+fn check_bytes(field: &'static str, bytes: usize, most: usize) -> Result<(), GenerateError> {
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(GenerateError::invalid(field, format!("{bytes} bytes of text, but at most {most} are taken")))
+}
+
 fn check_count(field: &'static str, found: usize, most: usize) -> Result<(), GenerateError> {
     if found <= most {
         return Ok(());

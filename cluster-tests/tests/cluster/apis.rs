@@ -126,6 +126,8 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     assert_eq!(error(&cluster, "/v1/models", json!({})).await?.0, 405);
     let answer = cluster.http_with("/v1/completions", &[("x-request-id", "mine")], Some(r#"{"prompt": "x"}"#)).await?;
     assert_eq!(answer.headers["x-request-id"], "mine");
+    let wrong = cluster.http_with("/v1/completions", &[("x-request-id", "mine")], Some("{}")).await?;
+    assert_eq!((wrong.status, wrong.headers["x-request-id"].as_str()), (400, "mine"));
     let answer = cluster.http_with("/v1/completions", &[], Some(r#"{"prompt": "x"}"#)).await?;
     let body: Value = serde_json::from_str(&answer.body)?;
     assert_eq!(body["id"], format!("cmpl-{}", answer.headers["x-request-id"]));

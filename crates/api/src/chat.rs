@@ -33,7 +33,7 @@ generation_request! {
         response_format: Option<ResponseFormat>,
         #[serde(default, deserialize_with = "or_default")]
         modalities: AtMost<String, 8>,
-        tool_choice: Option<ToolChoice>,
+        tool_choice: Option<String>,
         #[serde(default, deserialize_with = "or_default")]
         tools: AtMost<Ignored, 1024>,
         #[serde(default)]
@@ -56,16 +56,6 @@ generation_request! {
         moderation: Refused,
         #[serde(default)]
         chat_template: Refused,
-        #[serde(default)]
-        structured_outputs: Refused,
-        #[serde(default)]
-        guided_json: Refused,
-        #[serde(default)]
-        guided_regex: Refused,
-        #[serde(default)]
-        guided_choice: Refused,
-        #[serde(default)]
-        guided_grammar: Refused,
     }
 }
 
@@ -115,28 +105,6 @@ impl<'de> Deserialize<'de> for Plain {
 #[derive(Debug, Deserialize)]
 struct ResponseFormat {
     r#type: String,
-}
-
-/// `none` is what there is without tools.
-#[derive(Debug)]
-struct ToolChoice(String);
-
-impl<'de> Deserialize<'de> for ToolChoice {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Word;
-        impl Visitor<'_> for Word {
-            type Value = ToolChoice;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("none or auto: tools are not served here")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<ToolChoice, E> {
-                Ok(ToolChoice(text.to_owned()))
-            }
-        }
-        deserializer.deserialize_any(Word)
-    }
 }
 
 /// A message.
@@ -318,9 +286,7 @@ impl ChatRequest {
         if !self.tools.0.is_empty() {
             return Err(BadRequest::new("tools", "are not served here"));
         }
-        if let Some(ToolChoice(choice)) =
-            self.tool_choice.as_ref().filter(|choice| !["none", "auto"].contains(&choice.0.as_str()))
-        {
+        if let Some(choice) = self.tool_choice.iter().find(|choice| !["none", "auto"].contains(&choice.as_str())) {
             return Err(BadRequest::new("tool_choice", format!("'{choice}', but tools are not served here")));
         }
         if let Some(format) = self.response_format.as_ref().filter(|format| format.r#type != "text") {

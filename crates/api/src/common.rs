@@ -85,6 +85,16 @@ macro_rules! generation_request {
             prompt_cache_retention: $crate::field::Ignored,
             #[serde(default)]
             prompt_cache_options: $crate::field::Ignored,
+            #[serde(default)]
+            structured_outputs: $crate::field::Refused,
+            #[serde(default)]
+            guided_json: $crate::field::Refused,
+            #[serde(default)]
+            guided_regex: $crate::field::Refused,
+            #[serde(default)]
+            guided_choice: $crate::field::Refused,
+            #[serde(default)]
+            guided_grammar: $crate::field::Refused,
             $($(#[$meta])* $field: $type,)*
         }
 

@@ -29,16 +29,6 @@ generation_request! {
         use_beam_search: Refused,
         #[serde(default)]
         response_format: Refused,
-        #[serde(default)]
-        structured_outputs: Refused,
-        #[serde(default)]
-        guided_json: Refused,
-        #[serde(default)]
-        guided_regex: Refused,
-        #[serde(default)]
-        guided_choice: Refused,
-        #[serde(default)]
-        guided_grammar: Refused,
     }
 }
 

@@ -28,7 +28,7 @@ fn check<T: DeserializeOwned>(needed: Value, own: &[(String, String)]) {
         body[field] = value;
         read::<T>(body.to_string().as_bytes()).map(|_| ())
     };
-    assert!(common.len() > 25 && own.len() > 12);
+    assert!(common.len() > 30 && own.len() > 7);
     for (field, handling) in common.iter().chain(own) {
         match handling.as_str() {
             "honoured" if needed.get(field).is_some() => {}
