@@ -272,6 +272,7 @@ impl Relay {
             token_ids: piece.tokens.iter().map(|token| token.token).collect(),
             logprobs: piece.tokens.iter().filter_map(logprobs).collect(),
             text: piece.text,
+            ..v1::Delta::default()
         };
         self.send(Event::Delta(delta)).await;
     }
@@ -359,6 +360,7 @@ impl Relay {
             timeline: Some((&timeline).into()),
             prefill_node: placement.map(|placement| placement.prefill.to_string()).unwrap_or_default(),
             decode_node: decode.as_ref().map(ToString::to_string).unwrap_or_default(),
+            ..v1::Finished::default()
         });
         let first_token = self.core.first_token().map(|(attempt, _)| attempt);
         self.record.end(RequestEnd { outcome: outcome.clone(), timeline, usage, tbt, decode, first_token });
@@ -430,5 +432,5 @@ fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLog
 }
 
 fn response(event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event) }
+    v1::GenerateResponse { event: Some(event), sample: 0 }
 }

@@ -22,7 +22,7 @@ fn chat(body: Value) -> Call {
 }
 
 fn response(event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event) }
+    v1::GenerateResponse { event: Some(event), sample: 0 }
 }
 
 fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
@@ -37,6 +37,7 @@ fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
         token_ids: vec![index],
         text: text.into(),
         logprobs: if with_logprobs { vec![logprobs(text, logprob)] } else { Vec::new() },
+        ..Default::default()
     };
     let prompt_token_ids = vec![1, 2];
     let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids, seed: 1 };

@@ -62,7 +62,7 @@ mod tests {
     fn record(events: Vec<Event>) -> Record {
         let mut record = Record::default();
         for event in events {
-            record.take(v1::GenerateResponse { event: Some(event) }, Duration::ZERO).unwrap();
+            record.take(v1::GenerateResponse { event: Some(event), sample: 0 }, Duration::ZERO).unwrap();
         }
         record
     }
@@ -78,6 +78,7 @@ mod tests {
                 logprobs("", Some(-2.0), &[]),
             ],
             text: " Paris".into(),
+            ..Default::default()
         };
         let text = render(&record(vec![Event::Delta(delta)]), Paint::none()).unwrap();
         let expected = r#"

@@ -84,7 +84,7 @@ impl RequestArgs {
             sampling: Some(sampling),
             priority: self.priority,
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: self.ttft_slo_ms, tbt_ms: self.tbt_slo_ms }),
-            idempotency_key: String::new(),
+            ..v1::GenerateRequest::default()
         }
     }
 }
@@ -274,7 +274,7 @@ mod tests {
             }),
             priority: -12,
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: Some(13.0), tbt_ms: Some(14.0) }),
-            idempotency_key: String::new(),
+            ..v1::GenerateRequest::default()
         };
         assert_eq!(args.request.request(prompt), expected);
     }

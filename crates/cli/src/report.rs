@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     fn response(event: Event) -> v1::GenerateResponse {
-        v1::GenerateResponse { event: Some(event) }
+        v1::GenerateResponse { event: Some(event), sample: 0 }
     }
 
     fn top(token_id: u32, logprob: f32) -> v1::TopLogprob {
@@ -314,7 +314,13 @@ mod tests {
             .iter()
             .map(|_| v1::TokenLogprobs { logprob: Some(logprob), top: top.clone(), text: String::new() })
             .collect();
-        response(Event::Delta(v1::Delta { index, token_ids: token_ids.to_vec(), text: text.into(), logprobs }))
+        response(Event::Delta(v1::Delta {
+            index,
+            token_ids: token_ids.to_vec(),
+            text: text.into(),
+            logprobs,
+            ..v1::Delta::default()
+        }))
     }
 
     fn stream() -> Vec<v1::GenerateResponse> {
@@ -345,7 +351,7 @@ mod tests {
                 usage: Some(v1::Usage { prompt_tokens: 2, completion_tokens: 3, cached_tokens: 1 }),
                 timeline: Some(timeline),
                 prefill_node: "p".into(),
-                decode_node: String::new(),
+                ..v1::Finished::default()
             }))),
         ]
     }

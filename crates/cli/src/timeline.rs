@@ -151,10 +151,14 @@ mod tests {
             finish_reason: "stop".into(),
             prefill_node: "prefill-0".into(),
             decode_node: "decode-1".into(),
+            ..Default::default()
         };
         let mut record = Record::default();
         record
-            .take(v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))) }, Duration::from_secs(1))
+            .take(
+                v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), sample: 0 },
+                Duration::from_secs(1),
+            )
             .unwrap();
         let text = render(&record.report(), Paint::none());
         for part in [

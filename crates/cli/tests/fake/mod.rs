@@ -69,11 +69,11 @@ fn said(prompt: Option<Prompt>) -> String {
 }
 
 fn event(event: Event) -> Result<v1::GenerateResponse, Status> {
-    Ok(v1::GenerateResponse { event: Some(event) })
+    Ok(v1::GenerateResponse { event: Some(event), sample: 0 })
 }
 
 fn delta(index: u32, text: &str) -> Result<v1::GenerateResponse, Status> {
-    event(Event::Delta(v1::Delta { index, token_ids: vec![index], text: text.into(), logprobs: vec![] }))
+    event(Event::Delta(v1::Delta { index, token_ids: vec![index], text: text.into(), ..v1::Delta::default() }))
 }
 
 fn finished() -> Result<v1::GenerateResponse, Status> {
@@ -84,6 +84,7 @@ fn finished() -> Result<v1::GenerateResponse, Status> {
         timeline: Some(v1::Timeline { kv_transfer: Some(moved), ..Default::default() }),
         prefill_node: "prefill-0".into(),
         decode_node: "decode-0".into(),
+        ..v1::Finished::default()
     })))
 }
 
@@ -122,7 +123,8 @@ impl v1::inference_server::Inference for Service {
                 let top = vec![v1::TopLogprob { token_id: 0, logprob: -0.25, text: " a".into() }];
                 let logprobs = v1::TokenLogprobs { logprob: Some(-0.25), top, text: " a".into() };
                 let logprobs = if wants_logprobs { vec![logprobs] } else { Vec::new() };
-                let delta = v1::Delta { index: 0, token_ids: vec![0], text: said.clone(), logprobs };
+                let delta =
+                    v1::Delta { index: 0, token_ids: vec![0], text: said.clone(), logprobs, ..v1::Delta::default() };
                 let _ = sender.send(event(Event::Delta(delta))).await;
             }
             let last = if said.contains("fail:midway") { Err(Status::data_loss("lost it")) } else { finished() };
