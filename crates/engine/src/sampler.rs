@@ -1,6 +1,6 @@
 //! From logits to a token.
 //!
-//! The order is: penalties, biases and bans, temperature, top-k, top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the tokens so far and the
+//! The order is: penalties, biases and bans, the mask of structured output, temperature, top-k, top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the tokens so far and the
 //! parameters: a request that is recovered on another node draws the same tokens.
 
 use std::borrow::Cow;
@@ -25,7 +25,8 @@ pub struct Sampled {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Draws the token that follows `prompt` and `output`. `params` are valid; the index of the draw is `output.len()`.
+/// Draws the token that follows `prompt` and `output`. `params` are valid; the index of the draw is `output.len()`. `mask`: a bit per token, from the lowest
+/// bit of the first word on, without which a token is not drawn.
 ///
 /// # Errors
 /// [`EngineError::NotFinite`] where a logit is NaN or infinite (minus infinity, for a masked token, is allowed unless all are).
@@ -34,10 +35,19 @@ pub fn sample(
     params: &SamplingParams,
     prompt: &[TokenId],
     output: &[TokenId],
+    mask: Option<&[u32]>,
 ) -> Result<Sampled, EngineError> {
     check_finite(Isa::of_process(), logits)?;
     let mut penalized = penalize(logits, params, prompt, output);
     favour(&mut penalized, params, output);
+    if let Some(mask) = mask
+        && !apply(&mut penalized, mask)
+    {
+        // All that the form lets come next is banned, the end of an answer that is complete for one: the form goes first.
+        penalized = penalize(logits, params, prompt, output);
+        apply(&mut penalized, mask);
+        check_finite(Isa::of_process(), &penalized)?;
+    }
     let token = if params.is_greedy() {
         best(&penalized)
     } else {
@@ -143,6 +153,22 @@ fn favour(logits: &mut Cow<'_, [f32]>, params: &SamplingParams, output: &[TokenI
             ban(last);
         }
     }
+}
+
+/// Leaves the tokens of the mask; whether one of them can be drawn.
+fn apply(logits: &mut Cow<'_, [f32]>, mask: &[u32]) -> bool {
+    let logits = logits.to_mut();
+    let mut any = false;
+    for (first, part) in (0..).zip(logits.chunks_mut(u32::BITS as usize)) {
+        let word = mask.get(first).copied().unwrap_or_default();
+        for (bit, logit) in (0..).zip(part) {
+            if word >> bit & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
+            any |= *logit > f32::NEG_INFINITY;
+        }
+    }
+    any
 }
 
 /// Tokens that may be drawn, with weights in proportion to their probabilities, in a fixed order.
@@ -261,7 +287,7 @@ mod tests {
             let logits: Vec<_> = eighths.iter().map(|&e| e as f32 / 8.0).collect();
             let params = params(|p| (p.temperature, p.top_k, p.top_p, p.min_p) = (temperature, top_k, top_p, min_p));
             prop_assert_eq!(kept(&logits, &params), naive_kept(&logits, &params));
-            let token = sample(&logits, &params, &[], &[]).unwrap().token;
+            let token = sample(&logits, &params, &[], &[], None).unwrap().token;
             prop_assert!(params.top_k == 1 || kept(&logits, &params).contains(&token));
         }
 
@@ -285,8 +311,8 @@ mod tests {
     #[test]
     fn greedy_takes_the_smallest_id_of_the_best() {
         let logits = [1.0, 3.0, 2.0, 3.0];
-        assert_eq!(sample(&logits, &SamplingParams::default(), &[], &[]).unwrap().token, 1);
-        assert_eq!(sample(&logits, &params(|p| p.top_k = 1), &[], &[]).unwrap().token, 1);
+        assert_eq!(sample(&logits, &SamplingParams::default(), &[], &[], None).unwrap().token, 1);
+        assert_eq!(sample(&logits, &params(|p| p.top_k = 1), &[], &[], None).unwrap().token, 1);
     }
 
     #[test]
@@ -295,7 +321,7 @@ mod tests {
         let mut counts = [0u32; 4];
         let mut output = Vec::new();
         for _ in 0..20_000 {
-            let token = sample(&logits, &params(|_| ()), &[], &output).unwrap().token;
+            let token = sample(&logits, &params(|_| ()), &[], &output, None).unwrap().token;
             counts[token as usize] += 1;
             output.push(token);
         }
@@ -307,7 +333,8 @@ mod tests {
     #[test]
     fn a_draw_depends_on_seed_and_index_alone() {
         let logits: Vec<_> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
-        let at = |seed, index: usize| sample(&logits, &params(|p| p.seed = seed), &[], &vec![0; index]).unwrap().token;
+        let at =
+            |seed, index: usize| sample(&logits, &params(|p| p.seed = seed), &[], &vec![0; index], None).unwrap().token;
         assert_eq!(at(1, 5), at(1, 5));
         assert!((0..20).any(|i| at(1, i) != at(2, i)) && (1..20).any(|i| at(1, i) != at(1, 0)));
     }
@@ -327,7 +354,8 @@ mod tests {
     #[test]
     fn biases_and_bans_move_the_draw() {
         let logits = [2.0, 3.0, 1.0];
-        let drawn = |params: &SamplingParams, output: &[TokenId]| sample(&logits, params, &[], output).unwrap().token;
+        let drawn =
+            |params: &SamplingParams, output: &[TokenId]| sample(&logits, params, &[], output, None).unwrap().token;
         let of = |change: fn(&mut SamplingParams)| {
             params(|p| {
                 p.temperature = 0.0;
@@ -347,7 +375,7 @@ mod tests {
     fn logprobs_are_of_the_unmodified_distribution() {
         let logits = [0.6f32.ln(), 0.3f32.ln(), 0.1f32.ln()];
         let p = SamplingParams { repetition_penalty: 50.0, logprobs: Some(2), ..Default::default() };
-        let sampled = sample(&logits, &p, &[0], &[1]).unwrap();
+        let sampled = sample(&logits, &p, &[0], &[1], None).unwrap();
         assert_eq!(sampled.token, 2);
         let logprobs = sampled.logprobs.unwrap();
         assert!((logprobs.logprob.unwrap() - 0.1f32.ln()).abs() < 1e-6);
@@ -357,10 +385,13 @@ mod tests {
     #[test]
     fn what_is_no_number_is_never_a_token() {
         for wrong in [f32::NAN, f32::INFINITY] {
-            let error = sample(&[0.0, wrong, 1.0], &params(|_| ()), &[], &[]).unwrap_err();
+            let error = sample(&[0.0, wrong, 1.0], &params(|_| ()), &[], &[], None).unwrap_err();
             assert!(matches!(error, EngineError::NotFinite { token: 1, .. }), "{error}");
         }
-        assert!(sample(&[f32::NEG_INFINITY; 3], &SamplingParams::default(), &[], &[]).is_err());
-        assert_eq!(sample(&[f32::NEG_INFINITY, 0.0], &params(|p| p.temperature = 1e-30), &[], &[]).unwrap().token, 1);
+        assert!(sample(&[f32::NEG_INFINITY; 3], &SamplingParams::default(), &[], &[], None).is_err());
+        assert_eq!(
+            sample(&[f32::NEG_INFINITY, 0.0], &params(|p| p.temperature = 1e-30), &[], &[], None).unwrap().token,
+            1
+        );
     }
 }

@@ -50,6 +50,7 @@ fn info(n: u32) -> NodeInfo {
         profile,
         copies_prefixes: true,
         splits_prompts: true,
+        vocabulary: String::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_types::{BlockId, RequestKey, SamplingParams, TokenId, TokenLogprobs};
+use baton_types::{BlockId, Refused, RequestKey, SamplingParams, TokenId, TokenLogprobs};
 
 /// One call of the engine. Ascending within a node's generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,4 +105,6 @@ pub struct StepOutput {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Of a slice that is not the last: what the next one takes. Else empty.
     pub hidden: Vec<f32>,
+    /// Why no token could be drawn; the other sequences of the step are well.
+    pub failed: Option<Refused>,
 }

@@ -27,7 +27,8 @@ pub use message::{
 pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{
-    InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, SamplingParams,
+    InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS,
+    SamplingParams,
 };
 pub use slo::{Slo, Tbt, Ttft};
 pub use transfer::{TransferAddress, TransferPath, TransferReport};

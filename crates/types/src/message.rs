@@ -355,6 +355,8 @@ pub struct NodeInfo {
     pub copies_prefixes: bool,
     /// Whether it takes its part in prompts of which the decode node computes the tail: see [`PrefillJob::tail_tokens`].
     pub splits_prompts: bool,
+    /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
+    pub vocabulary: String,
 }
 
 /// Seed of the cost models, measured by the node at start; seconds.

@@ -1,5 +1,7 @@
 //! Sampling parameters, and the only place where they are judged.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{ErrorKind, TokenId};
@@ -12,6 +14,8 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 pub const MAX_BAD_WORDS: usize = 128;
 /// Longest of them, tokens.
 pub const MAX_BAD_WORD_TOKENS: usize = 64;
+/// Largest grammar, bytes.
+pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
 /// How the next token is drawn. Sampling has no hidden state: draw `i` of a request depends on (seed, i), the tokens so far and these values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,6 +46,8 @@ pub struct SamplingParams {
     pub min_tokens: u32,
     /// The last token of each is not drawn after the others of it; none is empty.
     pub bad_words: Vec<Vec<TokenId>>,
+    /// What the output follows, in llguidance's dialect of Lark: no other token is drawn. Goes before biases, bans and `min_tokens` if they leave no token.
+    pub grammar: Option<Arc<str>>,
     /// Alternatives reported with each generated token; `None` reports no log-probabilities at all.
     pub logprobs: Option<u32>,
     /// Alternatives reported for each position of the prompt.
@@ -65,6 +71,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             min_tokens: 0,
             bad_words: Vec::new(),
+            grammar: None,
             logprobs: None,
             prompt_logprobs: None,
         }
@@ -123,6 +130,10 @@ impl SamplingParams {
             let value = format!("{} words", self.bad_words.len());
             return Err(InvalidSampling { field: "bad_words", value, expected: "at most 128 words" });
         }
+        if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.len() > MAX_GRAMMAR_BYTES) {
+            let value = format!("a grammar of {} bytes", grammar.len());
+            return Err(InvalidSampling { field: "structured_output", value, expected: "at most 65536 bytes" });
+        }
         for (field, n) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
             if let Some(n) = n.filter(|&n| n > MAX_TOP_LOGPROBS) {
                 return Err(InvalidSampling { field, value: n.to_string(), expected: "at most 20" });
@@ -144,7 +155,8 @@ mod tests {
     #[test]
     fn every_range_is_checked_and_named() {
         type Spoil = fn(&mut SamplingParams);
-        let cases: [(&str, Spoil); 17] = [
+        let cases: [(&str, Spoil); 18] = [
+            ("structured_output", |p| p.grammar = Some("x".repeat(65_537).into())),
             ("temperature", |p| p.temperature = -1.0),
             ("temperature", |p| p.temperature = f32::NAN),
             ("temperature", |p| p.temperature = f32::INFINITY),

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use baton_engine::{
     Engine, EngineError, KvArena, LayerSlice, LogitsWanted, SequenceStep, StepObserver, logprobs, sample,
 };
+use baton_grammar::{GrammarCompiler, Mask};
 use baton_scheduler::{MAX_PREFIX_WAIT_PER_STEP, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
 use crate::layer_gate::LayerGate;
+use crate::masks::Masks;
 
 /// Steps that may wait for the thread: the loops have one in flight.
 const QUEUED_STEPS: usize = 2;
@@ -65,14 +67,16 @@ pub struct EngineThread {
 
 impl EngineThread {
     /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode does not care). Events go to `events`, whose reader must
-    /// never wait for the engine.
+    /// never wait for the engine. `grammars` compiles those of structured output.
     pub fn start<T: From<EngineEvent> + Send + 'static>(
         engine: Box<dyn Engine>,
+        grammars: GrammarCompiler,
         watch_layers: bool,
         events: mpsc::Sender<T>,
     ) -> std::io::Result<Self> {
         let (steps, queue) = std_mpsc::sync_channel(QUEUED_STEPS);
-        let body = move || run(engine, watch_layers, &queue, &events);
+        let masks = Masks::start(grammars)?;
+        let body = move || run(engine, masks, watch_layers, &queue, &events);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(body)?;
         Ok(Self { steps, thread })
     }
@@ -90,6 +94,7 @@ impl EngineThread {
 
 fn run<T: From<EngineEvent>>(
     mut engine: Box<dyn Engine>,
+    mut masks: Masks,
     watch_layers: bool,
     queue: &std_mpsc::Receiver<Task>,
     events: &mpsc::Sender<T>,
@@ -97,7 +102,9 @@ fn run<T: From<EngineEvent>>(
     while let Ok(task) = queue.recv() {
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
-        let result = step(&mut *engine, task, watch_layers, events, &mut times);
+        let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
+        masks.begin(step_id, sequences);
+        let result = step(&mut *engine, &mut masks, task, watch_layers, events, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
         let done = EngineEvent::StepDone { step: step_id, result, elapsed, slice, layers_ended };
@@ -109,6 +116,7 @@ fn run<T: From<EngineEvent>>(
 
 fn step<T: From<EngineEvent>>(
     engine: &mut dyn Engine,
+    masks: &mut Masks,
     Task { plan: StepPlan { id, sequences, slice }, gates }: Task,
     watch_layers: bool,
     events: &mpsc::Sender<T>,
@@ -117,7 +125,7 @@ fn step<T: From<EngineEvent>>(
     let outputs = match sequences.is_empty() {
         true => Ok(Vec::new()),
         false => {
-            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), events, times);
+            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, events, times);
             (observer.gates, observer.watch_layers) = (gates, watch_layers);
             let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
             let stepped = engine.step(&batch, &mut observer);
@@ -125,7 +133,7 @@ fn step<T: From<EngineEvent>>(
         }
     };
     let with_slice = outputs.and_then(|mut outputs| {
-        let sliced = slice.map(|slice| step_slice(engine, id, slice, events, times)).transpose()?;
+        let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, events, times)).transpose()?;
         outputs.extend(sliced.into_iter().flatten());
         Ok(outputs)
     });
@@ -134,12 +142,13 @@ fn step<T: From<EngineEvent>>(
 
 fn step_slice<T: From<EngineEvent>>(
     engine: &mut dyn Engine,
+    masks: &mut Masks,
     id: StepId,
     StepSlice { sequence, layers, mut hidden }: StepSlice,
     events: &mpsc::Sender<T>,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, EngineError> {
-    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), events, times);
+    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), masks, events, times);
     let slice = LayerSlice { sequence: sequence_step(&sequence), layers, hidden: &mut hidden };
     let began = baton_runtime::now();
     let stepped = engine.step_layers(slice, &mut observer);
@@ -150,7 +159,7 @@ fn step_slice<T: From<EngineEvent>>(
 }
 
 fn empty_output(sequence: &StepSequence) -> StepOutput {
-    StepOutput { key: sequence.key, sampled: None, prompt_logprobs: Vec::new(), hidden: Vec::new() }
+    StepOutput { key: sequence.key, sampled: None, prompt_logprobs: Vec::new(), hidden: Vec::new(), failed: None }
 }
 
 fn sequence_step(sequence: &StepSequence) -> SequenceStep<'_> {
@@ -184,6 +193,7 @@ struct Observer<'a, T> {
     /// Those that it has given up.
     late: Vec<RequestKey>,
     arena: KvArena,
+    masks: &'a mut Masks,
     watch_layers: bool,
     events: &'a mpsc::Sender<T>,
     times: &'a mut StepTimes,
@@ -197,12 +207,13 @@ impl<'a, T> Observer<'a, T> {
         step: StepId,
         sequences: &'a [StepSequence],
         arena: KvArena,
+        masks: &'a mut Masks,
         events: &'a mpsc::Sender<T>,
         times: &'a mut StepTimes,
     ) -> Self {
         let outputs = sequences.iter().map(empty_output).collect();
         let (gates, late) = (Vec::new(), Vec::new());
-        Self { step, sequences, gates, late, arena, watch_layers: false, events, times, outputs, error: None }
+        Self { step, sequences, gates, late, arena, masks, watch_layers: false, events, times, outputs, error: None }
     }
 
     fn outputs(self, stepped: Result<(), EngineError>) -> Result<Vec<StepOutput>, EngineError> {
@@ -217,8 +228,15 @@ impl<'a, T> Observer<'a, T> {
             self.outputs[index].prompt_logprobs.push(logprobs(logits, next, top)?);
         }
         if sequence.is_last_chunk && position + 1 == sequence.range.end {
+            let mask = match sequence.sampling.grammar.as_ref().map(|_| self.masks.take(sequence.key)).transpose() {
+                Ok(mask) => mask,
+                Err(refused) => {
+                    self.outputs[index].failed = Some(refused);
+                    return Ok(());
+                }
+            };
             let (prompt, output) = sequence.tokens.split_at(sequence.prompt_tokens);
-            let sampled = sample(logits, &sequence.sampling, prompt, output)?;
+            let sampled = sample(logits, &sequence.sampling, prompt, output, mask.as_ref().map(Mask::words))?;
             self.outputs[index].sampled = Some((sampled.token, sampled.logprobs));
         }
         Ok(())
@@ -298,7 +316,8 @@ mod tests {
     fn prefixes_that_stall_hold_the_step_up_for_a_bounded_time_and_spoil_themselves_alone() {
         let engine = MockEngine::new(MockOptions::default()).unwrap();
         let (events, mut heard) = mpsc::channel::<EngineEvent>(100);
-        let thread = EngineThread::start(Box::new(engine), true, events).unwrap();
+        let grammars = GrammarCompiler::new(&baton_text::Tokenizer::bytes()).unwrap();
+        let thread = EngineThread::start(Box::new(engine), grammars, true, events).unwrap();
         let mut gates = Vec::new();
         // Eight stall after their first layer, one is lost, one comes.
         let keepers: Vec<_> = (0..8)

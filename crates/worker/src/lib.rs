@@ -16,6 +16,7 @@ mod input;
 mod layer_gate;
 mod lease_desk;
 mod main_fn;
+mod masks;
 mod metrics;
 mod mock;
 mod node;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, KvArena, KvCapacity, MockEngine};
 use baton_formats::{ModelFile, model_name};
+use baton_grammar::GrammarCompiler;
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
@@ -16,6 +17,7 @@ use baton_runtime::{
     Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
 };
 use baton_scheduler::{InvalidConfig, ModelConfig};
+use baton_text::Tokenizer;
 use baton_transfer_engine::{
     ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
     TransportKind,
@@ -105,8 +107,10 @@ async fn serve<R: Role>(
     let grpc = advertised(listener.local_addr()?, &settings);
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
     let (engine_settings, engine_played) = (settings.clone(), played.clone());
-    let load = move || load_engine(&engine_settings, role, engine_played.as_ref());
-    let mut engine = tokio::task::spawn_blocking(load).await.context("loading the model")??;
+    let load = move || -> anyhow::Result<_> {
+        Ok((load_engine(&engine_settings, role, engine_played.as_ref())?, load_grammars(&engine_settings)?))
+    };
+    let (mut engine, grammars) = tokio::task::spawn_blocking(load).await.context("loading the model")??;
     check_shared(settings.transport, &*engine)?;
     let began = baton_runtime::now();
     let profile = match &played {
@@ -116,7 +120,7 @@ async fn serve<R: Role>(
     let chunk_tokens = if role == NodeRole::Prefill { settings.chunk_tokens } else { settings.decode_chunk_tokens };
     let profile = NodeProfile { chunk_tokens, ..profile };
     tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
-    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &*engine, profile));
+    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, (&*engine, grammars.digest()), profile));
     let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
     let view = TransferView::new(transfer.clone(), &descriptor);
     let model = ModelConfig {
@@ -125,7 +129,8 @@ async fn serve<R: Role>(
         vocab_size: info.vocab_size,
     };
     let arena = engine.arena().clone();
-    let engine = EngineThread::start(engine, role == NodeRole::Prefill, inputs.clone()).context("engine thread")?;
+    let engine =
+        EngineThread::start(engine, grammars, role == NodeRole::Prefill, inputs.clone()).context("engine thread")?;
 
     let parts = NodeParts {
         info: Arc::clone(&info),
@@ -253,6 +258,19 @@ fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile
     }
 }
 
+/// Compiles grammars against the model's vocabulary, as the conductor does.
+fn load_grammars(settings: &Settings) -> anyhow::Result<GrammarCompiler> {
+    let bad = |problem: String| BadSetting::invalid("model", problem);
+    let tokenizer = match settings.model.as_deref().filter(|_| settings.engine != "mock") {
+        None => Tokenizer::bytes(),
+        Some(path) => {
+            let file = ModelFile::open(path).map_err(|error| bad(error_chain(&error)))?;
+            Tokenizer::from_model(&file).map_err(|error| bad(error_chain(&error)))?
+        }
+    };
+    Ok(GrammarCompiler::new(&tokenizer).map_err(|error| bad(error.to_string()))?)
+}
+
 /// Names the setting that an engine was refused for.
 fn not_loaded(settings: &Settings, error: EngineError) -> anyhow::Error {
     match error {
@@ -317,7 +335,7 @@ fn node_info(
     role: NodeRole,
     generation: baton_types::Generation,
     grpc: &str,
-    engine: &dyn Engine,
+    (engine, vocabulary): (&dyn Engine, &str),
     profile: NodeProfile,
 ) -> NodeInfo {
     let model = engine.model();
@@ -334,6 +352,7 @@ fn node_info(
         profile,
         copies_prefixes: role == NodeRole::Prefill,
         splits_prompts: true,
+        vocabulary: vocabulary.to_owned(),
     }
 }
 

@@ -24,6 +24,7 @@ impl From<&d::SamplingParams> for w::NodeSampling {
             logit_bias: s.logit_bias.iter().map(|&(token_id, bias)| w::LogitBias { token_id, bias }).collect(),
             min_tokens: s.min_tokens,
             bad_words: s.bad_words.iter().map(|ids| w::TokenIds { ids: ids.clone() }).collect(),
+            grammar: s.grammar.as_deref().unwrap_or_default().to_owned(),
             logprobs: s.logprobs,
             prompt_logprobs: s.prompt_logprobs,
         }
@@ -48,6 +49,7 @@ impl TryFrom<w::NodeSampling> for d::SamplingParams {
             logit_bias: s.logit_bias.into_iter().map(|entry| (entry.token_id, entry.bias)).collect(),
             min_tokens: s.min_tokens,
             bad_words: s.bad_words.into_iter().map(|word| word.ids).collect(),
+            grammar: Some(s.grammar).filter(|grammar| !grammar.is_empty()).map(Into::into),
             logprobs: s.logprobs,
             prompt_logprobs: s.prompt_logprobs,
         };

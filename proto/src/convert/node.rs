@@ -96,6 +96,7 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             profile: Some((&info.profile).into()),
             copies_prefixes: info.copies_prefixes,
             splits_prompts: info.splits_prompts,
+            vocabulary: info.vocabulary.clone(),
         }
     }
 }
@@ -122,6 +123,7 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             profile: info.profile.unwrap_or_default().into(),
             copies_prefixes: info.copies_prefixes,
             splits_prompts: info.splits_prompts,
+            vocabulary: info.vocabulary,
         })
     }
 }

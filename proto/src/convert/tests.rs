@@ -37,10 +37,13 @@ fn sampling() -> impl Strategy<Value = d::SamplingParams> {
         prop::collection::vec(any::<u32>(), 0..4),
         prop::option::of(0u32..=20),
         (prop::collection::vec((any::<u32>(), -100.0f32..=100.0), 0..4), any::<u32>()),
-        prop::collection::vec(prop::collection::vec(any::<u32>(), 1..4), 0..4),
+        (
+            prop::collection::vec(prop::collection::vec(any::<u32>(), 1..4), 0..4),
+            prop::option::of("[a-z]{1,8}".prop_map(Into::into)),
+        ),
     )
-        .prop_map(|(temperature, top_k, top_p, seed, max_tokens, stop_token_ids, logprobs, biased, bad_words)| {
-            let (logit_bias, min_tokens) = biased;
+        .prop_map(|(temperature, top_k, top_p, seed, max_tokens, stop_token_ids, logprobs, biased, formed)| {
+            let ((logit_bias, min_tokens), (bad_words, grammar)) = (biased, formed);
             d::SamplingParams {
                 temperature,
                 top_k,
@@ -51,6 +54,7 @@ fn sampling() -> impl Strategy<Value = d::SamplingParams> {
                 logit_bias,
                 min_tokens,
                 bad_words,
+                grammar,
                 logprobs,
                 ..Default::default()
             }

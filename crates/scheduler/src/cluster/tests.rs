@@ -48,6 +48,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         profile,
         copies_prefixes: true,
         splits_prompts: true,
+        vocabulary: String::new(),
     }
 }
 

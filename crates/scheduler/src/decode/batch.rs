@@ -120,6 +120,7 @@ impl DecodeCore {
         result: Result<Option<StepOutput>, &Refused>,
     ) -> Option<StepOutput> {
         match result {
+            Ok(Some(StepOutput { failed: Some(refused), .. })) => self.fail(key, refused),
             Ok(Some(output)) if output.sampled.is_some() == is_last => return Some(output),
             Ok(output) => {
                 let sampled = output.and_then(|output| output.sampled);

@@ -133,6 +133,9 @@ impl PrefillCore {
         let Some(output) = output else {
             return self.end(key, Some(failed(ErrorKind::Internal, "the step gave no output for the request".into())));
         };
+        if let Some(Refused { kind, message }) = output.failed {
+            return self.end(key, Some(failed(kind, message)));
+        }
         request.num_computed_tokens = range.end;
         request.prompt_logprobs.extend(output.prompt_logprobs);
         let is_last = range.end == request.prompt_tokens();

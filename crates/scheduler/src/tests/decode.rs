@@ -136,6 +136,7 @@ impl Node {
             sampled: Some((token, None)),
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
+            failed: None,
         };
         let outputs = plan.sequences.iter().map(|sequence| output(sequence.key)).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
@@ -475,6 +476,7 @@ impl Node {
             sampled: sequence.is_last_chunk.then_some((token, None)),
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
+            failed: None,
         };
         let outputs = plan.sequences.iter().map(output).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));

@@ -51,6 +51,7 @@ impl Node {
             sampled: Some((41, None)),
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
+            failed: None,
         };
         self.now(|core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
         Some((sequence.key, sequence.range.clone()))

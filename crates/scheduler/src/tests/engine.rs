@@ -47,6 +47,7 @@ pub fn outputs(plan: &StepPlan) -> Vec<StepOutput> {
             _ => Vec::new(),
         },
         hidden: Vec::new(),
+        failed: None,
     };
     let slice = plan.slice.iter().map(|slice| {
         let is_last = slice.layers.end == NUM_LAYERS;

@@ -100,7 +100,13 @@ fn the_same_at_a_decode_node() {
     let mut node = Decode(DecodeCore::new(config).unwrap(), Instant::now());
     node.0.on_submit(node.1, job(0, 0..16, 1));
     let plan = node.step().unwrap();
-    let output = StepOutput { key: key(0), sampled: Some((41, None)), prompt_logprobs: Vec::new(), hidden: Vec::new() };
+    let output = StepOutput {
+        key: key(0),
+        sampled: Some((41, None)),
+        prompt_logprobs: Vec::new(),
+        hidden: Vec::new(),
+        failed: None,
+    };
     node.0.on_step_done(node.1, plan.id, Ok(vec![output]));
     let first = node.lease(lease(7, 0..16)).unwrap();
     node.0.on_submit(node.1, job(1, 5..45, 1));

@@ -124,6 +124,7 @@ impl Node {
             sampled: sequence.is_last_chunk.then_some((token, None)),
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
+            failed: None,
         });
         let outputs = outputs.collect();
         self.after(time, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
@@ -253,6 +254,7 @@ fn prompt_logprobs_bypass_the_cache_and_come_with_the_first_token() {
             sampled: sequence.is_last_chunk.then_some((7, None)),
             prompt_logprobs: vec![Default::default(); expected.len()],
             hidden: Vec::new(),
+            failed: None,
         };
         node.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
     }

@@ -87,6 +87,7 @@ impl NodeConfig {
             profile: self.profile,
             copies_prefixes: self.role == NodeRole::Prefill,
             splits_prompts: true,
+            vocabulary: String::new(),
         }
     }
 

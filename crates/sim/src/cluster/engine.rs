@@ -117,6 +117,7 @@ impl Running {
             }),
             prompt_logprobs: Vec::new(),
             hidden,
+            failed: None,
         };
         let whole = self.plan.sequences.iter().map(|sequence| output(sequence, true, Vec::new()));
         // A slice's hidden numbers are opaque to the cores.

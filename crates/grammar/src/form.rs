@@ -1,0 +1,99 @@
+//! Forms of an answer, as grammars.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use crate::GrammarError;
+
+/// Most white space between two tokens of JSON. Without a bound a model can write spaces for ever.
+const WHITE_SPACE: &str = r"[ \t\n\r]{1,24}";
+/// Fields of a schema that speak to the library and not of the answer.
+const OPTIONS: &str = "x-guidance";
+
+/// The form of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Form {
+    /// A JSON object.
+    JsonObject,
+    /// JSON of a schema.
+    JsonSchema(String),
+    /// A text that the whole regular expression matches.
+    Regex(String),
+    /// A grammar in llguidance's dialect of Lark; its rule `start`.
+    Lark(String),
+    /// One of these texts.
+    Choices(Vec<String>),
+}
+
+impl Form {
+    /// What a rule of a Lark grammar is to be: `answer: ` and this.
+    ///
+    /// # Errors
+    /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
+    pub fn rule(&self) -> Result<String, GrammarError> {
+        match self {
+            Self::JsonObject => Ok(json_rule(json!({ "type": "object" }))),
+            Self::JsonSchema(schema) => schema_rule(schema),
+            Self::Regex(regex) if whole(regex).is_empty() => {
+                Err(GrammarError::Invalid("the regex is empty".to_owned()))
+            }
+            Self::Regex(regex) => Ok(format!("%lark {{\nstart: /{}/\n}}", escaped_regex(whole(regex)))),
+            Self::Lark(grammar) => Ok(format!("%lark {{\n{grammar}\n}}")),
+            Self::Choices(texts) if texts.is_empty() => Err(GrammarError::Invalid("there is no choice".to_owned())),
+            Self::Choices(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| lark_string(text)).collect();
+                Ok(format!("({})", texts.join(" | ")))
+            }
+        }
+    }
+}
+
+/// JSON of a schema as a rule.
+fn schema_rule(schema: &str) -> Result<String, GrammarError> {
+    let invalid = |problem: String| GrammarError::Invalid(format!("the schema {problem}"));
+    match serde_json::from_str(schema) {
+        Ok(Value::Object(schema)) => Ok(json_rule(Value::Object(schema))),
+        // Any JSON.
+        Ok(Value::Bool(true)) => Ok(json_rule(Value::Object(Map::new()))),
+        Ok(_) => Err(invalid("is no JSON object".to_owned())),
+        Err(error) => Err(invalid(format!("is no JSON: {error}"))),
+    }
+}
+
+fn json_rule(mut schema: Value) -> String {
+    if let Value::Object(fields) = &mut schema {
+        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    format!("%json {schema}")
+}
+
+/// A text as a literal of Lark.
+pub fn lark_string(text: &str) -> String {
+    // Lark's strings are those of JSON.
+    Value::from(text).to_string()
+}
+
+/// Without the anchors that it has in any case.
+fn whole(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    regex.strip_suffix('$').filter(|before| !before.ends_with('\\')).unwrap_or(regex)
+}
+
+/// A regular expression between slashes.
+fn escaped_regex(regex: &str) -> String {
+    let mut escaped = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => escaped.push_str("\\/"),
+            '\n' => escaped.push_str("\\n"),
+            c => {
+                // Nothing is ever written that `String` cannot take.
+                let _ = escaped.write_char(c);
+            }
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    escaped
+}

@@ -1,0 +1,72 @@
+//! One output's way through its grammar.
+
+use baton_types::TokenId;
+use llguidance::Matcher as Inner;
+use toktrie::SimpleVob;
+
+use crate::GrammarError;
+
+/// Which tokens may come next.
+#[derive(Debug, Clone)]
+pub struct Mask(pub(crate) SimpleVob);
+
+impl Mask {
+    /// A bit per token, from the lowest bit of the first word on. Tokens beyond its end may not come.
+    pub fn words(&self) -> &[u32] {
+        self.0.as_slice()
+    }
+
+    /// Whether this token may come.
+    pub fn allows(&self, token: TokenId) -> bool {
+        (token as usize) < self.0.len() && self.0.is_allowed(token)
+    }
+}
+
+/// One output's way through its grammar.
+#[derive(Clone)]
+pub struct Matcher {
+    inner: Inner,
+    taken: usize,
+}
+
+impl Matcher {
+    pub(crate) fn new(inner: Inner) -> Self {
+        Self { inner, taken: 0 }
+    }
+
+    /// How many tokens it has taken.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Takes the next tokens of the output.
+    ///
+    /// # Errors
+    /// One of them is none that [`Self::mask`] allows.
+    pub fn take(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.inner.consume_tokens(tokens).map_err(|error| stuck(&error))?;
+        self.taken += tokens.len();
+        Ok(())
+    }
+
+    /// Which tokens may come next: the end tokens alone where the grammar is at its end.
+    ///
+    /// # Errors
+    /// To find out costs more than it may, or nothing may.
+    pub fn mask(&mut self) -> Result<Mask, GrammarError> {
+        let mask = self.inner.compute_mask_or_eos().map_err(|error| stuck(&error))?;
+        if mask.is_zero() {
+            return Err(GrammarError::Stuck("no token may come next".to_owned()));
+        }
+        Ok(Mask(mask))
+    }
+}
+
+/// The library's errors end with its whole state.
+fn stuck(error: &impl std::fmt::Display) -> GrammarError {
+    GrammarError::Stuck(first_line(&error.to_string()))
+}
+
+pub(crate) fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(512).collect()
+}

@@ -1,0 +1,192 @@
+//! Masks of structured output, made on a thread of their own while the engine computes what they are for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use baton_grammar::{GrammarCompiler, GrammarError, Mask, Matcher};
+use baton_scheduler::{StepId, StepSequence};
+use baton_types::{ErrorKind, Refused, RequestKey, TokenId};
+
+/// Steps that may wait for the thread: the engine has one in hand.
+const QUEUED_STEPS: usize = 2;
+/// An output that no step was for in so many is forgotten: should it go on, its way through the grammar is made again.
+const KEPT_STEPS: u64 = 64;
+
+/// What a step wants of the thread.
+type StepMasks = (StepId, Vec<Wanted>);
+/// What the thread made.
+type Made = (StepId, RequestKey, Result<Mask, GrammarError>);
+
+/// The mask of one sequence.
+struct Wanted {
+    key: RequestKey,
+    grammar: Arc<str>,
+    tokens: Arc<Vec<TokenId>>,
+    prompt_tokens: usize,
+    /// A prompt that goes on in a later step wants its grammar compiled by then.
+    draws: bool,
+}
+
+/// Makes masks. Dropping it ends the thread.
+pub(crate) struct Masks {
+    wanted: mpsc::SyncSender<StepMasks>,
+    made: mpsc::Receiver<Made>,
+    step: StepId,
+    ready: HashMap<RequestKey, Result<Mask, GrammarError>>,
+}
+
+impl Masks {
+    /// Starts the thread.
+    pub(crate) fn start(compiler: GrammarCompiler) -> std::io::Result<Self> {
+        let (wanted, queue) = mpsc::sync_channel(QUEUED_STEPS);
+        let (done, made) = mpsc::channel();
+        std::thread::Builder::new().name("masks".into()).spawn(move || run(&compiler, &queue, &done))?;
+        Ok(Self { wanted, made, step: StepId(0), ready: HashMap::new() })
+    }
+
+    /// A step begins: its masks are made from now on.
+    pub(crate) fn begin<'a>(&mut self, step: StepId, sequences: impl Iterator<Item = &'a StepSequence>) {
+        (self.step, self.ready) = (step, HashMap::new());
+        let wanted: Vec<_> = sequences.filter_map(wanted).collect();
+        if !wanted.is_empty() {
+            // A thread that is gone gives no masks, and whoever waits for one is told.
+            let _ = self.wanted.send((step, wanted));
+        }
+    }
+
+    /// The mask of a sequence of this step, once it is made.
+    pub(crate) fn take(&mut self, key: RequestKey) -> Result<Mask, Refused> {
+        let refused = |message| Refused { kind: ErrorKind::Internal, message };
+        loop {
+            if let Some(made) = self.ready.remove(&key) {
+                return made.map_err(|error| refused(error.to_string()));
+            }
+            let (step, key, mask) =
+                self.made.recv().map_err(|_| refused("the thread that makes masks is gone".to_owned()))?;
+            // Of a step before: a sequence that drew no token after all.
+            if step == self.step {
+                self.ready.insert(key, mask);
+            }
+        }
+    }
+}
+
+fn wanted(sequence: &StepSequence) -> Option<Wanted> {
+    Some(Wanted {
+        key: sequence.key,
+        grammar: sequence.sampling.grammar.clone()?,
+        tokens: Arc::clone(&sequence.tokens),
+        prompt_tokens: sequence.prompt_tokens,
+        draws: sequence.is_last_chunk,
+    })
+}
+
+/// An output on its way.
+struct Held {
+    matcher: Matcher,
+    used: StepId,
+}
+
+fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mpsc::Sender<Made>) {
+    let mut held: HashMap<RequestKey, Held> = HashMap::new();
+    while let Ok((step, wanted)) = queue.recv() {
+        for wanted in wanted {
+            let (key, draws) = (wanted.key, wanted.draws);
+            let mask = mask(compiler, &mut held, step, wanted);
+            if draws && made.send((step, key, mask)).is_err() {
+                return;
+            }
+        }
+        held.retain(|_, held| held.used.0 + KEPT_STEPS > step.0);
+    }
+}
+
+/// Brings an output's matcher up to its last token. The step's tokens are let go before its mask is known: the core appends to them in place.
+fn mask(
+    compiler: &GrammarCompiler,
+    held: &mut HashMap<RequestKey, Held>,
+    step: StepId,
+    Wanted { key, grammar, tokens, prompt_tokens, draws }: Wanted,
+) -> Result<Mask, GrammarError> {
+    let output = &tokens[prompt_tokens..];
+    let known = held.remove(&key).map(|held| held.matcher).filter(|matcher| matcher.taken() <= output.len());
+    let mut matcher = known.map_or_else(|| compiler.compile(&grammar), Ok)?;
+    let taken = matcher.taken();
+    matcher.take(&output[taken..])?;
+    // Of a prompt that goes on, nobody asks for it.
+    let mask = if draws { matcher.mask() } else { Err(GrammarError::Stuck(String::new())) };
+    held.insert(key, Held { matcher, used: step });
+    mask
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_grammar::Form;
+    use baton_text::Tokenizer;
+    use baton_types::{Attempt, RequestId, SamplingParams};
+
+    use super::*;
+
+    fn sequence(n: u128, output: &str, grammar: Option<&str>) -> StepSequence {
+        let prompt = [1, 2, 3];
+        let tokens: Vec<_> = prompt.into_iter().chain(output.bytes().map(u32::from)).collect();
+        StepSequence {
+            key: RequestKey { request: RequestId(n), attempt: Attempt(0) },
+            range: tokens.len() - 1..tokens.len(),
+            tokens: Arc::new(tokens),
+            prompt_tokens: prompt.len(),
+            block_table: Arc::new(Vec::new()),
+            logits: baton_scheduler::LogitsWanted::Last,
+            zero_tail: None,
+            sampling: Arc::new(SamplingParams { grammar: grammar.map(Into::into), ..SamplingParams::default() }),
+            is_last_chunk: true,
+            awaits_prefix: false,
+        }
+    }
+
+    fn masks() -> Masks {
+        Masks::start(GrammarCompiler::new(&Tokenizer::bytes()).unwrap()).unwrap()
+    }
+
+    fn allowed(mask: &Mask) -> String {
+        (0..=255).filter(|&byte: &u8| mask.allows(byte.into())).map(char::from).collect()
+    }
+
+    #[test]
+    fn masks_follow_the_output_wherever_it_comes_from() {
+        let grammar = format!("start: {}", Form::Choices(vec!["one".into(), "other".into()]).rule().unwrap());
+        let mut masks = masks();
+        for (step, (output, next)) in
+            [("", "o"), ("o", "nt"), ("ot", "h"), ("other", ""), ("o", "nt")].into_iter().enumerate()
+        {
+            let of = sequence(7, output, Some(&grammar));
+            masks.begin(StepId(step as u64), [&of, &sequence(8, "x", None)].into_iter());
+            let mask = masks.take(of.key).unwrap();
+            assert_eq!(allowed(&mask), next, "{output}");
+            assert_eq!(Arc::strong_count(&of.tokens), 1, "let go before the mask is known");
+        }
+        // Seen for the first time in the middle.
+        let of = sequence(9, "oth", Some(&grammar));
+        masks.begin(StepId(70), std::iter::once(&of));
+        assert_eq!(allowed(&masks.take(of.key).unwrap()), "e");
+    }
+
+    #[test]
+    fn one_that_fails_fails_alone() {
+        let mut masks = masks();
+        let (bad, strays, good) = (
+            sequence(1, "", Some("start: (")),
+            sequence(2, "b", Some("start: \"a\"")),
+            sequence(3, "", Some("start: \"a\"")),
+        );
+        masks.begin(StepId(1), [&bad, &strays, &good].into_iter());
+        assert!(masks.take(bad.key).is_err());
+        assert_eq!(masks.take(strays.key).unwrap_err().kind, ErrorKind::Internal);
+        assert_eq!(allowed(&masks.take(good.key).unwrap()), "a");
+        // What nobody took is not taken for another step's.
+        masks.begin(StepId(2), [&good].into_iter());
+        masks.begin(StepId(3), [&good].into_iter());
+        assert_eq!(allowed(&masks.take(good.key).unwrap()), "a");
+    }
+}
