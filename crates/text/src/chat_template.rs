@@ -14,6 +14,7 @@ use crate::date::strftime;
 use crate::error::TextError;
 use crate::guard::{Guard, Marker};
 use crate::model_folder;
+use crate::output::OutputFormat;
 use crate::special::without;
 use crate::tojson::tojson;
 use crate::tokenizer::Tokenizer;
@@ -60,6 +61,7 @@ pub struct ChatTemplate {
     eos_token: String,
     guard: Arc<Guard>,
     arguments: Arguments,
+    output_format: Arc<OutputFormat>,
 }
 
 impl fmt::Debug for ChatTemplate {
@@ -92,6 +94,7 @@ impl ChatTemplate {
             eos_token: tokenizer.token_text(tokenizer.eos_ids().first().copied()),
             guard: Arc::new(guard),
             arguments: Arguments::of(source),
+            output_format: Arc::new(OutputFormat::detect(source, tokenizer)),
         })
     }
 
@@ -109,6 +112,11 @@ impl ChatTemplate {
         self.bos_token = bos_token.to_owned();
         self.eos_token = eos_token.to_owned();
         self
+    }
+
+    /// How the model writes its answers, as the template shows.
+    pub fn output_format(&self) -> &OutputFormat {
+        &self.output_format
     }
 
     /// The prompt of a conversation. `strftime_now` is not defined, so that the text does not depend on the day and prefixes stay reusable.

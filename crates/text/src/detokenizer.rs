@@ -29,13 +29,21 @@ impl Default for DecodeOptions {
 pub struct Detokenizer {
     vocabulary: Arc<Vocabulary>,
     skip_special: bool,
+    /// Special tokens that are not left out; few.
+    shown: Vec<TokenId>,
     drop_space: bool,
     utf8: Utf8Stream,
 }
 
 impl Detokenizer {
     pub(crate) fn new(vocabulary: Arc<Vocabulary>, skip_special: bool, drop_space: bool) -> Self {
-        Self { vocabulary, skip_special, drop_space, utf8: Utf8Stream::default() }
+        Self { vocabulary, skip_special, shown: Vec::new(), drop_space, utf8: Utf8Stream::default() }
+    }
+
+    /// Shows these special tokens, even if others are left out.
+    pub(crate) fn showing(mut self, tokens: &[TokenId]) -> Self {
+        self.shown = tokens.to_vec();
+        self
     }
 
     /// Takes a token in; returns the text that is final now. A token whose last character is not whole yet is held back; a token beyond the vocabulary has no
@@ -54,7 +62,7 @@ impl Detokenizer {
     }
 
     pub(crate) fn push_to(&mut self, token: TokenId, out: &mut String) {
-        if self.skip_special && self.vocabulary.is_special(token) {
+        if self.skip_special && self.vocabulary.is_special(token) && !self.shown.contains(&token) {
             return;
         }
         let mut bytes = self.vocabulary.bytes(token).unwrap_or_default();
@@ -127,5 +135,7 @@ mod tests {
         assert_eq!(Detokenizer::new(vocabulary(), false, false).push(263), "<|end|>");
         assert_eq!(Detokenizer::new(vocabulary(), true, false).push(263), "");
         assert_eq!(Detokenizer::new(vocabulary(), true, false).push(9999), "");
+        assert_eq!(Detokenizer::new(vocabulary(), true, false).showing(&[262, 263]).push(263), "<|end|>");
+        assert_eq!(Detokenizer::new(vocabulary(), true, false).showing(&[262]).push(263), "");
     }
 }

@@ -1,4 +1,4 @@
-//! From text to tokens and back: tokenizers, chat templates, incremental detokenization and stop strings.
+//! From text to tokens and back: tokenizers, chat templates, incremental detokenization, stop strings, and the reasoning and tool calls in an output.
 //!
 //! The tokenizer comes from a model file: GGUF metadata (byte-level BPE or SentencePiece) or the `tokenizer.json` next to safetensors. [`Tokenizer::bytes`]
 //! needs no file and goes with the mock engine.
@@ -22,6 +22,7 @@ mod gguf;
 mod guard;
 mod hugging_face;
 mod model_folder;
+mod output;
 mod pre_tokenizer;
 mod sentencepiece;
 mod special;
@@ -36,5 +37,6 @@ pub use chat_template::{ChatTemplate, MOCK_CHAT_TEMPLATE, RenderedPrompt};
 pub use conversation::{ChatMessage, Conversation, ToolCall};
 pub use detokenizer::{DecodeOptions, Detokenizer};
 pub use error::TextError;
+pub use output::{MAX_HELD_BYTES, OutputEvent, OutputFormat, OutputParser, ReasoningMarks, ToolCallFormat};
 pub use stop::{MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, StopOutcome, StopStrings};
 pub use tokenizer::{DEFAULT_MAX_BYTES, EncodeOptions, Tokenizer};

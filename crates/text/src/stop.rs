@@ -62,14 +62,14 @@ impl StopStrings {
                 return StopOutcome::Stopped { text_before: std::mem::take(&mut self.held), matched };
             }
         }
-        let hold = self.automata.iter().map(|automaton| automaton.matched).max().unwrap_or(0);
+        let hold = self.automata.iter().map(Automaton::matched).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - hold);
         StopOutcome::Emit(std::mem::replace(&mut self.held, rest))
     }
 
     /// The text ended: what was held back was no stop string.
     pub fn finish(&mut self) -> String {
-        self.automata.iter_mut().for_each(|automaton| automaton.matched = 0);
+        self.automata.iter_mut().for_each(Automaton::reset);
         std::mem::take(&mut self.held)
     }
 
@@ -89,7 +89,7 @@ impl StopStrings {
 /// Knuth, Morris and Pratt's: `matched` is the length of the longest end of the text that a stop string begins with. Both are UTF-8, so that end begins at a
 /// character.
 #[derive(Debug, Clone)]
-struct Automaton {
+pub(crate) struct Automaton {
     stop: Vec<u8>,
     /// Of each prefix: the longest proper prefix that it ends with.
     borders: Vec<usize>,
@@ -97,7 +97,7 @@ struct Automaton {
 }
 
 impl Automaton {
-    fn new(stop: &[u8]) -> Self {
+    pub(crate) fn new(stop: &[u8]) -> Self {
         let mut borders = vec![0; stop.len()];
         let mut border = 0;
         for end in 1..stop.len() {
@@ -110,8 +110,18 @@ impl Automaton {
         Self { stop: stop.to_vec(), borders, matched: 0 }
     }
 
+    /// Length of the longest end of the text that the stop string begins with.
+    pub(crate) fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// Forgets the text.
+    pub(crate) fn reset(&mut self) {
+        self.matched = 0;
+    }
+
     /// Whether the stop string ends at this byte.
-    fn step(&mut self, byte: u8) -> bool {
+    pub(crate) fn step(&mut self, byte: u8) -> bool {
         if self.matched == self.stop.len() {
             self.matched = self.borders[self.matched - 1];
         }

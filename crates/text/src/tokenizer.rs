@@ -147,6 +147,12 @@ impl Tokenizer {
         self.detokenizer_with(DecodeOptions::default())
     }
 
+    /// As [`detokenizer`](Self::detokenizer), but these special tokens are shown by their names: the marks of an
+    /// [`OutputFormat`](crate::OutputFormat).
+    pub fn detokenizer_showing(&self, shown: &[TokenId]) -> Detokenizer {
+        self.detokenizer().showing(shown)
+    }
+
     /// A detokenizer that starts here.
     pub fn detokenizer_with(&self, options: DecodeOptions) -> Detokenizer {
         let drop_space = options.starts_text && self.parts.space_prefix;
@@ -157,6 +163,15 @@ impl Tokenizer {
     pub(crate) fn token_text(&self, id: Option<TokenId>) -> String {
         let bytes = id.and_then(|id| self.token_bytes(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// Special tokens that have one of these names. Looks at the whole vocabulary.
+    pub(crate) fn special_tokens_named(&self, names: &[&str]) -> Vec<TokenId> {
+        let is_named = |id: &TokenId| {
+            self.is_special(*id)
+                && self.token_bytes(*id).is_some_and(|bytes| names.iter().any(|name| name.as_bytes() == bytes))
+        };
+        (0..self.vocab_size()).filter(is_named).collect()
     }
 
     /// Number of tokens. The model's embedding may have a few rows more.
