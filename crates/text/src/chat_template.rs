@@ -12,6 +12,7 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use crate::conversation::{Arguments, Conversation, json_value, message_value};
 use crate::date::strftime;
 use crate::error::TextError;
+use crate::generation_tag;
 use crate::guard::{Guard, Marker};
 use crate::model_folder;
 use crate::output::OutputFormat;
@@ -85,7 +86,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", raise_exception);
         environment
-            .add_template_owned(NAME, source.to_owned())
+            .add_template_owned(NAME, generation_tag::replaced(source).into_owned())
             .map_err(|error| TextError::Template(describe(&error)))?;
         let guard = Guard::new(tokenizer.added().to_vec())?;
         Ok(Self {
@@ -228,6 +229,7 @@ mod tests {
 
     use super::*;
     use crate::conversation::{ChatMessage, ToolCall};
+    use crate::output::{ReasoningMarks, ToolCallFormat};
 
     fn conversation(pairs: &[(&str, &str)]) -> Conversation {
         let message = |&(role, content): &(&str, &str)| ChatMessage {
@@ -277,6 +279,26 @@ mod tests {
         let json = render("{{ messages[0] | tojson }}{{ [1, {}, 'a'] | tojson }}").unwrap();
         assert_eq!(json, r#"{"role": "user", "content": "Hi <b> \"é\""}[1, {}, "a"]"#);
         assert_eq!(render("{{ {'a': [1, 2]} | tojson(indent=2) }}").unwrap(), "{\n  \"a\": [\n    1,\n    2\n  ]\n}");
+    }
+
+    #[test]
+    fn generation_tags_render_what_is_between() {
+        let source = "{% for m in messages %}\n    {%- if m.role == 'assistant' %}\n        {%- generation %}\n{% set x = 'inside' %}\n{{ m.content + eos_token }}\n        {%- endgeneration -%}\n    {% else %}\n{{ m.content[:2] }}:{{ x }}\n    {%- endif %}\n{%- endfor %}";
+        assert_eq!(render(source).unwrap(), "Hi:Yes.</s>");
+        let in_tag = "{{ messages | length }}{%- generation -%} {{ messages[1].content }} {%- endgeneration -%} !";
+        assert_eq!(render(in_tag).unwrap(), "2Yes.!");
+        assert_eq!(render("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}[{{ x }}]").unwrap(), "1[]");
+        assert!(render("{% generation %}x").is_err());
+    }
+
+    #[test]
+    fn the_format_of_answers_is_the_templates() {
+        let format = template("{% if tools %}<tool_call>{% endif %}<think>\n").unwrap().output_format().clone();
+        assert_eq!(
+            (format.tool_calls(), format.reasoning()),
+            (Some(ToolCallFormat::Hermes), Some(ReasoningMarks::Think))
+        );
+        assert_eq!(template(MOCK_CHAT_TEMPLATE).unwrap().output_format(), &OutputFormat::default());
     }
 
     #[test]

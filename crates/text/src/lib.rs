@@ -18,6 +18,7 @@ mod date;
 mod detokenizer;
 mod end_tokens;
 mod error;
+mod generation_tag;
 mod gguf;
 mod guard;
 mod hugging_face;

@@ -309,6 +309,43 @@ fn formats_are_detected_by_what_templates_spell() {
     assert_eq!(detected(crate::MOCK_CHAT_TEMPLATE), (None, None));
 }
 
+/// A tokenizer whose only tokens are marks: special ones, but for the last.
+fn tokenizer(marks: &[&str]) -> Tokenizer {
+    let added = (0..).zip(marks).map(|(id, mark)| {
+        serde_json::json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": id + 1 < marks.len()})
+    });
+    let json = serde_json::json!({"version": "1.0", "added_tokens": added.collect::<Vec<_>>(), "decoder": {"type": "ByteLevel",
+        "add_prefix_space": false, "trim_offsets": true, "use_regex": true}, "model": {"type": "BPE", "vocab": {}, "merges": []}});
+    Tokenizer::from_tokenizer_json(&serde_json::to_vec(&json).unwrap()).unwrap()
+}
+
+#[test]
+fn special_tokens_that_are_marks_are_shown() {
+    let tokenizer = tokenizer(&["</s>", "[TOOL_CALLS]", "<tool_call>", "[ARGS]", "[THINK]", "[/THINK]"]);
+    let format = OutputFormat::detect(MAGISTRAL_TEMPLATE, &tokenizer);
+    assert_eq!(format.shown_tokens(), [1, 3, 4], "not those of other formats, and not text");
+    let mut detokenizer = tokenizer.detokenizer_showing(format.shown_tokens());
+    let text: String = (0..6).map(|token| detokenizer.push(token)).collect();
+    assert_eq!(text, "[TOOL_CALLS][ARGS][THINK][/THINK]");
+}
+
+#[test]
+fn a_prompt_that_ends_with_the_mark_starts_in_reasoning() {
+    let tokenizer = tokenizer(&["<|im_end|>", "<think>"]);
+    let starts = |end: &str| {
+        let source = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned() + end;
+        let template = crate::ChatTemplate::from_source(&source, &tokenizer).unwrap();
+        let message = crate::ChatMessage { role: "user".into(), content: "x <think>".into(), ..Default::default() };
+        let prompt = template.render(&crate::Conversation::new(vec![message])).unwrap();
+        template.output_format().starts_in_reasoning(&prompt)
+    };
+    assert!(starts("<think>") && starts("<|im_end|>assistant\n<think>\n"));
+    assert!(!starts("<think>\n\n</think>\n\n"));
+    assert!(!starts("{# <think> #}"), "what a user says is no mark");
+    assert!(!starts(""));
+}
+
 /// Text that is nearly a call, or one.
 fn adversarial() -> impl Strategy<Value = String> {
     let parts = [
