@@ -4,18 +4,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{
     Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
 };
-use baton_text::StopStrings;
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::GenerateError;
-use crate::live::{EnterError, LiveRequests};
+use crate::live::{EnterError, Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
+use crate::other_answers::{Decodes, OtherAnswers};
 use crate::output::OutputText;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
 use crate::records::Records;
@@ -28,6 +29,9 @@ const TOKENIZE_INLINE_BYTES: usize = 2048;
 /// Responses that may wait for a client to read; further events of the request wait in front of it, and they are bounded by its `max_tokens`.
 const QUEUED_RESPONSES: usize = 64;
 
+/// Most answers of a request.
+const MAX_ANSWERS: u32 = 128;
+
 /// One message to a client.
 pub struct Outgoing {
     /// The message, or the error that ends the request.
@@ -38,6 +42,14 @@ pub struct Outgoing {
 
 /// What the front door sends to one client.
 pub type Responses = mpsc::Receiver<Outgoing>;
+
+/// A request that was taken in.
+struct Admitted {
+    relay: Relay,
+    /// If more than one answer is wanted.
+    others: Option<OtherAnswers>,
+    responses: Responses,
+}
 
 /// Bounds of the front door.
 #[derive(Debug, Clone, Copy)]
@@ -140,8 +152,12 @@ impl FrontDoor {
         let outcome = self.admit(request, arrived).await;
         self.metrics.on_admission(&outcome);
         self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
-        let (mut relay, responses) = outcome?;
+        let Admitted { mut relay, others, responses } = outcome?;
         self.tasks.spawn_request("relay", async move { relay.run().await });
+        if let Some(others) = others {
+            let door = Arc::clone(self);
+            self.tasks.spawn_request("other answers", async move { others.run(&door).await });
+        }
         Ok(responses)
     }
 
@@ -149,7 +165,7 @@ impl FrontDoor {
         self: &Arc<Self>,
         request: v1::GenerateRequest,
         arrived: Instant,
-    ) -> Result<(Relay, Responses), GenerateError> {
+    ) -> Result<Admitted, GenerateError> {
         if self.shutdown.phase() >= Phase::Draining {
             return Err(RequestError::GoingDown.into());
         }
@@ -158,23 +174,40 @@ impl FrontDoor {
         }
         // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
         self.model.check_size(&request)?;
-        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
-        let entry = self.live.enter(id, &request.idempotency_key).map_err(|error| self.cannot_enter(error))?;
-        let mut checked = self.check(request).await?;
-        let stops = std::mem::take(&mut checked.stop);
-        let stops = StopStrings::new(&stops).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
-        let text = OutputText::new(self.model.tokenizer.detokenizer(), stops, checked.sampling.min_tokens);
-        let job = self.job(id, checked)?;
+        let entry = self.enter(&request.idempotency_key)?;
+        let more = (1..check_n(request.n)?).map(|_| self.enter("")).collect::<Result<Vec<_>, _>>()?;
+        let checked = self.check(request).await?;
+        let text = OutputText::new(&self.model.tokenizer, &checked)?;
+        let job = self.job(entry.request(), checked)?;
         let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());
-        let record = self.records.open(id, job.tokens.len() as u32, job.sampling.max_tokens);
-        let core = RequestCore::new(self.clock.now(), arrived, job, self.limits.request);
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let mut relay = Relay::new(Arc::clone(self), core, text, record, entry, out);
+        let (others, decodes) = OtherAnswers::new(more, &job, &text, &out).unzip();
+        let mut relay = self.relay((0, decodes), arrived, job, text, entry, out);
         relay.admitted().await?;
         if observed {
             self.hot_prefixes().observe(self.clock.now(), &hashes);
         }
-        Ok((relay, responses))
+        Ok(Admitted { relay, others, responses })
+    }
+
+    fn enter(&self, idempotency_key: &str) -> Result<Entry, GenerateError> {
+        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+        self.live.enter(id, idempotency_key).map_err(|error| self.cannot_enter(error))
+    }
+
+    /// The relay of an answer that has not been placed.
+    pub(crate) fn relay(
+        self: &Arc<Self>,
+        (sample, decodes): (u32, Option<Decodes>),
+        arrived: Instant,
+        job: RequestJob,
+        text: OutputText,
+        entry: Entry,
+        out: mpsc::Sender<Outgoing>,
+    ) -> Relay {
+        let record = self.records.open(job.request, job.tokens.len() as u32, job.sampling.max_tokens);
+        let core = RequestCore::new(self.clock.now(), arrived, job, self.limits.request);
+        Relay::new(Arc::clone(self), (sample, decodes), core, text, record, entry, out)
     }
 
     fn job(&self, request: RequestId, checked: CheckedRequest) -> Result<RequestJob, GenerateError> {
@@ -187,6 +220,7 @@ impl FrontDoor {
             block_hashes: block_hashes.into(),
             slo: checked.slo.or(self.limits.default_slo),
             priority: checked.priority,
+            beside: Vec::new(),
         })
     }
 
@@ -248,7 +282,7 @@ impl FrontDoor {
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
         let limits = self.node_limits().ok_or_else(no_node)?;
         let (model, seed) = (Arc::clone(&self.model), random_u64());
-        if prost_len(&request) <= TOKENIZE_INLINE_BYTES {
+        if !may_have_grammar(&request) && prost_len(&request) <= TOKENIZE_INLINE_BYTES {
             return model.check(request, limits, seed);
         }
         // Closed only with the process.
@@ -265,9 +299,24 @@ impl FrontDoor {
     }
 }
 
+/// How many answers are wanted.
+fn check_n(n: u32) -> Result<u32, GenerateError> {
+    match n {
+        0 => Ok(1),
+        1..=MAX_ANSWERS => Ok(n),
+        _ => Err(GenerateError::invalid("n", format!("{n}, but at most {MAX_ANSWERS} answers are given"))),
+    }
+}
+
 fn no_node() -> GenerateError {
     let message = "no node is ready".to_owned();
     GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
+}
+
+fn may_have_grammar(request: &v1::GenerateRequest) -> bool {
+    let form = request.sampling.as_ref().and_then(|sampling| sampling.structured_output.as_ref());
+    let has_tools = matches!(&request.prompt, Some(Prompt::Messages(prompt)) if !prompt.tools.is_empty());
+    form.is_some() || has_tools
 }
 
 fn prost_len(request: &v1::GenerateRequest) -> usize {

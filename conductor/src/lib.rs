@@ -12,6 +12,7 @@ pub mod config;
 pub mod metrics;
 
 mod accuracy;
+mod answer_form;
 mod coalesce;
 mod error;
 mod front_door;
@@ -20,6 +21,7 @@ mod http;
 mod live;
 mod membership;
 mod nodes;
+mod other_answers;
 mod output;
 mod prompt;
 mod records;

@@ -68,6 +68,13 @@ pub struct Entry {
     pub aborted: CancellationToken,
 }
 
+impl Entry {
+    /// Whose it is.
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+}
+
 impl LiveRequests {
     /// A registry of at most `limit` requests.
     pub fn new(limit: usize) -> Self {

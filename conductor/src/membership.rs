@@ -39,6 +39,11 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
             info.node, info.model, door.model.name
         ));
     }
+    // Another vocabulary masks other tokens of a structured output.
+    let own = door.model.grammars.digest();
+    if info.vocabulary != own {
+        return refuse(format!("vocabulary: node {} has {}, this cluster {own}", info.node, info.vocabulary));
+    }
     let cluster = door.cluster();
     let other = cluster.nodes().find(|node| node.is_ready() && node.info().node != info.node);
     let Some(other) = other.map(|node| node.info()) else { return Ok(()) };

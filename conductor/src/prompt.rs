@@ -1,14 +1,17 @@
 //! From a client's request to tokens and checked parameters.
 
+use baton_grammar::GrammarCompiler;
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_text::{
-    ChatMessage, ChatTemplate, Conversation, EncodeOptions, RenderedPrompt, StopStrings, TextError, Tokenizer, ToolCall,
+    ChatMessage, ChatTemplate, Conversation, EncodeOptions, OutputFormat, StopStrings, TextError, Tokenizer, ToolCall,
 };
-use baton_types::{MAX_BAD_WORDS, SamplingParams, Slo, Tbt, TokenId, Ttft};
+use baton_types::{InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft};
 
+use prost::Message;
 use serde_json::Value;
 
+use crate::answer_form::{AnswerForm, Reader};
 use crate::error::GenerateError;
 
 /// Longest idempotency key, bytes.
@@ -33,6 +36,8 @@ pub struct TextModel {
     pub tokenizer: Tokenizer,
     /// Its chat template, where it has one.
     pub template: Option<ChatTemplate>,
+    /// Compiles grammars of structured output.
+    pub grammars: GrammarCompiler,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
 }
@@ -55,6 +60,8 @@ pub struct CheckedRequest {
     pub sampling: SamplingParams,
     /// Strings that end the output.
     pub stop: Vec<String>,
+    /// Tells reasoning and tool calls from text; `None`: everything is text.
+    pub parser: Option<Reader>,
     /// Objectives of this request.
     pub slo: Slo,
     /// Larger goes first.
@@ -71,6 +78,8 @@ impl TextModel {
                 format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", request.idempotency_key.len());
             return Err(GenerateError::invalid("idempotency_key", problem));
         }
+        let form = request.sampling.as_ref().and_then(|sampling| sampling.structured_output.as_ref());
+        check_bytes("structured_output", form.map_or(0, Message::encoded_len), MAX_GRAMMAR_BYTES)?;
         match &request.prompt {
             Some(WirePrompt::Text(prompt)) => self.check_bytes("text", prompt.text.len()),
             Some(WirePrompt::Messages(prompt)) => {
@@ -104,11 +113,19 @@ impl TextModel {
         StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
-        let tokens = self.tokens(request.prompt)?;
+        let Prompt { tokens, form, format, starts_in_reasoning } =
+            self.tokens(request.prompt, wire.structured_output)?;
         check_tokens(&tokens, limits)?;
+        let (grammar, parser) = form.resolve(format, starts_in_reasoning, &self.tokenizer, &self.grammars)?;
+        if grammar.is_some() && wire.ignore_eos {
+            let problem = "beside structured output or a choice of tools: the output ends with its form";
+            return Err(GenerateError::invalid("ignore_eos", problem));
+        }
+        sampling.grammar = grammar;
+        sampling.validate().map_err(invalid_sampling)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
         let (priority, idempotency_key) = (request.priority, request.idempotency_key);
-        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, slo, priority, idempotency_key })
+        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, parser, slo, priority, idempotency_key })
     }
 
     /// Empty names the model, too.
@@ -121,26 +138,33 @@ impl TextModel {
         Err(GenerateError::NotFound { field: "model", problem })
     }
 
-    fn tokens(&self, prompt: Option<WirePrompt>) -> Result<Vec<TokenId>, GenerateError> {
+    fn tokens(
+        &self,
+        prompt: Option<WirePrompt>,
+        form: Option<v1::StructuredOutput>,
+    ) -> Result<Prompt<'_>, GenerateError> {
         let encode = |field, text: &str, options| {
             self.check_bytes(field, text.len())?;
             self.tokenizer.encode(text, options).map_err(|error| text_error(field, &error))
         };
-        match prompt {
-            None => Err(GenerateError::invalid("prompt", "missing: give text, messages or token ids")),
-            Some(WirePrompt::TokenIds(ids)) => Ok(ids.ids),
+        let tokens = match prompt {
+            None => return Err(GenerateError::invalid("prompt", "missing: give text, messages or token ids")),
+            Some(WirePrompt::TokenIds(ids)) => ids.ids,
             Some(WirePrompt::Text(prompt)) => {
                 let options = EncodeOptions { add_special: true, parse_special: prompt.parse_special };
-                encode("text", &prompt.text, options)
+                encode("text", &prompt.text, options)?
             }
-            Some(WirePrompt::Messages(prompt)) => {
-                let rendered = self.render(prompt)?;
-                self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))
-            }
-        }
+            Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form),
+        };
+        let form = AnswerForm::new(form, &mut [], None, false)?;
+        Ok(Prompt { tokens, form, format: None, starts_in_reasoning: false })
     }
 
-    fn render(&self, prompt: v1::MessagesPrompt) -> Result<RenderedPrompt, GenerateError> {
+    fn rendered(
+        &self,
+        mut prompt: v1::MessagesPrompt,
+        form: Option<v1::StructuredOutput>,
+    ) -> Result<Prompt<'_>, GenerateError> {
         if prompt.messages.is_empty() {
             return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
         }
@@ -149,7 +173,13 @@ impl TextModel {
                 format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name);
             GenerateError::invalid("messages", problem)
         })?;
-        template.render(&conversation(prompt)?).map_err(|error| text_error("messages", &error))
+        let (choice, one_call) = (prompt.tool_choice.take(), prompt.one_tool_call);
+        let mut conversation = conversation(prompt)?;
+        let form = AnswerForm::new(form, &mut conversation.tools, choice, one_call)?;
+        let rendered = template.render(&conversation).map_err(|error| text_error("messages", &error))?;
+        let tokens = self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))?;
+        let format = template.output_format();
+        Ok(Prompt { tokens, form, starts_in_reasoning: format.starts_in_reasoning(&rendered), format: Some(format) })
     }
 
     fn sampling(
@@ -194,12 +224,11 @@ impl TextModel {
             logit_bias,
             min_tokens: wire.min_tokens,
             bad_words: self.bad_words(&wire.bad_words)?,
+            grammar: None,
             logprobs: wire.logprobs,
             prompt_logprobs: wire.prompt_logprobs,
         };
-        params.validate().map_err(|error| {
-            GenerateError::invalid(error.field, format!("{}, but must be {}", error.value, error.expected))
-        })?;
+        params.validate().map_err(invalid_sampling)?;
         Ok(params)
     }
 
@@ -227,6 +256,19 @@ impl TextModel {
         }
         Ok(sequences)
     }
+}
+
+fn invalid_sampling(error: InvalidSampling) -> GenerateError {
+    GenerateError::invalid(error.field, format!("{}, but must be {}", error.value, error.expected))
+}
+
+/// A prompt, and what is said of its answer.
+struct Prompt<'a> {
+    tokens: Vec<TokenId>,
+    form: AnswerForm,
+    /// How the model marks what is not text; `None`: without a chat template, everything is text.
+    format: Option<&'a OutputFormat>,
+    starts_in_reasoning: bool,
 }
 
 fn conversation(prompt: v1::MessagesPrompt) -> Result<Conversation, GenerateError> {
@@ -335,7 +377,8 @@ mod tests {
             ChatTemplate::from_source("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &tokenizer)
                 .unwrap(),
         );
-        TextModel { name: "mock".into(), tokenizer, template, max_prompt_bytes: 1000 }
+        let grammars = GrammarCompiler::new(&tokenizer).unwrap();
+        TextModel { name: "mock".into(), tokenizer, template, grammars, max_prompt_bytes: 1000 }
     }
 
     fn text(text: &str) -> v1::GenerateRequest {

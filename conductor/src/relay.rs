@@ -22,7 +22,8 @@ use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Outgoing};
 use crate::live::{Entry, LiveEvent};
-use crate::output::OutputText;
+use crate::other_answers::Decodes;
+use crate::output::{OutputText, Part};
 use crate::records::{OpenRecord, RequestEnd};
 use crate::tally::Kept;
 
@@ -32,6 +33,10 @@ type Outcome = Result<FinishReason, RequestError>;
 pub struct Relay {
     door: Arc<FrontDoor>,
     core: RequestCore,
+    /// Which of the request's answers it is.
+    sample: u32,
+    /// Told once its nodes hold the prompt; `None` once it was, or if nobody wants to know.
+    decodes: Option<Decodes>,
     text: OutputText,
     record: OpenRecord,
     entry: Entry,
@@ -66,6 +71,7 @@ impl Relay {
     /// A request that has not been placed.
     pub fn new(
         door: Arc<FrontDoor>,
+        (sample, decodes): (u32, Option<Decodes>),
         core: RequestCore,
         text: OutputText,
         record: OpenRecord,
@@ -75,11 +81,23 @@ impl Relay {
         let interrupted = interrupted(&door, &entry, &out);
         let (timer, timer_set) = (Box::pin(baton_runtime::sleep(Duration::ZERO)), None);
         let (heard, gone) = (None, None);
-        Self { door, core, text, record, entry, out, interrupted, timer, timer_set, heard, gone }
+        Self { door, core, sample, decodes, text, record, entry, out, interrupted, timer, timer_set, heard, gone }
     }
 
     fn now(&self) -> Instant {
         self.door.clock.now()
+    }
+
+    /// Relays an answer that was taken in with another one, from its placement to its end.
+    pub async fn run_beside(&mut self) {
+        match self.admitted().await {
+            Ok(()) => self.run().await,
+            // The client may be gone, or not read.
+            Err(error) => {
+                let last = Outgoing { response: Err(error), heard: None };
+                let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
+            }
+        }
     }
 
     /// Waits until the request is taken in, which may be at once, or refused.
@@ -103,13 +121,15 @@ impl Relay {
 
     /// Relays until the request ends, one way or the other.
     pub async fn run(&mut self) {
-        let accepted = v1::Accepted {
-            request_id: self.core.job().request.to_string(),
-            model: self.door.model.name.clone(),
-            prompt_token_ids: self.core.job().tokens.to_vec(),
-            seed: self.core.job().sampling.seed,
-        };
-        self.send(Event::Accepted(accepted)).await;
+        if self.sample == 0 {
+            let accepted = v1::Accepted {
+                request_id: self.core.job().request.to_string(),
+                model: self.door.model.name.clone(),
+                prompt_token_ids: self.core.job().tokens.to_vec(),
+                seed: self.core.job().sampling.seed,
+            };
+            self.send(Event::Accepted(accepted)).await;
+        }
         let outcome = loop {
             if let Some(outcome) = self.carry_out().await {
                 break outcome;
@@ -258,6 +278,9 @@ impl Relay {
     }
 
     async fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
+        if index > 0 {
+            self.tell_decodes();
+        }
         if let Some(gap) = gap {
             self.door.metrics.on_token_gap(gap);
         }
@@ -267,14 +290,27 @@ impl Relay {
         }
         let tokenizer = &self.door.model.tokenizer;
         let logprobs = |token: &OutputToken| Some(with_texts(tokenizer, Some(token.token), token.logprobs.as_ref()?));
-        let delta = v1::Delta {
+        let mut of_tokens = v1::Delta {
             index,
             token_ids: piece.tokens.iter().map(|token| token.token).collect(),
             logprobs: piece.tokens.iter().filter_map(logprobs).collect(),
-            text: piece.text,
             ..v1::Delta::default()
         };
-        self.send(Event::Delta(delta)).await;
+        let next = index + piece.tokens.len() as u32;
+        for Part { reasoning, text, tool_calls } in piece.parts {
+            let more = v1::Delta { index: next, ..v1::Delta::default() };
+            let of_tokens = std::mem::replace(&mut of_tokens, more);
+            self.send(Event::Delta(v1::Delta { reasoning, text, tool_calls, ..of_tokens })).await;
+        }
+    }
+
+    /// Its decode node goes on with it: both of its nodes hold the prompt.
+    fn tell_decodes(&mut self) {
+        let Some(placement) = self.core.placement() else { return };
+        if let Some(decodes) = self.decodes.take() {
+            // The client may be gone, and everybody with it.
+            let _ = decodes.send(placement.nodes());
+        }
     }
 
     fn note(&self, note: RequestNote) {
@@ -322,7 +358,8 @@ impl Relay {
         }
         // The first token may be kept back on purpose.
         let heard = self.heard.filter(|_| matches!(&event, Event::Delta(delta) if delta.index > 0));
-        let outgoing = match self.out.try_send(Outgoing { response: Ok(response(event)), heard }) {
+        let response = Ok(response(self.sample, event));
+        let outgoing = match self.out.try_send(Outgoing { response, heard }) {
             Ok(()) => return,
             Err(mpsc::error::TrySendError::Closed(_)) => return self.cut_off(RequestError::Aborted),
             Err(mpsc::error::TrySendError::Full(outgoing)) => outgoing,
@@ -350,12 +387,18 @@ impl Relay {
         };
         self.door.tally.lock().goodput.on_end(self.now(), kept);
         if outcome.is_ok() {
+            self.tell_decodes();
             self.learn(tbt);
         }
         let placement = self.core.placement();
         let decode = placement.and_then(|placement| placement.decode.clone());
+        let calls_tools = self.text.has_calls() && !self.text.is_stopped();
         let finished = outcome.as_ref().ok().map(|finish| v1::Finished {
-            finish_reason: finish.as_str().into(),
+            finish_reason: match finish {
+                FinishReason::Stop if calls_tools => "tool_calls".into(),
+                finish => finish.as_str().into(),
+            },
+            stop_sequence: self.text.stop_sequence().unwrap_or_default().into(),
             usage: Some((&usage).into()),
             timeline: Some((&timeline).into()),
             prefill_node: placement.map(|placement| placement.prefill.to_string()).unwrap_or_default(),
@@ -365,7 +408,7 @@ impl Relay {
         let first_token = self.core.first_token().map(|(attempt, _)| attempt);
         self.record.end(RequestEnd { outcome: outcome.clone(), timeline, usage, tbt, decode, first_token });
         let last = match (finished, outcome) {
-            (Some(finished), _) => Ok(response(Event::Finished(Box::new(finished)))),
+            (Some(finished), _) => Ok(response(self.sample, Event::Finished(Box::new(finished)))),
             (None, Err(error)) => Err(error),
             (None, Ok(_)) => return,
         };
@@ -431,6 +474,6 @@ fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLog
     wire
 }
 
-fn response(event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event), sample: 0 }
+fn response(sample: u32, event: Event) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(event), sample }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use axum::serve::ListenerExt;
 use baton_formats::{ModelFile, model_name};
+use baton_grammar::GrammarCompiler;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
@@ -156,7 +157,8 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     if settings.engine == "mock" {
         let tokenizer = Tokenizer::bytes().with_max_bytes(max_prompt_bytes);
         let template = Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?);
-        return Ok(TextModel { name: named("mock".into()), tokenizer, template, max_prompt_bytes });
+        let grammars = GrammarCompiler::new(&tokenizer)?;
+        return Ok(TextModel { name: named("mock".into()), tokenizer, template, grammars, max_prompt_bytes });
     }
     if settings.engine != "cpu" {
         bail!(BadSetting::invalid("engine", format!("'{}', but must be cpu or mock", settings.engine)));
@@ -170,7 +172,8 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
     let template = ChatTemplate::from_model(&file, &tokenizer)
         .map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
-    Ok(TextModel { name: named(model_name(path)), tokenizer, template, max_prompt_bytes })
+    let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
+    Ok(TextModel { name: named(model_name(path)), tokenizer, template, grammars, max_prompt_bytes })
 }
 
 fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSet) -> anyhow::Result<()> {

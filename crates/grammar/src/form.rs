@@ -33,7 +33,7 @@ impl Form {
     /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
     pub fn rule(&self) -> Result<String, GrammarError> {
         match self {
-            Self::JsonObject => Ok(json_rule(json!({ "type": "object" }))),
+            Self::JsonObject => Ok(json_rule(json!({ "type": "object" }), false)),
             Self::JsonSchema(schema) => schema_rule(schema),
             Self::Regex(regex) if whole(regex).is_empty() => {
                 Err(GrammarError::Invalid("the regex is empty".to_owned()))
@@ -53,23 +53,24 @@ impl Form {
 fn schema_rule(schema: &str) -> Result<String, GrammarError> {
     let invalid = |problem: String| GrammarError::Invalid(format!("the schema {problem}"));
     match serde_json::from_str(schema) {
-        Ok(Value::Object(schema)) => Ok(json_rule(Value::Object(schema))),
+        Ok(Value::Object(schema)) => Ok(json_rule(Value::Object(schema), false)),
         // Any JSON.
-        Ok(Value::Bool(true)) => Ok(json_rule(Value::Object(Map::new()))),
+        Ok(Value::Bool(true)) => Ok(json_rule(Value::Object(Map::new()), false)),
         Ok(_) => Err(invalid("is no JSON object".to_owned())),
         Err(error) => Err(invalid(format!("is no JSON: {error}"))),
     }
 }
 
-fn json_rule(mut schema: Value) -> String {
+/// `lenient`: what the library does not know of a schema is left out, and not an error.
+pub(crate) fn json_rule(mut schema: Value, lenient: bool) -> String {
     if let Value::Object(fields) = &mut schema {
-        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE }));
+        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE, "lenient": lenient }));
     }
     format!("%json {schema}")
 }
 
 /// A text as a literal of Lark.
-pub fn lark_string(text: &str) -> String {
+pub(crate) fn lark_string(text: &str) -> String {
     // Lark's strings are those of JSON.
     Value::from(text).to_string()
 }

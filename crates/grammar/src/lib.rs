@@ -7,12 +7,14 @@
 //!
 //! Grammars are those of [llguidance](https://github.com/guidance-ai/llguidance), in its dialect of Lark.
 
+mod answer;
 mod compiler;
 mod form;
 mod matcher;
 
+pub use answer::{Answer, Calls, Tool};
 pub use compiler::GrammarCompiler;
-pub use form::{Form, lark_string};
+pub use form::Form;
 pub use matcher::{Mask, Matcher};
 
 use baton_types::MAX_GRAMMAR_BYTES;

@@ -104,6 +104,8 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
+            beside: &[],
+            accepted: false,
         };
         let begin = Instant::now();
         index.matches(request.block_hashes);

@@ -21,7 +21,9 @@ use crate::tojson::tojson;
 use crate::tokenizer::Tokenizer;
 
 /// The template of the mock engine's model, in the manner of ChatML.
-pub const MOCK_CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
+pub const MOCK_CHAT_TEMPLATE: &str = "{% if tools %}<|im_start|>system\nAsk for tools in <tool_call></tool_call>:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}\
+     {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
+     {% for call in message.tool_calls or [] %}<tool_call>\n{\"name\": {{ call.function.name | tojson }}, \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// Longest template, bytes; the longest in use have about 20,000.
@@ -298,7 +300,7 @@ mod tests {
             (format.tool_calls(), format.reasoning()),
             (Some(ToolCallFormat::Hermes), Some(ReasoningMarks::Think))
         );
-        assert_eq!(template(MOCK_CHAT_TEMPLATE).unwrap().output_format(), &OutputFormat::default());
+        assert_eq!(template("{{ messages }}").unwrap().output_format(), &OutputFormat::default());
     }
 
     #[test]

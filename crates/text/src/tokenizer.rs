@@ -165,6 +165,13 @@ impl Tokenizer {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
+    /// The special token of this name.
+    pub fn special_token(&self, name: &str) -> Option<TokenId> {
+        let encoded = self.encode(name, EncodeOptions { add_special: false, parse_special: true }).ok()?;
+        let [token] = encoded[..] else { return None };
+        (self.is_special(token) && self.token_bytes(token) == Some(name.as_bytes())).then_some(token)
+    }
+
     /// Special tokens that have one of these names. Looks at the whole vocabulary.
     pub(crate) fn special_tokens_named(&self, names: &[&str]) -> Vec<TokenId> {
         let is_named = |id: &TokenId| {

@@ -112,6 +112,7 @@ impl Cluster {
             let full: Vec<_> = usable.into_iter().filter(fits).collect();
             return no_prefill_node(now, tokens, &full);
         }
+        prefer(&mut nodes, request.beside);
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -266,6 +267,7 @@ impl Cluster {
             return refuse(ErrorKind::Invalid, message, None);
         }
         self.with_room(now, asked, &mut nodes)?;
+        prefer(&mut nodes, request.beside);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
@@ -317,6 +319,14 @@ impl Cluster {
             sequences: charges.sequences(),
             breaks: charges.has_tbt_limit_below(tbt) && charges.has_tbt_limit_in(without(), tbt),
         }
+    }
+}
+
+/// Keeps those of `wanted`, if there is one.
+fn prefer(nodes: &mut Vec<&ClusterNode>, wanted: &[NodeId]) {
+    let is_wanted = |node: &&ClusterNode| wanted.contains(&node.info().node);
+    if nodes.iter().any(is_wanted) {
+        nodes.retain(is_wanted);
     }
 }
 

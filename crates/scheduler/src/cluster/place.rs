@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{Attempt, ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
@@ -137,7 +137,7 @@ impl Cluster {
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
     pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
-        let is_new = self.admission.refuses() && request.key.attempt == Attempt(0);
+        let is_new = self.admission.refuses() && !request.accepted;
         PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
     }
 
@@ -202,10 +202,9 @@ impl Cluster {
         matches: &Matches,
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, asked, &chosen);
-        let pace = match asked.request.key.attempt {
-            Attempt(0) => verdict(&mut *self.admission, &assessment)?,
-            // What was accepted is served, whatever that costs those who came after it.
-            _ => self.admission.pace(&assessment),
+        let pace = match asked.request.accepted {
+            false => verdict(&mut *self.admission, &assessment)?,
+            true => self.admission.pace(&assessment),
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, asked, &chosen, fetch.as_ref());

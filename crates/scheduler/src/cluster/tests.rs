@@ -79,6 +79,8 @@ pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         priority: 0,
         bypass_cache: false,
         exclude: &[],
+        beside: &[],
+        accepted: false,
     }
 }
 
@@ -134,7 +136,7 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     assert_eq!(refused.retry_after, Some(Duration::from_millis(176)), "16 tokens at most, of 11 ms each");
     // One that was taken in and lost its nodes is served all the same.
     let again = RequestKey { attempt: Attempt(1), ..key(2) };
-    let placed = place(&mut cluster, now, &PlacementRequest { key: again, ..with(2, 50_000) }).unwrap();
+    let placed = place(&mut cluster, now, &PlacementRequest { key: again, accepted: true, ..with(2, 50_000) }).unwrap();
     assert_eq!(placed.decode, Some(id("d0")));
     cluster.on_ended(now, again);
     cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
@@ -143,6 +145,22 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
     cluster.on_node_left(now, &id("d1"), Generation(1));
     cluster.on_ended(now, key(1));
     place(&mut cluster, now, &with(2, 50_000)).unwrap();
+}
+
+#[test]
+fn another_answer_goes_where_the_first_one_is_if_it_can() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::Baton);
+    let beside = [id("p1"), id("d1")];
+    for n in 0..8 {
+        let other = PlacementRequest { beside: &beside, accepted: true, ..request(n, &[]) };
+        let placed = place(&mut cluster, now, &other).unwrap();
+        assert_eq!(placed.decode, Some(id("d1")), "however many are there");
+        assert!(beside.contains(&placed.prefill));
+    }
+    cluster.on_node_left(now, &id("d1"), Generation(1));
+    let other = PlacementRequest { beside: &beside, accepted: true, ..request(9, &[]) };
+    assert_eq!(place(&mut cluster, now, &other).unwrap().nodes(), [id("p1"), id("d0")]);
 }
 
 #[test]

@@ -129,6 +129,8 @@ pub(super) mod tests {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
+            beside: &[],
+            accepted: false,
         }
     }
 

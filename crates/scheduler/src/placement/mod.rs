@@ -47,6 +47,10 @@ pub struct PlacementRequest<'a> {
     pub bypass_cache: bool,
     /// Nodes that are not to be taken.
     pub exclude: &'a [NodeId],
+    /// Nodes that are taken if they can: they hold the whole prompt, or will.
+    pub beside: &'a [NodeId],
+    /// Whether it was taken in already: it is served, whatever that costs those who came after it.
+    pub accepted: bool,
 }
 
 impl PlacementRequest<'_> {

@@ -28,6 +28,8 @@ pub struct RequestJob {
     pub slo: Slo,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
+    /// Another answer to the same prompt was taken in with this one, and these nodes hold it; else empty.
+    pub beside: Vec<NodeId>,
 }
 
 impl RequestJob {
@@ -47,8 +49,13 @@ impl RequestJob {
             && self.slo.tbt.zip(tbt).is_none_or(|(limit, tbt)| tbt <= limit)
     }
 
-    /// What is asked of the cluster, `waited` after the request's arrival: its objectives count from there. What was accepted is not refused by prediction any more: later
-    /// attempts have none.
+    /// Whether an attempt is of what was taken in already, and is not refused by prediction any more.
+    fn is_accepted(&self, key: RequestKey) -> bool {
+        key.attempt.0 > 0 || !self.beside.is_empty()
+    }
+
+    /// What is asked of the cluster, `waited` after the request's arrival: its objectives count from there. What was accepted has none any
+    /// more.
     pub fn placement_request<'a>(
         &'a self,
         key: RequestKey,
@@ -61,12 +68,14 @@ impl RequestJob {
             block_hashes: &self.block_hashes,
             max_tokens: self.sampling.max_tokens,
             wants_decode: self.wants_decode(),
-            slo: if key.attempt.0 == 0 { self.slo } else { Slo::default() },
+            slo: if self.is_accepted(key) { Slo::default() } else { self.slo },
+            accepted: self.is_accepted(key),
             waited,
             max_wait: None,
             priority: self.priority,
             bypass_cache: self.bypasses_cache(),
             exclude,
+            beside: &self.beside,
         }
     }
 

@@ -27,6 +27,7 @@ fn job(max_tokens: u32) -> RequestJob {
         block_hashes: Arc::from([]),
         slo: Slo::default(),
         priority: 0,
+        beside: Vec::new(),
     }
 }
 

@@ -333,6 +333,7 @@ impl<'a> World<'a> {
             block_hashes: hashes.into(),
             slo,
             priority: 0,
+            beside: Vec::new(),
         };
         self.frontend.on_request(&mut self.wire, request, job);
     }

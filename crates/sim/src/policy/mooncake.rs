@@ -89,6 +89,8 @@ mod tests {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
+            beside: &[],
+            accepted: false,
         }
     }
 

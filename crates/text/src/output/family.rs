@@ -56,7 +56,7 @@ impl ToolCallFormat {
     }
 
     /// The mark before calls. `None`: an answer that has calls begins with one.
-    pub(crate) fn opening_mark(self) -> Option<&'static str> {
+    pub fn opening_mark(self) -> Option<&'static str> {
         match self {
             Self::Llama3 => None,
             Self::Hermes => Some("<tool_call>"),

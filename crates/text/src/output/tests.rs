@@ -306,7 +306,7 @@ fn formats_are_detected_by_what_templates_spell() {
     assert_eq!(detected("<tool_call>f\n<arg_key>x</arg_key>"), (None, None));
     assert_eq!(detected(MAGISTRAL_TEMPLATE), (Some(ToolCallFormat::Mistral), Some(ReasoningMarks::BracketThink)));
     assert_eq!(detected("{{ content.split('</think>')[-1] }}"), (None, Some(ReasoningMarks::Think)));
-    assert_eq!(detected(crate::MOCK_CHAT_TEMPLATE), (None, None));
+    assert_eq!(detected(crate::MOCK_CHAT_TEMPLATE), (Some(ToolCallFormat::Hermes), None));
 }
 
 /// A tokenizer whose only tokens are marks: special ones, but for the last.

@@ -1,0 +1,204 @@
+//! What an answer may be and how it is read: structured output, tools and reasoning become a grammar and a parser.
+
+use std::sync::Arc;
+
+use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Tool};
+use baton_proto::v1;
+use baton_proto::v1::structured_output::Form as WireForm;
+use baton_proto::v1::tool_choice::Choice;
+use baton_text::{OutputFormat, OutputParser, Tokenizer};
+use baton_types::TokenId;
+use serde_json::{Map, Value, json};
+
+use crate::error::GenerateError;
+
+/// Longest name of a tool, bytes.
+const MAX_NAME_BYTES: usize = 128;
+
+/// What a request says of the form of its answer.
+#[derive(Debug, Default)]
+pub struct AnswerForm {
+    tools: Vec<Tool>,
+    choice: Option<Choice>,
+    one_call: bool,
+    form: Option<Form>,
+}
+
+/// How an answer is read, with the special tokens whose text that takes.
+pub type Reader = (OutputParser, Vec<TokenId>);
+
+impl AnswerForm {
+    /// What is said beside a prompt.
+    ///
+    /// # Errors
+    /// A tool is none, or the choice names none of them.
+    pub fn new(
+        form: Option<v1::StructuredOutput>,
+        tools: &mut [Value],
+        choice: Option<v1::ToolChoice>,
+        one_call: bool,
+    ) -> Result<Self, GenerateError> {
+        let numbered = tools.iter_mut().enumerate();
+        let tools = numbered.map(|(index, json)| tool(index, json)).collect::<Result<Vec<_>, _>>()?;
+        let choice = choice.and_then(|choice| choice.choice);
+        let invalid = |problem: String| Err(GenerateError::invalid("tool_choice", problem));
+        match &choice {
+            Some(Choice::Required(true)) if tools.is_empty() => {
+                return invalid("required, but there are no tools".into());
+            }
+            Some(Choice::Name(name)) if tools.iter().all(|tool| tool.name != *name) => {
+                let name: String = name.chars().take(MAX_NAME_BYTES).collect();
+                return invalid(format!("there is no tool '{name}'"));
+            }
+            _ => {}
+        }
+        Ok(Self { tools, choice, one_call, form: wire_form(form)? })
+    }
+
+    /// Whether the model is to ask for tools, or may.
+    fn has_calls(&self) -> bool {
+        !self.tools.is_empty() && !matches!(self.choice, Some(Choice::None(true)))
+    }
+
+    /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of none is that of a prompt without a chat template: then
+    /// everything is text.
+    ///
+    /// # Errors
+    /// What is asked for cannot be held to.
+    pub fn resolve(
+        self,
+        format: Option<&OutputFormat>,
+        starts_in_reasoning: bool,
+        tokenizer: &Tokenizer,
+        compiler: &GrammarCompiler,
+    ) -> Result<(Option<Arc<str>>, Option<Reader>), GenerateError> {
+        let field = if self.form.is_some() { "structured_output" } else { "tools" };
+        let (plain, has_calls) = (OutputFormat::default(), self.has_calls());
+        let read_as = format.unwrap_or(&plain);
+        if has_calls && read_as.tool_calls().is_none() {
+            let problem = "the model's chat template has no form of tool calls that is known; tool_choice none sends them all the same";
+            return Err(GenerateError::invalid("tools", problem));
+        }
+        let names = if has_calls { self.tools.iter().map(|tool| tool.name.clone()).collect() } else { Vec::new() };
+        let reads = has_calls || read_as.reasoning().is_some();
+        let reader = reads.then(|| (read_as.parser(starts_in_reasoning, names), read_as.shown_tokens().to_vec()));
+        let (calls, one_call) = self.calls();
+        let answer = Answer { format: read_as, tokenizer, starts_in_reasoning, form: self.form, calls, one_call };
+        let invalid = |error: baton_grammar::GrammarError| GenerateError::invalid(field, error.to_string());
+        let Some(grammar) = answer.grammar().map_err(invalid)?.map(Arc::from) else { return Ok((None, reader)) };
+        compiler.compile(&grammar).map_err(invalid)?;
+        Ok((Some(grammar), reader))
+    }
+
+    /// Calls as the grammar knows them. Where the model may call tools or not, it is held to the schemas of those that say so; without any it writes as it
+    /// likes, unless there is a form beside.
+    fn calls(&self) -> (Calls, bool) {
+        if !self.has_calls() {
+            return (Calls::None, false);
+        }
+        let tools = self.tools.clone();
+        match &self.choice {
+            Some(Choice::Required(true)) => (Calls::Must(tools), self.one_call),
+            Some(Choice::Name(name)) => {
+                (Calls::Must(tools.into_iter().filter(|tool| tool.name == *name).collect()), true)
+            }
+            _ if self.form.is_some() || self.one_call || tools.iter().any(|tool| tool.is_strict) => {
+                (Calls::May(tools), self.one_call)
+            }
+            _ => (Calls::None, false),
+        }
+    }
+}
+
+/// A tool as clients describe it. What says nothing to the model is taken out of it.
+fn tool(index: usize, json: &mut Value) -> Result<Tool, GenerateError> {
+    let invalid = |problem: &str| GenerateError::invalid("tools", format!("number {index}: {problem}"));
+    let function = json.get_mut("function").and_then(Value::as_object_mut);
+    let function = function.ok_or_else(|| invalid("expected {\"type\": \"function\", \"function\": {...}}"))?;
+    let strict = function.shift_remove("strict");
+    let name = function.get("name").and_then(Value::as_str).ok_or_else(|| invalid("its function has no name"))?;
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+        return Err(invalid(&format!("a name of {} bytes, but 1 to {MAX_NAME_BYTES} are taken", name.len())));
+    }
+    let parameters = match function.get("parameters") {
+        None | Some(Value::Null) => no_arguments(),
+        Some(Value::Object(schema)) if schema.is_empty() => no_arguments(),
+        Some(Value::Object(schema)) => schema.clone(),
+        Some(_) => return Err(invalid("its parameters are no JSON object")),
+    };
+    Ok(Tool { name: name.to_owned(), parameters, is_strict: strict == Some(Value::Bool(true)) })
+}
+
+fn no_arguments() -> Map<String, Value> {
+    match json!({ "type": "object", "properties": {}, "additionalProperties": false }) {
+        Value::Object(schema) => schema,
+        _ => Map::new(),
+    }
+}
+
+fn wire_form(form: Option<v1::StructuredOutput>) -> Result<Option<Form>, GenerateError> {
+    let Some(form) = form else { return Ok(None) };
+    match form.form {
+        Some(WireForm::JsonObject(true)) => Ok(Some(Form::JsonObject)),
+        Some(WireForm::JsonSchema(schema)) => Ok(Some(Form::JsonSchema(schema))),
+        Some(WireForm::Regex(regex)) => Ok(Some(Form::Regex(regex))),
+        Some(WireForm::Grammar(grammar)) => Ok(Some(Form::Lark(grammar))),
+        Some(WireForm::Choices(choices)) => Ok(Some(Form::Choices(choices.texts))),
+        Some(WireForm::JsonObject(false)) | None => Err(GenerateError::invalid("structured_output", "it has no form")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weather() -> Value {
+        json!({"type": "function", "function": {"name": "weather", "strict": true, "parameters": {"type": "object"}}})
+    }
+
+    fn choice(choice: Choice) -> Option<v1::ToolChoice> {
+        Some(v1::ToolChoice { choice: Some(choice) })
+    }
+
+    fn resolved(form: AnswerForm) -> Result<(Option<Arc<str>>, bool), String> {
+        let tokenizer = Tokenizer::bytes();
+        let format = OutputFormat::detect("{{ tools }}<tool_call>", &tokenizer);
+        let compiler = GrammarCompiler::new(&tokenizer).unwrap();
+        let resolved = form.resolve(Some(&format), false, &tokenizer, &compiler);
+        resolved.map(|(grammar, reader)| (grammar, reader.is_some())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_grammar_is_for_what_has_to_be_held_to() {
+        let of = |strict: bool, choice: Option<v1::ToolChoice>| {
+            let mut tools = [weather()];
+            tools[0]["function"]["strict"] = strict.into();
+            let form = AnswerForm::new(None, &mut tools, choice, false).unwrap();
+            assert_eq!(tools[0]["function"].get("strict"), None, "the template does not see it");
+            let (grammar, reads) = resolved(form).unwrap();
+            (grammar.is_some(), reads)
+        };
+        assert_eq!(of(false, None), (false, true));
+        assert_eq!(of(true, None), (true, true));
+        assert_eq!(of(false, choice(Choice::Required(true))), (true, true));
+        assert_eq!(of(false, choice(Choice::Name("weather".into()))), (true, true));
+        assert_eq!(of(true, choice(Choice::None(true))), (false, false));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let new = |tools: &mut [Value], choice| AnswerForm::new(None, tools, choice, false).unwrap_err().to_string();
+        assert!(new(&mut [json!({"name": "f"})], None).starts_with("tools: number 0: expected"));
+        assert!(
+            new(&mut [weather(), json!({"function": {}})], None)
+                .starts_with("tools: number 1: its function has no name")
+        );
+        assert_eq!(new(&mut [], choice(Choice::Required(true))), "tool_choice: required, but there are no tools");
+        assert_eq!(new(&mut [weather()], choice(Choice::Name("f".into()))), "tool_choice: there is no tool 'f'");
+        let form = v1::StructuredOutput { form: Some(WireForm::JsonSchema("{\"type\": \"colour\"}".into())) };
+        let form = AnswerForm::new(Some(form), &mut [], None, false).unwrap();
+        assert!(resolved(form).unwrap_err().starts_with("structured_output: "));
+        let empty = AnswerForm::new(Some(v1::StructuredOutput::default()), &mut [], None, false);
+        assert_eq!(empty.unwrap_err().to_string(), "structured_output: it has no form");
+    }
+}

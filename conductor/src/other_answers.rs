@@ -1,0 +1,65 @@
+//! The answers of a request after its first one.
+//!
+//! They begin once the first one's decode node goes on with it: then both of its nodes hold the prompt, and the others compute its last block at most. Each
+//! is a request of its own to the cluster, with the seed of the first plus its number: it is placed, moved and recovered alone.
+
+use std::sync::Arc;
+
+use baton_scheduler::RequestJob;
+use baton_types::{NodeId, SamplingParams};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::front_door::{FrontDoor, Outgoing};
+use crate::live::Entry;
+use crate::output::OutputText;
+
+/// Told the nodes of the first answer once they hold the prompt; dropped if it ends before.
+pub type Decodes = oneshot::Sender<Vec<NodeId>>;
+
+/// See the module's text.
+pub struct OtherAnswers {
+    first_decodes: oneshot::Receiver<Vec<NodeId>>,
+    /// Their places among the requests served, from the beginning on: there is room for all or for none.
+    entries: Vec<Entry>,
+    job: RequestJob,
+    text: OutputText,
+    out: mpsc::Sender<Outgoing>,
+}
+
+impl OtherAnswers {
+    /// Those that have these places, beside the first one; `None` if there are none.
+    pub fn new(
+        entries: Vec<Entry>,
+        first: &RequestJob,
+        text: &OutputText,
+        out: &mpsc::Sender<Outgoing>,
+    ) -> Option<(Self, Decodes)> {
+        if entries.is_empty() {
+            return None;
+        }
+        let (decodes, first_decodes) = oneshot::channel();
+        Some((Self { first_decodes, entries, job: first.clone(), text: text.clone(), out: out.clone() }, decodes))
+    }
+
+    /// Serves them, each by a task of its own.
+    pub async fn run(self, door: &Arc<FrontDoor>) {
+        // If the first one ends without, its error has told the client.
+        let Ok(beside) = self.first_decodes.await else { return };
+        for (sample, entry) in (1..).zip(self.entries) {
+            let job = RequestJob {
+                request: entry.request(),
+                sampling: Arc::new(sampling_of(&self.job.sampling, sample)),
+                beside: beside.clone(),
+                ..self.job.clone()
+            };
+            let mut relay =
+                door.relay((sample, None), door.clock.now(), job, self.text.clone(), entry, self.out.clone());
+            door.tasks.spawn_request("relay", async move { relay.run_beside().await });
+        }
+    }
+}
+
+/// How another answer is drawn. The log-probabilities of the prompt come with the first one.
+fn sampling_of(first: &SamplingParams, sample: u32) -> SamplingParams {
+    SamplingParams { seed: first.seed.wrapping_add(sample.into()), prompt_logprobs: None, ..first.clone() }
+}

@@ -1,0 +1,193 @@
+//! What a whole answer may be: thoughts, then text, a form, or calls of tools, with the marks that the model writes between them.
+
+use std::fmt::Write;
+
+use baton_text::{OutputFormat, ReasoningMarks, Tokenizer, ToolCallFormat};
+use serde_json::{Map, Value};
+
+use crate::form::{json_rule, lark_string};
+use crate::{Form, GrammarError};
+
+/// A tool that an answer may ask for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// JSON schema of its arguments, an object.
+    pub parameters: Map<String, Value>,
+    /// Whether a schema that cannot be held to is an error. Otherwise what it says beyond is left to the model.
+    pub is_strict: bool,
+}
+
+/// Which calls of tools an answer has.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Calls {
+    /// None.
+    #[default]
+    None,
+    /// As the model likes; if it asks for a tool, then as the tool's schema says.
+    May(Vec<Tool>),
+    /// Nothing else.
+    Must(Vec<Tool>),
+}
+
+/// What an answer may be.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    /// The model's marks.
+    pub format: &'a OutputFormat,
+    /// The model's tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// Whether it begins with what the model thinks.
+    pub starts_in_reasoning: bool,
+    /// The form of what it says; `None`: any.
+    pub form: Option<Form>,
+    /// Which calls of tools it has.
+    pub calls: Calls,
+    /// Whether one call is all that it may have.
+    pub one_call: bool,
+}
+
+/// White space that models write after marks.
+const SPACE: &str = r"/[ \t\n\r]{0,8}/";
+/// Any text.
+const TEXT: &str = r"/(.|\n)*/";
+
+impl Answer<'_> {
+    /// The grammar in llguidance's dialect of Lark; `None` if any answer will do.
+    ///
+    /// # Errors
+    /// The form is none, or the model has no way to ask for tools.
+    pub fn grammar(&self) -> Result<Option<String>, GrammarError> {
+        let (body, rules) = match (&self.calls, &self.form) {
+            (Calls::None, None) => return Ok(None),
+            (Calls::None, Some(_)) => ("answer".to_owned(), String::new()),
+            (Calls::Must(tools), _) => ("calls".to_owned(), self.calls(tools)?),
+            (Calls::May(tools), Some(_)) => ("calls | answer".to_owned(), self.calls(tools)?),
+            (Calls::May(tools), None) => self.calls_or_text(tools)?,
+        };
+        let mut grammar = match self.format.reasoning() {
+            None => format!("start: {body}\n"),
+            Some(marks) => self.after_thoughts(marks, &body),
+        };
+        grammar.push_str(&rules);
+        if let (Calls::None | Calls::May(_), Some(form)) = (&self.calls, &self.form) {
+            let _ = writeln!(grammar, "answer: {}", form.rule()?);
+        }
+        Ok(Some(grammar))
+    }
+
+    fn after_thoughts(&self, marks: ReasoningMarks, body: &str) -> String {
+        let thoughts = self.up_to("thoughts", marks.close());
+        let start = match self.starts_in_reasoning {
+            true => format!("thoughts {SPACE} body"),
+            false => format!("body | {} thoughts {SPACE} body", self.mark(marks.open())),
+        };
+        format!("start: {start}\n{thoughts}body: {body}\n")
+    }
+
+    /// A rule of text up to a mark, and with it.
+    fn up_to(&self, rule: &str, mark: &str) -> String {
+        match self.tokenizer.special_token(mark) {
+            Some(token) => format!("{rule}: {TEXT} <[{token}]>\n"),
+            None => format!("{rule}[suffix={}]: {TEXT}\n", lark_string(mark)),
+        }
+    }
+
+    /// A mark, as a token where it is one.
+    fn mark(&self, mark: &str) -> String {
+        self.tokenizer.special_token(mark).map_or_else(|| lark_string(mark), |token| format!("<[{token}]>"))
+    }
+
+    fn format_of_calls(&self) -> Result<ToolCallFormat, GrammarError> {
+        let unknown =
+            || GrammarError::Invalid("the model's chat template has no form of tool calls that is known".to_owned());
+        self.format.tool_calls().ok_or_else(unknown)
+    }
+
+    /// Rules of `calls`: one call or more, with the marks around them.
+    fn calls(&self, tools: &[Tool]) -> Result<String, GrammarError> {
+        let format = self.format_of_calls()?;
+        let opening = format.opening_mark().map(|mark| self.mark(mark)).unwrap_or_default();
+        let (calls, call) = self.rules_of_calls(format);
+        let mut rules = format!("calls: {opening} {calls}\n{call}");
+        self.write_tools(format, tools, &mut rules)?;
+        Ok(rules)
+    }
+
+    /// What comes after the mark that opens calls, and the rules for it.
+    fn rules_of_calls(&self, format: ToolCallFormat) -> (String, String) {
+        let again = |separator: &str, call: &str| match self.one_call {
+            true => String::new(),
+            false => format!(" ({separator} {call})*"),
+        };
+        match format {
+            ToolCallFormat::Llama3 => {
+                // The tag is optional, and most of the family do not write it.
+                let tag = self
+                    .tokenizer
+                    .special_token("<|python_tag|>")
+                    .map_or_else(String::new, |tag| format!("<[{tag}]>? "));
+                (format!("{tag}tool{}", again("\"; \"", "tool")), String::new())
+            }
+            ToolCallFormat::Hermes => {
+                let (open, close) = (self.mark("<tool_call>"), self.mark("</tool_call>"));
+                let call = format!("call: \"\\n\" tool \"\\n\" {close}\n");
+                (format!("call{}", again(&format!("\"\\n\" {open}"), "call")), call)
+            }
+            ToolCallFormat::Mistral if self.writes_names_first(format) => {
+                let open = self.mark("[TOOL_CALLS]");
+                (format!("tool{}", again(&open, "tool")), String::new())
+            }
+            ToolCallFormat::Mistral => (format!("\"[\" tool{} \"]\"", again("\", \"", "tool")), String::new()),
+        }
+    }
+
+    /// Whether a call is its tool's name, a mark, and the arguments.
+    fn writes_names_first(&self, format: ToolCallFormat) -> bool {
+        format == ToolCallFormat::Mistral && self.tokenizer.special_token("[ARGS]").is_some()
+    }
+
+    /// The rule of the body and further rules: any text, and calls after it.
+    fn calls_or_text(&self, tools: &[Tool]) -> Result<(String, String), GrammarError> {
+        let format = self.format_of_calls()?;
+        let calls = self.calls(tools)?;
+        let Some(mark) = format.opening_mark() else {
+            // An answer that begins like a call is one.
+            return Ok((
+                "calls | text".to_owned(),
+                format!("{calls}text: /([ \\t\\n\\r]*[^{{ \\t\\n\\r](.|\\n)*)?/\n"),
+            ));
+        };
+        if self.tokenizer.special_token(mark).is_some() {
+            return Ok((format!("{TEXT} calls?"), calls));
+        }
+        // A mark that is text ends the text before it.
+        let (after_mark, rules) = self.rules_of_calls(format);
+        let mut rules = format!("{}called: {after_mark}\n{rules}", self.up_to("before", mark));
+        self.write_tools(format, tools, &mut rules)?;
+        // Marks have no other characters that say something in a regular expression.
+        let escaped = mark.replace('[', "\\[").replace(']', "\\]").replace('|', "\\|");
+        let _ = writeln!(rules, "text: TEXT\nTEXT: {TEXT} & ~/(.|\\n)*{escaped}(.|\\n)*/");
+        Ok(("text | before called".to_owned(), rules))
+    }
+
+    /// Rules of `tool`: the name and arguments of one of them.
+    fn write_tools(&self, format: ToolCallFormat, tools: &[Tool], rules: &mut String) -> Result<(), GrammarError> {
+        if tools.is_empty() {
+            return Err(GrammarError::Invalid("there is no tool".to_owned()));
+        }
+        let names: Vec<_> = (0..tools.len()).map(|index| format!("tool_{index}")).collect();
+        let _ = writeln!(rules, "tool: {}", names.join(" | "));
+        let field = if format == ToolCallFormat::Llama3 { "parameters" } else { "arguments" };
+        for (index, Tool { name, parameters, is_strict }) in tools.iter().enumerate() {
+            let (before, after) = match self.writes_names_first(format) {
+                true => (format!("{} {}", lark_string(name), self.mark("[ARGS]")), ""),
+                false => (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\""),
+            };
+            let arguments = json_rule(Value::Object(parameters.clone()), !is_strict);
+            let _ = writeln!(rules, "tool_{index}: {before} arguments_{index} {after}\narguments_{index}: {arguments}");
+        }
+        Ok(())
+    }
+}
