@@ -9,11 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use futures::Stream;
 use metrics::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tonic::transport::server::{Connected, TcpIncoming};
 
 /// When the tokens came from their nodes that are on their way to one client's connection. Bounded by what HTTP/2 takes from the streams before it is written.
 #[derive(Debug, Clone, Default)]
@@ -42,8 +39,10 @@ pub struct Coalesced<T> {
 }
 
 impl<T> Coalesced<T> {
-    fn new(inner: T, relayed: Histogram) -> Self {
-        Self { inner, waited: false, unwritten: Unwritten::default(), relayed }
+    /// Around a connection, and what its requests tell it. `relayed` is told how long tokens took from their node to the operating system.
+    pub fn new(inner: T, relayed: Histogram) -> (Self, Unwritten) {
+        let unwritten = Unwritten::default();
+        (Self { inner, waited: false, unwritten: unwritten.clone(), relayed }, unwritten)
     }
 
     fn on_written(&self) {
@@ -103,21 +102,6 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesced<T> {
     }
 }
 
-impl Connected for Coalesced<TcpStream> {
-    type ConnectInfo = Unwritten;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.unwritten.clone()
-    }
-}
-
-/// The connections of a listener, and where it goes how long tokens took from their node to the operating system.
-pub fn coalesced(incoming: TcpIncoming, relayed: Histogram) -> impl Stream<Item = io::Result<Coalesced<TcpStream>>> {
-    futures::StreamExt::map(incoming, move |connection| {
-        connection.map(|connection| Coalesced::new(connection, relayed.clone()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -152,8 +136,9 @@ mod tests {
     async fn a_write_waits_for_those_who_are_ready_and_no_longer() {
         let (inner, mut peer) = tokio::io::duplex(64);
         let writes = Arc::new(AtomicUsize::new(0));
-        let mut connection = Coalesced::new(Counted { inner, writes: Arc::clone(&writes) }, Histogram::noop());
-        connection.unwritten.push(Instant::now());
+        let counted = Counted { inner, writes: Arc::clone(&writes) };
+        let (mut connection, unwritten) = Coalesced::new(counted, Histogram::noop());
+        unwritten.push(Instant::now());
         let seen = Arc::clone(&writes);
         let mut others = tokio::task::JoinSet::new();
         others.spawn(async move { seen.load(Ordering::Relaxed) });

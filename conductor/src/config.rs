@@ -57,6 +57,8 @@ pub struct Settings {
     pub model_name: Option<String>,
     /// Requests served at once.
     pub max_requests: usize,
+    /// Connections of clients at once; fewer if this process may not have so many descriptors.
+    pub max_connections: usize,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
     /// A request without any event for this long is ended, seconds.
@@ -105,6 +107,7 @@ impl Default for Settings {
             engine: "cpu".into(),
             model_name: None,
             max_requests: 4096,
+            max_connections: 16_384,
             max_prompt_bytes: 8 << 20,
             stall_timeout_s: request.stall_timeout.as_secs_f64(),
             max_attempts: request.max_attempts,
@@ -186,6 +189,9 @@ pub struct Flags {
     /// Requests served at once [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,
+    /// Connections of clients at once [default: 16384, or what descriptors allow]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<usize>,
     /// How long a drain may take, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,

@@ -23,6 +23,7 @@ mod membership;
 mod nodes;
 mod other_answers;
 mod output;
+mod ports;
 mod prompt;
 mod records;
 mod relay;

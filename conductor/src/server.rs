@@ -1,16 +1,13 @@
 //! From settings to a serving process, and down again.
 
 use std::fmt::Display;
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use axum::serve::ListenerExt;
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
-use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
@@ -19,18 +16,12 @@ use baton_scheduler::{
 };
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
-use tokio::net::TcpListener;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic_health::pb::health_server::HealthServer;
 
-use crate::coalesce::coalesced;
 use crate::config::{Settings, positive_millis};
 use crate::front_door::{FrontDoor, FrontDoorLimits};
-use crate::grpc::{ClusterService, HealthService, InferenceService};
-use crate::http;
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
+use crate::ports::{Addresses, Ports};
 use crate::prompt::TextModel;
 
 /// How long tasks may take to end once they are asked to.
@@ -53,16 +44,16 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
-    let (grpc, http) = (listen("grpc", &settings.grpc).await?, listen("http", &settings.http).await?);
-    let (grpc_addr, http_addr) = (grpc.local_addr()?, http.local_addr()?);
+    let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
+    let ports = Ports::bind(&settings, stall_timeout).await?;
+    let addresses = ports.addresses()?;
     let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
     let door = Arc::new(front_door(&settings, tasks.clone(), shutdown.clone())?);
 
-    start_grpc(&door, grpc, &tasks)?;
-    start_http(&door, http, telemetry.clone(), &tasks);
+    ports.serve(&door, &telemetry, &tasks)?;
     start_upkeep(Arc::clone(&door), telemetry, &tasks);
     start_replication(&settings, Arc::clone(&door), &tasks)?;
-    announce(grpc_addr, http_addr);
+    announce(addresses);
 
     let signal = tokio::select! {
         signal = Shutdown::signal() => signal?,
@@ -89,13 +80,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     shutdown.advance(Phase::Flushed);
     tracing::info!("down");
     joined.map_err(Into::into)
-}
-
-async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    Ok(listener.map_err(|error| {
-        BadSetting::unavailable(key, format!("cannot listen on '{address}': {error} (expected host:port that is free)"))
-    })?)
 }
 
 fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
@@ -176,45 +160,6 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, grammars, max_prompt_bytes })
 }
 
-fn start_grpc(door: &Arc<FrontDoor>, listener: TcpListener, tasks: &TaskSet) -> anyhow::Result<()> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
-    let inference = v1::inference_server::InferenceServer::new(InferenceService(Arc::clone(door)))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let cluster = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(door)));
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .add_service(HealthServer::new(HealthService(Arc::clone(door))))
-        .add_service(reflection)
-        .add_service(inference)
-        .add_service(cluster);
-    // The builder's own `tcp_nodelay` does not reach sockets of a listener that was bound elsewhere; without it a token waits 40 ms for an acknowledgement.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let (end, relayed) = (tasks.clone(), door.metrics.relayed.clone());
-    tasks.spawn("grpc server", async move {
-        let stop = async move { end.cancelled().await };
-        server.serve_with_incoming_shutdown(coalesced(incoming, relayed), stop).await
-    });
-    Ok(())
-}
-
-fn start_http(door: &Arc<FrontDoor>, listener: TcpListener, telemetry: Telemetry, tasks: &TaskSet) {
-    let (router, end) = (http::router(Arc::clone(door), telemetry), tasks.clone());
-    // Without it a token waits up to 40 ms for an acknowledgement.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY");
-        }
-    });
-    tasks.spawn("http server", async move {
-        let stop = async move { end.cancelled().await };
-        axum::serve(listener, router).with_graceful_shutdown(stop).await
-    });
-}
-
 /// Folds histograms and lets the cluster notice what did not happen.
 fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
     let end = tasks.clone();
@@ -260,7 +205,7 @@ fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet)
 }
 
 /// One line on stdout: who started this process reads where it listens.
-fn announce(grpc: SocketAddr, http: SocketAddr) {
+fn announce(Addresses { grpc, http }: Addresses) {
     let ready = serde_json::json!({
         "role": "conductor", "node": null, "grpc": grpc.to_string(), "http": http.to_string(), "transfer": null,
     });

@@ -11,6 +11,7 @@ use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
+use baton_runtime::serve::Protocol;
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
@@ -25,8 +26,8 @@ use baton_transfer_engine::{
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Endpoint, Server};
+use tonic::service::Routes;
+use tonic::transport::Endpoint;
 
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
@@ -380,18 +381,8 @@ async fn start_grpc<E: Send + 'static>(
     let service = v1::node_server::NodeServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .add_service(health_service)
-        .add_service(reflection)
-        .add_service(service);
-    // The builder's own `tcp_nodelay` does not reach sockets of a listener that was bound elsewhere; without it a token waits 40 ms for an acknowledgement.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let end = tasks.clone();
-    tasks.spawn("grpc server", async move {
-        let stop = async move { end.cancelled().await };
-        server.serve_with_incoming_shutdown(incoming, stop).await
-    });
+    let routes = Routes::new(health_service).add_service(reflection).add_service(service).prepare();
+    crate::http::port("grpc", listener, Protocol::Http2).serve(routes, tasks);
     let draining = shutdown.clone();
     tasks.spawn_request("health", async move {
         draining.wait_for(Phase::NotReady).await;

@@ -158,6 +158,7 @@ fn another_answer_goes_where_the_first_one_is_if_it_can() {
         assert_eq!(placed.decode, Some(id("d1")), "up to the length of its queue");
         assert!(beside.contains(&placed.prefill), "{n}: {placed:?}");
     }
+    (0..4).for_each(|n| cluster.on_ended(now, key(n)));
     cluster.on_node_left(now, &id("d1"), Generation(1));
     let other = PlacementRequest { beside: &beside, accepted: true, ..request(9, &[]) };
     assert_eq!(place(&mut cluster, now, &other).unwrap().nodes(), [id("p1"), id("d0")]);

@@ -1,0 +1,108 @@
+//! A connection's bytes.
+
+use std::io;
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+/// How often is looked for the end of a peer that has sent more than is read.
+const UNREAD_POLL: Duration = Duration::from_secs(1);
+
+/// A TCP connection that fails once its peer has read nothing for too long while there was something to read.
+#[derive(Debug)]
+pub struct Socket {
+    stream: Arc<TcpStream>,
+    stall_timeout: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Socket {
+    pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration) -> Self {
+        Self { stream, stall_timeout, stalled: None }
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            if self.stream.poll_write_ready(cx)?.is_pending() {
+                return self.poll_stalled(cx);
+            }
+            match write(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => {
+                    self.stalled = None;
+                    return Poll::Ready(written);
+                }
+            }
+        }
+    }
+
+    /// Fails when the peer has not read for too long.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let timeout = self.stall_timeout;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(crate::sleep(timeout)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, format!("the peer read nothing for {timeout:?}"))))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            match self.stream.try_read_buf(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream| stream.try_write(buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream| stream.try_write_vectored(bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.stream).shutdown(Shutdown::Write))
+    }
+}
+
+/// Resolves when the peer has closed its side while `is_busy`. The server itself sees that only when it has read all that came before, and it does not read
+/// a request that waits behind another one.
+pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
+    loop {
+        match stream.ready(Interest::READABLE).await {
+            Ok(ready) if ready.is_read_closed() && is_busy() => return,
+            // What is there is about to be read, or belongs to a later request.
+            Ok(_) => crate::sleep(UNREAD_POLL).await,
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Clients that are silent, slow, many or gone.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::routing::get;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_millis(100);
+
+struct Server {
+    address: SocketAddr,
+    connections: Connections,
+    tasks: TaskSet,
+    /// Requests that have begun and not ended.
+    open: Arc<AtomicUsize>,
+}
+
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Server {
+    async fn start(limits: ConnectionLimits, max: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (connections, tasks, open) = (Connections::new(max), TaskSet::new(), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&open);
+        let begin = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Open(Arc::clone(&counted))
+        };
+        let never = begin.clone();
+        let router = Router::new()
+            .route("/", get(async || "hello"))
+            .route(
+                "/never",
+                get(async move || {
+                    let _open = never();
+                    std::future::pending::<()>().await;
+                }),
+            )
+            .route(
+                "/endless",
+                get(async move || {
+                    let open = begin();
+                    let frames = std::iter::repeat_with(move || {
+                        let _ = &open;
+                        Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 4096]))
+                    });
+                    axum::body::Body::from_stream(tokio_stream::iter(frames))
+                }),
+            );
+        let port = Port { name: "test", listener, protocol: Protocol::Http1, limits, connections: connections.clone() };
+        port.serve(router, &tasks);
+        Self { address, connections, tasks, open }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    async fn ask(&self, path: &str) -> TcpStream {
+        let mut stream = self.connect().await;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+        stream
+    }
+
+    async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
+        let there = async {
+            while !check(self) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(SOON, there).await.unwrap_or_else(|_| panic!("{what}"));
+    }
+
+    async fn open_requests(&self, count: usize) {
+        self.until("requests", |server| server.open.load(Ordering::SeqCst) == count).await;
+    }
+}
+
+async fn read_to_end(stream: &mut TcpStream) -> String {
+    let mut text = String::new();
+    // A reset is an end, too.
+    let _ = tokio::time::timeout(SOON, stream.read_to_string(&mut text)).await.expect("it is closed");
+    text
+}
+
+#[tokio::test]
+async fn a_silent_connection_is_closed_and_so_is_half_a_header() {
+    let limits = ConnectionLimits { first_request: SHORT, ..ConnectionLimits::default() };
+    let server = Server::start(limits, 8).await;
+    assert_eq!(read_to_end(&mut server.connect().await).await, "");
+    let mut half = server.connect().await;
+    half.write_all(b"GET / HTTP/1.1\r\nhost").await.unwrap();
+    assert_eq!(read_to_end(&mut half).await, "");
+    server.until("closed", |server| server.connections.open() == 0).await;
+}
+
+#[tokio::test]
+async fn a_request_may_take_longer_than_a_connection_may_be_idle() {
+    let limits = ConnectionLimits { first_request: SHORT, idle: SHORT, ..ConnectionLimits::default() };
+    let server = Server::start(limits, 8).await;
+    let _asked = server.ask("/never").await;
+    server.open_requests(1).await;
+    tokio::time::sleep(4 * SHORT).await;
+    server.open_requests(1).await;
+    let answer = read_to_end(&mut server.ask("/").await).await;
+    assert!(answer.ends_with("hello"), "closed, once it was idle: {answer}");
+}
+
+#[tokio::test]
+async fn silent_connections_give_way_and_busy_ones_do_not() {
+    let server = Server::start(ConnectionLimits::default(), 3).await;
+    let _busy = server.ask("/never").await;
+    server.open_requests(1).await;
+    let mut silent = Vec::new();
+    for _ in 0..10 {
+        silent.push(server.connect().await);
+    }
+    assert_eq!(read_to_end(&mut silent[0]).await, "");
+    let mut asked = server.ask("/").await;
+    let mut answer = [0; 12];
+    tokio::time::timeout(SOON, asked.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    server.open_requests(1).await;
+
+    let _others = (server.ask("/never").await, server.ask("/never").await);
+    server.open_requests(3).await;
+    assert_eq!(read_to_end(&mut server.ask("/").await).await, "", "all are busy");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_ended() {
+    let limits = ConnectionLimits { stall: SHORT, ..ConnectionLimits::default() };
+    let server = Server::start(limits, 8).await;
+    let mut slow = server.ask("/endless").await;
+    server.open_requests(1).await;
+    server.open_requests(0).await;
+    let text = read_to_end(&mut slow).await;
+    assert!(!text.ends_with("\r\n0\r\n\r\n"), "it has no regular end");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_behind_a_pipelined_request() {
+    let server = Server::start(ConnectionLimits::default(), 8).await;
+    let mut stream = server.ask("/never").await;
+    server.open_requests(1).await;
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    drop(stream);
+    server.open_requests(0).await;
+}
+
+#[tokio::test]
+async fn large_headers_are_refused() {
+    let server = Server::start(ConnectionLimits::default(), 8).await;
+    let header = "x".repeat(64 << 10);
+    let many = "a: b\r\n".repeat(100);
+    for more in [format!("y: {header}\r\n"), many] {
+        let mut stream = server.connect().await;
+        let _ = stream.write_all(format!("GET / HTTP/1.1\r\nhost: x\r\n{more}\r\n").as_bytes()).await;
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 431");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_the_process_ends_idle_connections_and_waits_for_requests() {
+    let server = Server::start(ConnectionLimits::default(), 8).await;
+    let mut silent = server.connect().await;
+    let asked = server.ask("/never").await;
+    server.open_requests(1).await;
+    server.tasks.cancel();
+    assert_eq!(read_to_end(&mut silent).await, "");
+    assert_eq!(server.open.load(Ordering::SeqCst), 1);
+    drop(asked);
+    assert_eq!(server.tasks.join(SOON).await, Ok(()));
+}
