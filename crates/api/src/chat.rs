@@ -1,17 +1,46 @@
 //! OpenAI's `/v1/chat/completions`. Text alone: tools, images and audio are refused by name.
 
+mod answer;
+
 use std::fmt;
 
+use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
-use baton_proto::v1::generate_response::Event;
-use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use crate::common::{Objectives, StreamOptions, TotalUsage, generation_request};
+use crate::Context;
+use crate::answer::{Call, Head};
+use crate::common::{Objectives, generation_request};
+use crate::error::{BadRequest, FieldNames};
 use crate::field::{AtMost, Entries, Ignored, Refused, or_default};
-use crate::{Answer, BadRequest, Call, Context};
+
+use answer::ChatAnswer;
+
+/// What this API calls fields of the wire.
+const FIELDS: FieldNames = FieldNames(&[
+    ("prompt", "messages"),
+    ("text", "messages"),
+    ("template_variables", "chat_template_kwargs"),
+    ("logprobs", "top_logprobs"),
+    ("max_tokens", "max_completion_tokens"),
+    ("structured_output", "response_format"),
+    ("one_tool_call", "parallel_tool_calls"),
+    ("slo.ttft_ms", "baton.ttft_slo_ms"),
+    ("slo.tbt_ms", "baton.tbt_slo_ms"),
+]);
+/// The same, of a body that has the older name.
+const OLD_FIELDS: FieldNames = FieldNames(&[
+    ("prompt", "messages"),
+    ("text", "messages"),
+    ("template_variables", "chat_template_kwargs"),
+    ("logprobs", "top_logprobs"),
+    ("structured_output", "response_format"),
+    ("one_tool_call", "parallel_tool_calls"),
+    ("slo.ttft_ms", "baton.ttft_slo_ms"),
+    ("slo.tbt_ms", "baton.tbt_slo_ms"),
+]);
 
 /// Messages of a conversation, at most.
 pub(crate) type MessageList<T> = AtMost<T, 65_536>;
@@ -211,8 +240,7 @@ impl Content {
                         Err(BadRequest::new(format!("messages[{index}].content[{part}].text"), "is missing"))
                     }
                     (other, _) => {
-                        let problem = format!("'{other}', but only text is served here");
-                        Err(BadRequest::new(format!("messages[{index}].content[{part}].type"), problem))
+                        Err(BadRequest::kind(format!("messages[{index}].content[{part}].type"), other, "text"))
                     }
                 };
                 let texts: Result<Vec<_>, _> = parts.into_iter().enumerate().map(text).collect();
@@ -262,24 +290,14 @@ impl ChatRequest {
             (false, Some(_)) => return Err(BadRequest::new("top_logprobs", "says nothing without logprobs")),
         };
         // Without it, until the context is full.
+        let fields = if self.max_completion_tokens.is_some() { FIELDS } else { OLD_FIELDS };
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).or(Some(u32::MAX));
         let sampling = v1::SamplingParameters { max_tokens, logprobs, ..self.sampling()? };
         let stream = self.stream()?;
         let messages = std::mem::take(&mut self.messages);
         let request = self.request(WirePrompt::Messages(conversation(messages, &variables)?), sampling);
-        let answer = ChatAnswer {
-            wants_logprobs: logprobs.is_some(),
-            streams: stream.is_some(),
-            options: stream.unwrap_or_default(),
-            id: String::new(),
-            model: String::new(),
-            text: String::new(),
-            logprobs: Vec::new(),
-            finish_reason: None,
-            usage: TotalUsage::default(),
-            context,
-        };
-        Ok(Call { requests: vec![request], stream, answer: Box::new(answer) })
+        let answer = ChatAnswer::new(Head::new(context.created, stream), 1, logprobs.is_some());
+        Ok(Call { requests: vec![request], streams: stream.is_some(), fields, answer: Box::new(answer) })
     }
 
     fn check_kinds(&self) -> Result<(), BadRequest> {
@@ -290,121 +308,11 @@ impl ChatRequest {
             return Err(BadRequest::new("tool_choice", format!("'{choice}', but tools are not served here")));
         }
         if let Some(format) = self.response_format.as_ref().filter(|format| format.r#type != "text") {
-            let problem = format!("'{}', but only text is served here", format.r#type);
-            return Err(BadRequest::new("response_format.type", problem));
+            return Err(BadRequest::kind("response_format.type", &format.r#type, "text"));
         }
         if let Some(other) = self.modalities.0.iter().find(|modality| *modality != "text") {
-            return Err(BadRequest::new("modalities", format!("'{other}', but only text is served here")));
+            return Err(BadRequest::kind("modalities", other, "text"));
         }
         Ok(())
-    }
-}
-
-/// Puts a chat completion together.
-struct ChatAnswer {
-    wants_logprobs: bool,
-    /// Chunks are sent, and nothing is kept.
-    streams: bool,
-    options: StreamOptions,
-    id: String,
-    model: String,
-    text: String,
-    logprobs: Vec<Value>,
-    finish_reason: Option<String>,
-    usage: TotalUsage,
-    context: Context,
-}
-
-impl ChatAnswer {
-    fn object(&self, object: &str, choices: Value) -> Value {
-        json!({
-            "id": self.id,
-            "object": object,
-            "created": self.context.created,
-            "model": self.model,
-            "choices": choices,
-        })
-    }
-
-    fn chunk(&self, delta: Value, logprobs: Option<&[Value]>) -> Value {
-        let choice = json!({
-            "index": 0,
-            "delta": delta,
-            "logprobs": logprobs.map(content_logprobs),
-            "finish_reason": self.finish_reason,
-        });
-        let mut chunk = self.object("chat.completion.chunk", json!([choice]));
-        if self.options.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-}
-
-fn content_logprobs(tokens: &[Value]) -> Value {
-    json!({ "content": tokens, "refusal": null })
-}
-
-fn token(text: &str, logprob: f32) -> Value {
-    // Half a character has bytes that its text does not show.
-    let bytes = (!text.contains(char::REPLACEMENT_CHARACTER)).then_some(text.as_bytes());
-    json!({ "token": text, "logprob": logprob, "bytes": bytes })
-}
-
-fn token_logprobs(TokenLogprobs { logprob, top, text }: &TokenLogprobs) -> Value {
-    let mut of = token(text, logprob.unwrap_or_default());
-    of["top_logprobs"] = top.iter().map(|TopLogprob { text, logprob, .. }| token(text, *logprob)).collect();
-    of
-}
-
-impl Answer for ChatAnswer {
-    fn take(&mut self, _: usize, response: v1::GenerateResponse) -> Vec<Value> {
-        match response.event {
-            Some(Event::Accepted(accepted)) => {
-                self.id = format!("chatcmpl-{}", accepted.request_id);
-                self.model = accepted.model;
-                vec![self.chunk(json!({ "role": "assistant", "content": "" }), None)]
-            }
-            Some(Event::Delta(delta)) if !delta.text.is_empty() || !delta.token_ids.is_empty() => {
-                let logprobs: Vec<_> = delta.logprobs.iter().map(token_logprobs).collect();
-                let chunk = self.chunk(json!({ "content": delta.text }), self.wants_logprobs.then_some(&logprobs));
-                if !self.streams {
-                    self.text.push_str(&delta.text);
-                    self.logprobs.extend(logprobs);
-                }
-                vec![chunk]
-            }
-            Some(Event::Finished(finished)) => {
-                self.finish_reason = Some(finished.finish_reason);
-                self.usage.add(finished.usage.unwrap_or_default());
-                vec![self.chunk(json!({}), None)]
-            }
-            Some(Event::Delta(_) | Event::PromptLogprobs(_)) | None => Vec::new(),
-        }
-    }
-
-    fn last(&mut self) -> Option<Value> {
-        if !self.options.include_usage {
-            return None;
-        }
-        let mut chunk = self.object("chat.completion.chunk", json!([]));
-        chunk["usage"] = self.usage.json();
-        Some(chunk)
-    }
-
-    fn is_whole(&self) -> bool {
-        self.finish_reason.is_some()
-    }
-
-    fn body(&mut self) -> Value {
-        let choice = json!({
-            "index": 0,
-            "message": { "role": "assistant", "content": self.text, "refusal": null },
-            "logprobs": self.wants_logprobs.then(|| content_logprobs(&self.logprobs)),
-            "finish_reason": self.finish_reason,
-        });
-        let mut body = self.object("chat.completion", json!([choice]));
-        body["usage"] = self.usage.json();
-        body
     }
 }

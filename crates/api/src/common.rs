@@ -1,8 +1,7 @@
 //! What the APIs of one family have in common.
 
 use baton_proto::v1;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::BadRequest;
 use crate::field::{Ignored, or_default};
@@ -189,24 +188,66 @@ pub(crate) fn logit_bias(biases: &[(String, f32)]) -> Result<std::collections::H
     biases.iter().map(token).collect()
 }
 
-/// Usage of several requests in sum, as OpenAI gives it.
+/// Usage of several requests in sum.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct TotalUsage(v1::Usage);
+pub(crate) struct TotalUsage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    cached_tokens: u64,
+}
 
 impl TotalUsage {
-    pub(crate) fn add(&mut self, usage: v1::Usage) {
-        self.0.prompt_tokens += usage.prompt_tokens;
-        self.0.completion_tokens += usage.completion_tokens;
-        self.0.cached_tokens += usage.cached_tokens;
+    /// Adds the usage of answer number `sample` of a request: all have the one prompt.
+    pub(crate) fn add(&mut self, sample: u32, usage: v1::Usage) {
+        self.completion_tokens += u64::from(usage.completion_tokens);
+        if sample == 0 {
+            self.prompt_tokens += u64::from(usage.prompt_tokens);
+            self.cached_tokens += u64::from(usage.cached_tokens);
+        }
     }
 
-    pub(crate) fn json(&self) -> Value {
-        let v1::Usage { prompt_tokens, completion_tokens, cached_tokens } = self.0;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": cached_tokens },
-        })
+    /// As OpenAI gives it; how much of it was reasoning, if that is known.
+    pub(crate) fn json(&self, reasoning_tokens: Option<u64>) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            total_tokens: self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: self.cached_tokens },
+            completion_tokens_details: reasoning_tokens
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
+        }
     }
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: u64,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct CompletionTokensDetails {
+    reasoning_tokens: u64,
+}
+
+/// An answer of OpenAI's older APIs, or a part of one.
+#[derive(Serialize)]
+pub(crate) struct Object<'a, C> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: &'a str,
+    pub(crate) choices: Vec<C>,
+    /// Null says that it comes later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Option<Usage>>,
 }

@@ -5,6 +5,12 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+/// The beginning of a text of the client's, for an error.
+pub(crate) fn cut(text: &str) -> &str {
+    const MOST: usize = 64;
+    text.char_indices().nth(MOST).map_or(text, |(end, _)| &text[..end])
+}
+
 /// A field that says nothing here, whatever it says.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ignored;

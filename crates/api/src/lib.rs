@@ -7,59 +7,27 @@
 //!
 //! No clock, no network, no tokenizer.
 
+mod answer;
 mod chat;
 mod common;
 mod completions;
+mod error;
 mod field;
+mod logprobs;
 mod tokens;
 
 use std::sync::Arc;
 
-use baton_proto::v1;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
+use field::cut;
+
+pub use answer::{Answer, Call, Chunk};
 pub use chat::ChatRequest;
-pub use common::{Objectives, StreamOptions};
+pub use common::Objectives;
 pub use completions::CompletionRequest;
+pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
-
-/// A body that is not taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadRequest {
-    /// The field, as a path: `messages[0].content`; `body` for the whole.
-    pub param: String,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-impl BadRequest {
-    pub(crate) fn new(param: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { param: param.into(), problem: problem.into() }
-    }
-}
-
-/// What one body asks for.
-pub struct Call {
-    /// The requests that serve it, one or more.
-    pub requests: Vec<v1::GenerateRequest>,
-    /// What a stream tells besides its text; `None`: the answer comes whole.
-    pub stream: Option<StreamOptions>,
-    /// Puts the answer together.
-    pub answer: Box<dyn Answer>,
-}
-
-/// Puts the answer to a [`Call`] together.
-pub trait Answer: Send {
-    /// Takes in what request number `index` of the call brought; the chunks that a stream sends for it.
-    fn take(&mut self, index: usize, response: v1::GenerateResponse) -> Vec<Value>;
-    /// What a stream sends once all of its requests have ended.
-    fn last(&mut self) -> Option<Value>;
-    /// Whether every answer has its end. What stops before is not whole.
-    fn is_whole(&self) -> bool;
-    /// The whole answer, once all requests have ended.
-    fn body(&mut self) -> Value;
-}
 
 /// Makes text of tokens.
 pub type Decode = dyn Fn(&[u32]) -> String + Send + Sync;
@@ -93,7 +61,8 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     if let Some(rest) = text.strip_prefix("unknown field `")
         && let Some((name, _)) = rest.split_once('`')
     {
-        let inside = path.strip_suffix(name).unwrap_or(&path).trim_end_matches(['.', '?']);
+        let inside = cut(path.strip_suffix(name).unwrap_or(&path).trim_end_matches(['.', '?']));
+        let name = cut(name);
         let param = if inside.is_empty() { name.to_owned() } else { format!("{inside}.{name}") };
         return BadRequest::new(param, "this field is not known");
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_api::{Call, ChatRequest, CompletionRequest, Context, TokenizeRequest, read};
+use baton_api::{Call, ChatRequest, Chunk, CompletionRequest, Context, Failure, TokenizeRequest, read};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
@@ -55,15 +55,16 @@ fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
 
 fn whole(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Value {
     assert!(!call.answer.is_whole());
-    responses.into_iter().for_each(|response| drop(call.answer.take(0, response)));
+    responses.into_iter().for_each(|response| assert!(call.answer.take(0, response).is_empty()));
     assert!(call.answer.is_whole());
-    call.answer.body()
+    serde_json::from_str(&call.answer.body()).expect("JSON")
 }
 
 fn streamed(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Vec<Value> {
     let mut chunks: Vec<_> = responses.into_iter().flat_map(|response| call.answer.take(0, response)).collect();
     chunks.extend(call.answer.last());
-    chunks
+    assert_eq!(chunks.pop(), Some(Chunk { event: None, data: "[DONE]".into() }));
+    chunks.iter().map(|chunk| serde_json::from_str(&chunk.data).expect("JSON")).collect()
 }
 
 #[test]
@@ -72,7 +73,7 @@ fn a_body_becomes_a_request() {
         "model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0.5, "top_k": -1, "seed": -1, "stop": "x",
         "logit_bias": {"7": -100}, "min_tokens": 2, "bad_words": ["no"], "user": {"any": 1}, "baton": {"ttft_slo_ms": 9}, "n": null,
     }));
-    assert!(call.stream.is_none() && call.requests.len() == 2);
+    assert!(!call.streams && call.requests.len() == 2);
     let request = &call.requests[1];
     assert_eq!(request.prompt, Some(Prompt::TokenIds(v1::TokenIds { ids: vec![3] })));
     let sampling = request.sampling.clone().unwrap();
@@ -227,4 +228,34 @@ fn a_text_or_a_conversation_is_tokenized() {
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "return_token_strs": true});
     assert!(matches!(prompt(chat), Ok((Prompt::Messages(_), true))));
     assert_eq!(prompt(json!({})).unwrap_err().param, "prompt");
+}
+
+#[test]
+fn alternatives_of_one_text_are_all_told() {
+    let mut responses = brought(true);
+    let Some(Event::Delta(delta)) = &mut responses[1].event else { panic!("{responses:?}") };
+    let top = |token_id, text: &str, logprob| TopLogprob { token_id, logprob, text: text.into() };
+    delta.logprobs[0].top = vec![top(5, "\u{fffd}", -0.25), top(6, "\u{fffd}", -0.5), top(7, "ab", f32::NEG_INFINITY)];
+    let body = whole(completion(json!({"prompt": "x", "logprobs": 3})), responses);
+    assert_eq!(
+        body["choices"][0]["logprobs"]["top_logprobs"][0],
+        json!({"\u{fffd}": -0.25, "token_id:6": -0.5, "ab": -9999.0, "token_id:0": -1.0})
+    );
+}
+
+#[test]
+fn an_error_in_a_stream_is_an_event_without_a_name() {
+    let mut call = chat(json!({"messages": [], "stream": true}));
+    let chunk = call.answer.failed(&Failure::new(503, "no node is ready"));
+    let error = json!({"error": {"message": "no node is ready", "type": "unavailable", "param": null, "code": null}});
+    assert_eq!((chunk.event, chunk.data), (None, error.to_string()));
+}
+
+#[test]
+fn errors_of_the_conductor_get_the_names_of_the_api() {
+    let old = chat(json!({"messages": [], "max_tokens": 1})).fields;
+    let new = chat(json!({"messages": [], "max_completion_tokens": 1})).fields;
+    assert_eq!((old.of("max_tokens"), new.of("max_tokens")), ("max_tokens", "max_completion_tokens"));
+    assert_eq!((new.of("prompt"), new.of("logprobs"), new.of("stop")), ("messages", "top_logprobs", "stop"));
+    assert_eq!(completion(json!({"prompt": "x"})).fields.of("token_ids"), "prompt");
 }

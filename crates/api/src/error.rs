@@ -1,0 +1,152 @@
+//! Errors, and the forms that the APIs give them.
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::answer::Chunk;
+use crate::field::cut;
+
+/// A body that is not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadRequest {
+    /// The field, as a path: `messages[0].content`; `body` for the whole.
+    pub param: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl BadRequest {
+    pub(crate) fn new(param: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { param: param.into(), problem: problem.into() }
+    }
+
+    /// A value of a field that says which kind something is.
+    pub(crate) fn kind(param: impl Into<String>, kind: &str, served: &str) -> Self {
+        Self::new(param, format!("'{}', but only {served} is served here", cut(kind)))
+    }
+}
+
+/// What went wrong, before an API gives it its form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Of HTTP.
+    pub status: u16,
+    /// For people.
+    pub message: String,
+    /// The field that is wrong, as a path.
+    pub param: Option<String>,
+    /// What programs look for: `model_not_found`.
+    pub code: Option<&'static str>,
+}
+
+impl Failure {
+    /// One that no field is to blame for.
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+}
+
+impl From<BadRequest> for Failure {
+    fn from(BadRequest { param, problem }: BadRequest) -> Self {
+        Self { param: Some(param.clone()), ..Self::new(400, format!("{param}: {problem}")) }
+    }
+}
+
+/// How an API tells errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorForm {
+    /// `{"error": {"message", "type", "param", "code"}}`.
+    OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}}`.
+    Anthropic,
+}
+
+impl ErrorForm {
+    /// The body of an answer that is an error.
+    pub fn body(self, failure: &Failure) -> String {
+        let Failure { status, message, param, code } = failure;
+        let body = match self {
+            Self::OpenAi => {
+                json!({ "error": { "message": message, "type": openai_type(*status), "param": param, "code": code } })
+            }
+            Self::Anthropic => {
+                json!({ "type": "error", "error": { "type": anthropic_type(*status), "message": message } })
+            }
+        };
+        body.to_string()
+    }
+
+    /// The last event of a stream that an error ends.
+    pub fn event(self, failure: &Failure) -> Chunk {
+        let event = match self {
+            Self::OpenAi => None,
+            Self::Anthropic => Some("error"),
+        };
+        Chunk { event, data: self.body(failure) }
+    }
+}
+
+fn openai_type(status: u16) -> &'static str {
+    match status {
+        429 => "overloaded",
+        499 => "cancelled",
+        503 => "unavailable",
+        504 => "deadline_exceeded",
+        500.. => "internal",
+        _ => "invalid_request_error",
+    }
+}
+
+fn anthropic_type(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        504 => "timeout_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    }
+}
+
+/// What an API calls the fields that errors of the conductor name as gRPC does.
+#[derive(Debug, Clone, Copy)]
+pub struct FieldNames(pub(crate) &'static [(&'static str, &'static str)]);
+
+impl FieldNames {
+    /// The API's name; the wire's own if it is the same.
+    pub fn of<'a>(&self, wire: &'a str) -> &'a str {
+        self.0.iter().find(|(name, _)| *name == wire).map_or(wire, |(_, own)| own)
+    }
+}
+
+/// JSON of an answer.
+pub(crate) fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("answers have text for keys, and nothing in them can fail")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_api_has_its_own_form() {
+        let failure: Failure = BadRequest::new("n", "0").into();
+        assert_eq!(
+            ErrorForm::OpenAi.body(&failure),
+            r#"{"error":{"message":"n: 0","type":"invalid_request_error","param":"n","code":null}}"#
+        );
+        let busy = ErrorForm::Anthropic.event(&Failure::new(429, "busy"));
+        assert_eq!(busy.event, Some("error"));
+        assert_eq!(busy.data, r#"{"type":"error","error":{"type":"rate_limit_error","message":"busy"}}"#);
+        assert_eq!(ErrorForm::OpenAi.event(&Failure::new(503, "x")).event, None);
+    }
+
+    #[test]
+    fn fields_have_the_names_of_the_api() {
+        let names = FieldNames(&[("text", "prompt")]);
+        assert_eq!((names.of("text"), names.of("stop")), ("prompt", "stop"));
+    }
+}
