@@ -1,4 +1,4 @@
-//! OpenAI's `/v1/chat/completions`. Text alone: tools, images and audio are refused by name.
+//! OpenAI's `/v1/chat/completions`. Images, audio and files are refused by name.
 
 mod answer;
 
@@ -7,16 +7,20 @@ use std::fmt;
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, Visitor};
 use serde_json::{Map, Value};
 
 use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request};
 use crate::error::{BadRequest, FieldNames};
-use crate::field::{AtMost, Entries, Ignored, Refused, or_default};
+use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, cut, objects, or_default};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
 
 use answer::ChatAnswer;
+
+/// Longest name of a tool.
+pub(crate) const MAX_TOOL_NAME: usize = 64;
 
 /// What this API calls fields of the wire.
 const FIELDS: FieldNames = FieldNames(&[
@@ -59,20 +63,20 @@ generation_request! {
         /// More variables of the chat template, as vLLM takes them.
         #[serde(default, deserialize_with = "or_default")]
         chat_template_kwargs: Entries<Plain, 64>,
-        response_format: Option<ResponseFormat>,
         #[serde(default, deserialize_with = "or_default")]
         modalities: AtMost<String, 8>,
-        tool_choice: Option<String>,
         #[serde(default, deserialize_with = "or_default")]
-        tools: AtMost<Ignored, 1024>,
-        #[serde(default)]
-        parallel_tool_calls: Ignored,
+        tools: AtMost<ToolJson, MAX_TOOLS>,
+        tool_choice: Option<TextOr<ToolChoiceJson>>,
+        parallel_tool_calls: Option<bool>,
+        /// What the answer may use, as vLLM takes it.
+        #[serde(default, deserialize_with = "or_default")]
+        documents: AtMost<JsonObject, 1024>,
+        reasoning_effort: Option<String>,
         #[serde(default)]
         prediction: Ignored,
         #[serde(default)]
         verbosity: Ignored,
-        #[serde(default)]
-        reasoning_effort: Ignored,
         #[serde(default)]
         functions: Refused,
         #[serde(default)]
@@ -130,147 +134,138 @@ impl<'de> Deserialize<'de> for Plain {
     }
 }
 
-/// What the answer looks like; text alone is served.
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    r#type: String,
-}
+objects! {
+    struct ToolJson {
+        r#type: String,
+        function: Option<FunctionJson>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
 
-/// A message.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Message {
-    role: String,
-    #[serde(default)]
-    content: Content,
-    #[serde(default, deserialize_with = "or_default")]
-    name: String,
-    /// What was thought before it was said.
-    #[serde(default, deserialize_with = "or_default")]
-    reasoning: String,
-    /// The same by an older name.
-    #[serde(default, deserialize_with = "or_default")]
-    reasoning_content: String,
-    #[serde(default, deserialize_with = "or_default")]
-    tool_calls: AtMost<ToolCall, 1024>,
-    #[serde(default, deserialize_with = "or_default")]
-    tool_call_id: String,
-    #[serde(default, rename = "refusal")]
-    _refusal: Ignored,
-    #[serde(default, rename = "annotations")]
-    _annotations: Ignored,
-    #[serde(default, rename = "audio")]
-    _audio: Refused,
-    #[serde(default, rename = "function_call")]
-    _function_call: Refused,
-}
+    struct FunctionJson {
+        name: String,
+        description: Option<String>,
+        parameters: Option<JsonObject>,
+        strict: Option<bool>,
+    }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ToolCall {
-    #[serde(default, deserialize_with = "or_default")]
-    id: String,
-    #[serde(default, rename = "type")]
-    _type: Ignored,
-    #[serde(default, rename = "index")]
-    _index: Ignored,
-    function: Function,
-}
+    /// Of one tool.
+    struct ToolChoiceJson {
+        r#type: String,
+        function: Option<FunctionName>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Function {
-    name: String,
-    arguments: String,
-}
+    struct FunctionName {
+        name: String,
+    }
 
-/// Text, or parts, which are text.
-#[derive(Debug, Default)]
-enum Content {
-    #[default]
-    None,
-    Text(String),
-    Parts(Vec<Part>),
-}
+    /// A message.
+    pub(crate) struct Message {
+        role: String,
+        content: Option<TextOr<Parts>>,
+        #[serde(default, deserialize_with = "or_default")]
+        name: String,
+        /// What was thought before it was said.
+        #[serde(default, deserialize_with = "or_default")]
+        reasoning: String,
+        /// The same by an older name.
+        #[serde(default, deserialize_with = "or_default")]
+        reasoning_content: String,
+        #[serde(default, deserialize_with = "or_default")]
+        tool_calls: AtMost<ToolCall, 1024>,
+        #[serde(default, deserialize_with = "or_default")]
+        tool_call_id: String,
+        #[serde(default, rename = "refusal")]
+        _refusal: Ignored,
+        #[serde(default, rename = "annotations")]
+        _annotations: Ignored,
+        #[serde(default, rename = "audio")]
+        _audio: Refused,
+        #[serde(default, rename = "function_call")]
+        _function_call: Refused,
+    }
 
-/// A part of a message. Kinds other than text are read, so that they can be refused by name.
-#[derive(Debug, Deserialize)]
-struct Part {
-    r#type: String,
-    text: Option<String>,
-}
+    struct ToolCall {
+        #[serde(default, deserialize_with = "or_default")]
+        id: String,
+        r#type: Option<String>,
+        #[serde(default, rename = "index")]
+        _index: Ignored,
+        function: Option<CalledFunction>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
 
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
-            type Value = Content;
+    struct CalledFunction {
+        name: String,
+        arguments: String,
+    }
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a list of parts")
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<Content, E> {
-                Ok(Content::None)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-                let parts = Parts::deserialize(serde::de::value::SeqAccessDeserializer::new(parts))?;
-                Ok(Content::Parts(parts.0))
-            }
-        }
-        deserializer.deserialize_any(Any)
+    /// A part of a message. Kinds other than text are read, so that they can be refused by name.
+    struct Part {
+        r#type: String,
+        text: Option<String>,
+        #[serde(default, rename = "prompt_cache_breakpoint")]
+        _prompt_cache_breakpoint: Ignored,
+        #[serde(default, rename = "?")]
+        stray: Stray,
     }
 }
 
-impl Content {
-    /// Parts are lines of one text.
-    fn text(self, index: usize) -> Result<String, BadRequest> {
-        match self {
-            Self::None => Ok(String::new()),
-            Self::Text(text) => Ok(text),
-            Self::Parts(parts) => {
-                let text = |(part, Part { r#type, text }): (usize, Part)| match (r#type.as_str(), text) {
-                    ("text", Some(text)) => Ok(text),
-                    ("text", None) => {
-                        Err(BadRequest::new(format!("messages[{index}].content[{part}].text"), "is missing"))
-                    }
-                    (other, _) => {
-                        Err(BadRequest::kind(format!("messages[{index}].content[{part}].type"), other, "text"))
-                    }
-                };
-                let texts: Result<Vec<_>, _> = parts.into_iter().enumerate().map(text).collect();
-                Ok(texts?.join("\n"))
-            }
+/// Parts are lines of one text.
+fn content(content: Option<TextOr<Parts>>, path: &str) -> Result<String, BadRequest> {
+    let AtMost(parts) = match content {
+        None => return Ok(String::new()),
+        Some(TextOr::Text(text)) => return Ok(text),
+        Some(TextOr::Parts(parts)) => parts,
+    };
+    let text = |(index, Part { r#type, text, stray, .. }): (usize, Part)| {
+        let path = format!("{path}.content[{index}]");
+        if r#type != "text" {
+            return Err(BadRequest::kind(format!("{path}.type"), &r#type, "text"));
         }
+        BadRequest::stray(&path, &stray)?;
+        text.ok_or_else(|| BadRequest::new(format!("{path}.text"), "is missing"))
+    };
+    let texts: Result<Vec<_>, _> = parts.into_iter().enumerate().map(text).collect();
+    Ok(texts?.join("\n"))
+}
+
+impl ToolCall {
+    fn wire(self, path: &str) -> Result<v1::ToolCall, BadRequest> {
+        if let Some(kind) = self.r#type.filter(|kind| kind != "function") {
+            return Err(BadRequest::kind(format!("{path}.type"), &kind, "function"));
+        }
+        BadRequest::stray(path, &self.stray)?;
+        let missing = || BadRequest::new(format!("{path}.function"), "is missing");
+        let CalledFunction { name, arguments } = self.function.ok_or_else(missing)?;
+        Ok(v1::ToolCall { id: self.id, name, arguments })
+    }
+}
+
+impl Message {
+    fn wire(self, index: usize) -> Result<v1::ChatMessage, BadRequest> {
+        let path = format!("messages[{index}]");
+        let calls = self.tool_calls.0.into_iter().enumerate();
+        let calls = calls.map(|(call, tool_call)| tool_call.wire(&format!("{path}.tool_calls[{call}]")));
+        Ok(v1::ChatMessage {
+            // Templates know the older name of the role.
+            role: if self.role == "developer" { "system".to_owned() } else { self.role },
+            content: content(self.content, &path)?,
+            name: self.name,
+            reasoning: if self.reasoning.is_empty() { self.reasoning_content } else { self.reasoning },
+            tool_calls: calls.collect::<Result<_, _>>()?,
+            tool_call_id: self.tool_call_id,
+        })
     }
 }
 
 /// The prompt of a conversation.
-pub(crate) fn conversation(
-    messages: MessageList<Message>,
-    template_variables: &str,
-) -> Result<v1::MessagesPrompt, BadRequest> {
-    let message = |(index, message): (usize, Message)| -> Result<v1::ChatMessage, BadRequest> {
-        let call =
-            |call: ToolCall| v1::ToolCall { id: call.id, name: call.function.name, arguments: call.function.arguments };
-        // Templates know the older name of the role.
-        let role = if message.role == "developer" { "system".to_owned() } else { message.role };
-        Ok(v1::ChatMessage {
-            role,
-            content: message.content.text(index)?,
-            name: message.name,
-            reasoning: if message.reasoning.is_empty() { message.reasoning_content } else { message.reasoning },
-            tool_calls: message.tool_calls.0.into_iter().map(call).collect(),
-            tool_call_id: message.tool_call_id,
-        })
-    };
-    let messages = messages.0.into_iter().enumerate().map(message).collect::<Result<_, _>>()?;
-    Ok(v1::MessagesPrompt { messages, template_variables: template_variables.to_owned(), ..Default::default() })
+pub(crate) fn conversation(messages: MessageList<Message>) -> Result<v1::MessagesPrompt, BadRequest> {
+    let messages = messages.0.into_iter().enumerate().map(|(index, message)| message.wire(index));
+    Ok(v1::MessagesPrompt { messages: messages.collect::<Result<_, _>>()?, ..Default::default() })
 }
 
 impl ChatRequest {
@@ -280,39 +275,84 @@ impl ChatRequest {
     /// A field has a value that is not served.
     pub fn call(mut self, context: Context) -> Result<Call, BadRequest> {
         self.check()?;
-        self.check_kinds()?;
-        let Entries(variables) = std::mem::take(&mut self.chat_template_kwargs);
-        let variables: Map<_, _> = variables.into_iter().map(|(name, Plain(value))| (name, value)).collect();
-        let variables = if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() };
+        if let Some(other) = self.modalities.0.iter().find(|modality| *modality != "text") {
+            return Err(BadRequest::kind("modalities", other, "text"));
+        }
         let logprobs = match (self.logprobs, self.top_logprobs) {
             (true, top) => Some(top.unwrap_or(0)),
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(BadRequest::new("top_logprobs", "says nothing without logprobs")),
         };
-        // Without it, until the context is full.
         let fields = if self.max_completion_tokens.is_some() { FIELDS } else { OLD_FIELDS };
+        // Without it, until the context is full.
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).or(Some(u32::MAX));
         let sampling = v1::SamplingParameters { max_tokens, logprobs, ..self.sampling()? };
         let stream = self.stream()?;
-        let messages = std::mem::take(&mut self.messages);
-        let request = self.request(WirePrompt::Messages(conversation(messages, &variables)?), sampling);
-        let answer = ChatAnswer::new(Head::new(context.created, stream), 1, logprobs.is_some());
+        let prompt = self.prompt()?;
+        let request = self.request(WirePrompt::Messages(prompt), sampling);
+        let answer = ChatAnswer::new(Head::new(context.created, stream), request.n, logprobs.is_some());
         Ok(Call { requests: vec![request], streams: stream.is_some(), fields, answer: Box::new(answer) })
     }
 
-    fn check_kinds(&self) -> Result<(), BadRequest> {
-        if !self.tools.0.is_empty() {
-            return Err(BadRequest::new("tools", "are not served here"));
-        }
-        if let Some(choice) = self.tool_choice.iter().find(|choice| !["none", "auto"].contains(&choice.as_str())) {
-            return Err(BadRequest::new("tool_choice", format!("'{choice}', but tools are not served here")));
-        }
-        if let Some(format) = self.response_format.as_ref().filter(|format| format.r#type != "text") {
-            return Err(BadRequest::kind("response_format.type", &format.r#type, "text"));
-        }
-        if let Some(other) = self.modalities.0.iter().find(|modality| *modality != "text") {
-            return Err(BadRequest::kind("modalities", other, "text"));
-        }
-        Ok(())
+    fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
+        let mut prompt = conversation(std::mem::take(&mut self.messages))?;
+        prompt.documents = self.documents.0.iter().map(|JsonObject(document)| document.get().to_owned()).collect();
+        prompt.template_variables = self.template_variables()?;
+        let one_call = self.parallel_tool_calls == Some(false);
+        self.tools()?.put(&mut prompt, "tool_choice", self.tool_choice()?, one_call)?;
+        Ok(prompt)
     }
+
+    fn tools(&self) -> Result<Tools, BadRequest> {
+        let mut tools = Tools::default();
+        for (index, ToolJson { r#type, function, stray }) in self.tools.0.iter().enumerate() {
+            let path = format!("tools[{index}]");
+            if r#type != "function" {
+                return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
+            }
+            BadRequest::stray(&path, stray)?;
+            let missing = || BadRequest::new(format!("{path}.function"), "is missing");
+            let FunctionJson { name, description, parameters, strict } = function.as_ref().ok_or_else(missing)?;
+            let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
+            let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
+            tools.add(&format!("{path}.function.name"), MAX_TOOL_NAME, &tool)?;
+        }
+        Ok(tools)
+    }
+
+    fn tool_choice(&self) -> Result<ToolChoice, BadRequest> {
+        match &self.tool_choice {
+            None => Ok(ToolChoice::Auto),
+            Some(TextOr::Text(mode)) => ToolChoice::of_mode(mode),
+            Some(TextOr::Parts(ToolChoiceJson { r#type, function, stray })) => {
+                if r#type != "function" {
+                    return Err(BadRequest::kind("tool_choice.type", r#type, "function"));
+                }
+                BadRequest::stray("tool_choice", stray)?;
+                let missing = || BadRequest::new("tool_choice.function", "is missing");
+                Ok(ToolChoice::Named(function.as_ref().ok_or_else(missing)?.name.clone()))
+            }
+        }
+    }
+
+    /// As a JSON object; empty for none.
+    fn template_variables(&mut self) -> Result<String, BadRequest> {
+        let Entries(variables) = std::mem::take(&mut self.chat_template_kwargs);
+        let mut variables: Map<_, _> = variables.into_iter().map(|(name, Plain(value))| (name, value)).collect();
+        if let Some(effort) = self.reasoning_effort.take() {
+            check_effort("reasoning_effort", &effort)?;
+            // Who names the variable itself means that.
+            variables.entry("reasoning_effort").or_insert(Value::String(effort));
+        }
+        Ok(if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() })
+    }
+}
+
+/// How much a model thinks.
+pub(crate) fn check_effort(param: &str, effort: &str) -> Result<(), BadRequest> {
+    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    if EFFORTS.contains(&effort) {
+        return Ok(());
+    }
+    Err(BadRequest::new(param, format!("'{}', but must be one of {}", cut(effort), EFFORTS.join(", "))))
 }

@@ -1,31 +1,31 @@
 //! What the APIs of one family have in common.
 
 use baton_proto::v1;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::BadRequest;
-use crate::field::{Ignored, or_default};
+use crate::field::{Ignored, objects, or_default};
 
-/// What OpenAI's API has no field for.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Objectives {
-    /// Objective of the time to first token.
-    pub ttft_slo_ms: Option<f64>,
-    /// Objective of the time between tokens.
-    pub tbt_slo_ms: Option<f64>,
-}
+objects! {
+    /// What OpenAI's API has no field for.
+    #[derive(Clone, Copy, Default)]
+    pub struct Objectives {
+        /// Objective of the time to first token.
+        pub ttft_slo_ms: Option<f64>,
+        /// Objective of the time between tokens.
+        pub tbt_slo_ms: Option<f64>,
+    }
 
-/// What a stream tells besides its text.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StreamOptions {
-    /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
-    #[serde(default, deserialize_with = "or_default")]
-    pub include_usage: bool,
-    /// Chunks have no padding.
-    #[serde(default, rename = "include_obfuscation")]
-    _include_obfuscation: Ignored,
+    /// What a stream tells besides its text.
+    #[derive(Clone, Copy, Default)]
+    pub(crate) struct StreamOptions {
+        /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
+        #[serde(default, deserialize_with = "or_default")]
+        pub(crate) include_usage: bool,
+        /// Chunks have no padding.
+        #[serde(default, rename = "include_obfuscation")]
+        _include_obfuscation: Ignored,
+    }
 }
 
 /// Most strings that end an output; the tokenizer's side checks them.
@@ -34,9 +34,8 @@ pub(crate) const MAX_STOPS: usize = 64;
 /// Declares the request of an API: the fields of all of OpenAI's that generate text, and its own.
 macro_rules! generation_request {
     ($(#[$head:meta])* $name:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        $crate::field::objects! {
         $(#[$head])*
-        #[derive(Debug, serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
         #[allow(dead_code)] // fields that are ignored or refused only need to be read
         pub struct $name {
             #[serde(default, deserialize_with = "or_default")]
@@ -84,8 +83,8 @@ macro_rules! generation_request {
             prompt_cache_retention: $crate::field::Ignored,
             #[serde(default)]
             prompt_cache_options: $crate::field::Ignored,
-            #[serde(default)]
-            structured_outputs: $crate::field::Refused,
+            response_format: Option<$crate::format::ResponseFormat>,
+            structured_outputs: Option<$crate::format::StructuredOutputs>,
             #[serde(default)]
             guided_json: $crate::field::Refused,
             #[serde(default)]
@@ -95,6 +94,7 @@ macro_rules! generation_request {
             #[serde(default)]
             guided_grammar: $crate::field::Refused,
             $($(#[$meta])* $field: $type,)*
+        }
         }
 
         impl $name {
@@ -117,6 +117,10 @@ macro_rules! generation_request {
                     logit_bias: $crate::common::logit_bias(&self.logit_bias.0)?,
                     min_tokens: self.min_tokens.unwrap_or(0),
                     bad_words: self.bad_words.0.clone(),
+                    structured_output: $crate::format::structured_output(
+                        self.response_format.as_ref(),
+                        self.structured_outputs.as_ref(),
+                    )?,
                     ..Default::default()
                 })
             }
@@ -134,10 +138,7 @@ macro_rules! generation_request {
                 $crate::common::check_bytes("model", [&self.model])?;
                 $crate::common::check_bytes("stop", &self.stop.0)?;
                 $crate::common::check_bytes("bad_words", &self.bad_words.0)?;
-                match self.n {
-                    None | Some(1) => Ok(()),
-                    Some(n) => Err($crate::BadRequest::new("n", format!("{n}, but only 1 answer per request is served"))),
-                }
+                $crate::common::check_answers("n", self.n)
             }
 
             /// A request of the one type for a prompt.
@@ -151,6 +152,7 @@ macro_rules! generation_request {
                     model: self.model.clone(),
                     prompt: Some(prompt),
                     sampling: Some(sampling),
+                    n: self.n.unwrap_or(1),
                     priority: self.priority.unwrap_or(0),
                     slo: Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
                     ..Default::default()
@@ -170,6 +172,18 @@ pub(crate) fn check_bytes<'a>(field: &str, texts: impl IntoIterator<Item = &'a S
         return Ok(());
     }
     Err(BadRequest::new(field, format!("{bytes} bytes, but at most {MAX_SHORT_BYTES} are taken")))
+}
+
+/// Most answers of a request.
+const MAX_ANSWERS: u32 = 128;
+
+pub(crate) fn check_answers(field: &str, n: Option<u32>) -> Result<(), BadRequest> {
+    match n {
+        Some(n) if !(1..=MAX_ANSWERS).contains(&n) => {
+            Err(BadRequest::new(field, format!("{n}, but must be from 1 to {MAX_ANSWERS}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// -1 and 0 keep all.

@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use crate::Context;
 use crate::answer::{Call, Head};
-use crate::common::{Objectives, generation_request};
+use crate::common::{Objectives, check_answers, generation_request};
 use crate::error::{BadRequest, FieldNames};
 use crate::field::{Refused, or_default};
 
@@ -28,6 +28,10 @@ const FIELDS: FieldNames = FieldNames(&[
 
 /// Most prompts of a body.
 const MAX_PROMPTS: usize = 128;
+/// Most answers to all prompts of a body.
+const MAX_ANSWERS: usize = 1024;
+/// The same, if each has its prompt.
+const MAX_ECHOES: usize = 128;
 
 generation_request! {
     /// The body of a completion.
@@ -41,8 +45,6 @@ generation_request! {
         suffix: Option<String>,
         #[serde(default)]
         use_beam_search: Refused,
-        #[serde(default)]
-        response_format: Refused,
     }
 }
 
@@ -133,9 +135,8 @@ impl CompletionRequest {
     /// A field has a value that is not served.
     pub fn call(self, context: Context) -> Result<Call, BadRequest> {
         self.check()?;
-        if let Some(best_of) = self.best_of.filter(|&best_of| best_of != self.n.unwrap_or(1)) {
-            return Err(BadRequest::new("best_of", format!("{best_of}, but must be n")));
-        }
+        let n = self.n.unwrap_or(1);
+        let best_of = self.best_of(n)?;
         if self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(BadRequest::new("suffix", "is not served here"));
         }
@@ -144,7 +145,8 @@ impl CompletionRequest {
         let is_scoring = max_tokens == 0 && self.echo;
         let sampling = v1::SamplingParameters {
             max_tokens: Some(if is_scoring { 1 } else { max_tokens }),
-            logprobs: self.logprobs,
+            // The best are those with the best log-probabilities.
+            logprobs: if best_of > n { self.logprobs.or(Some(0)) } else { self.logprobs },
             prompt_logprobs: self.logprobs.filter(|_| self.echo),
             ..self.sampling()?
         };
@@ -153,15 +155,32 @@ impl CompletionRequest {
             Prompt::Text(text) => WirePrompt::Text(v1::TextPrompt { text: text.clone(), parse_special: true }),
             Prompt::Tokens(ids) => WirePrompt::TokenIds(v1::TokenIds { ids: ids.clone() }),
         };
-        let requests = self.prompt.0.iter().map(|prompt| self.request(wire(prompt), sampling.clone())).collect();
+        let request = |prompt| v1::GenerateRequest { n: best_of, ..self.request(wire(prompt), sampling.clone()) };
+        let requests = self.prompt.0.iter().map(request).collect();
         let head = Head::new(context.created, stream);
         let prompts = self.prompt.0.into_iter().map(|prompt| self.echo.then_some(prompt)).collect();
-        let answer = CompletionAnswer::new(
-            head,
-            prompts,
-            Asked { n: 1, best_of: 1, is_scoring, logprobs: self.logprobs.is_some() },
-            context.decode,
-        );
+        let asked = Asked { n, best_of, is_scoring, logprobs: self.logprobs.is_some() };
+        let answer = CompletionAnswer::new(head, prompts, asked, context.decode);
         Ok(Call { requests, streams: stream.is_some(), fields: FIELDS, answer: Box::new(answer) })
+    }
+
+    /// How many answers are generated for each prompt, of which the best `n` are given.
+    fn best_of(&self, n: u32) -> Result<u32, BadRequest> {
+        check_answers("best_of", self.best_of)?;
+        let best_of = self.best_of.unwrap_or(n);
+        if best_of < n {
+            return Err(BadRequest::new("best_of", format!("{best_of}, but must be at least n, which is {n}")));
+        }
+        if best_of > n && self.stream {
+            return Err(BadRequest::new("best_of", "says which answers are best once all have ended, not in a stream"));
+        }
+        let answers = self.prompt.0.len() * best_of as usize;
+        // Each repeats its prompt.
+        let most = if self.echo { MAX_ECHOES } else { MAX_ANSWERS };
+        if answers > most {
+            let param = if self.best_of.is_some() { "best_of" } else { "n" };
+            return Err(BadRequest::new(param, format!("{answers} answers in all, but at most {most} are given")));
+        }
+        Ok(best_of)
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::answer::Chunk;
-use crate::field::cut;
+use crate::field::{Stray, cut};
 
 /// A body that is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,14 @@ impl BadRequest {
     /// A value of a field that says which kind something is.
     pub(crate) fn kind(param: impl Into<String>, kind: &str, served: &str) -> Self {
         Self::new(param, format!("'{}', but only {served} is served here", cut(kind)))
+    }
+
+    /// Refuses a field that is not known, in an object at `path` whose kind is known.
+    pub(crate) fn stray(path: &str, Stray(stray): &Stray) -> Result<(), Self> {
+        match stray {
+            None => Ok(()),
+            Some(name) => Err(Self::new(format!("{path}.{name}"), "this field is not known")),
+        }
     }
 }
 

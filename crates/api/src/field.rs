@@ -3,7 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+pub(crate) use crate::object::{Shape, Stray, objects};
 
 /// The beginning of a text of the client's, for an error.
 pub(crate) fn cut(text: &str) -> &str {
@@ -42,6 +46,10 @@ impl<T, const MOST: usize> Default for AtMost<T, MOST> {
     fn default() -> Self {
         Self(Vec::new())
     }
+}
+
+impl<T, const MOST: usize> Shape for AtMost<T, MOST> {
+    const SHAPE: &'static str = "a list";
 }
 
 impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
@@ -127,7 +135,7 @@ impl<'de, const MOST: usize> Deserialize<'de> for Texts<MOST> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Self::Value, A::Error> {
-                let list = AtMost::<String, MOST>::deserialize(serde::de::value::SeqAccessDeserializer::new(items))?;
+                let list = AtMost::<String, MOST>::deserialize(SeqAccessDeserializer::new(items))?;
                 Ok(Texts(list.0))
             }
         }
@@ -135,9 +143,130 @@ impl<'de, const MOST: usize> Deserialize<'de> for Texts<MOST> {
     }
 }
 
+/// A text, or something with parts.
+#[derive(Debug)]
+pub(crate) enum TextOr<T> {
+    Text(String),
+    Parts(T),
+}
+
+impl<'de, T: Deserialize<'de> + Shape> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Shape> Visitor<'de> for Either<T> {
+            type Value = TextOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a text or {}", T::SHAPE)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(TextOr::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(SeqAccessDeserializer::new(items)).map(TextOr::Parts)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(TextOr::Parts)
+            }
+        }
+        deserializer.deserialize_any(Either(PhantomData))
+    }
+}
+
+/// Most bytes of a schema, and of other JSON that is passed on.
+pub(crate) const MAX_JSON_BYTES: usize = 64 << 10;
+/// Deepest that it may be: who reads it has a limit, too.
+const MAX_JSON_DEPTH: usize = 64;
+
+/// JSON that is passed on as it is written, and is never a tree here.
+#[derive(Debug)]
+pub(crate) struct Json(pub(crate) Box<RawValue>);
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        if raw.get().len() > MAX_JSON_BYTES {
+            let bytes = raw.get().len();
+            return Err(D::Error::custom(format_args!("{bytes} bytes, but at most {MAX_JSON_BYTES} are taken")));
+        }
+        if depth(raw.get()) > MAX_JSON_DEPTH {
+            return Err(D::Error::custom(format_args!("is more than {MAX_JSON_DEPTH} levels deep")));
+        }
+        Ok(Self(raw))
+    }
+}
+
+/// Such JSON that is an object.
+#[derive(Debug)]
+pub(crate) struct JsonObject(pub(crate) Box<RawValue>);
+
+impl<'de> Deserialize<'de> for JsonObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Json(raw) = Json::deserialize(deserializer)?;
+        if !raw.get().starts_with('{') {
+            return Err(D::Error::custom("is no object"));
+        }
+        Ok(Self(raw))
+    }
+}
+
+/// How many lists and objects lie in one another.
+fn depth(json: &str) -> usize {
+    let mut deepest = 0;
+    let mut depth = 0_usize;
+    let mut bytes = json.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => {
+                while let Some(byte) = bytes.next().filter(|&byte| byte != b'"') {
+                    if byte == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    deepest
+}
+
 /// What `null` and nothing say alike.
 pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_of_brackets_outside_of_texts() {
+        assert_eq!(depth("1"), 0);
+        assert_eq!(depth(r#"{"a[[\"[": [1, {"b": "}"}], "c": []}"#), 3);
+    }
+
+    #[test]
+    fn json_has_a_bound_of_bytes_and_depth() {
+        let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(serde_json::from_str::<Json>(&nested(MAX_JSON_DEPTH)).is_ok());
+        assert!(serde_json::from_str::<Json>(&nested(MAX_JSON_DEPTH + 1)).is_err());
+        assert!(serde_json::from_str::<Json>(&format!("\"{}\"", "x".repeat(MAX_JSON_BYTES))).is_err());
+        assert!(serde_json::from_str::<JsonObject>("[]").is_err());
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(cut(&"ä".repeat(99)), "ä".repeat(64));
+        assert_eq!(cut("ab"), "ab");
+    }
 }

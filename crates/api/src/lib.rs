@@ -13,14 +13,15 @@ mod common;
 mod completions;
 mod error;
 mod field;
+mod format;
 mod logprobs;
+mod object;
 mod tokens;
+mod tools;
 
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
-
-use field::cut;
 
 pub use answer::{Answer, Call, Chunk};
 pub use chat::ChatRequest;
@@ -57,13 +58,10 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadRequest> {
 
 fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     let text = error.to_string();
-    // The list of all known fields helps nobody.
-    if let Some(rest) = text.strip_prefix("unknown field `")
-        && let Some((name, _)) = rest.split_once('`')
+    let path = cut_path(path);
+    if let Some(name) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name)
     {
-        let inside = cut(path.strip_suffix(name).unwrap_or(&path).trim_end_matches(['.', '?']));
-        let name = cut(name);
-        let param = if inside.is_empty() { name.to_owned() } else { format!("{inside}.{name}") };
+        let param = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
         return BadRequest::new(param, "this field is not known");
     }
     let param = if path == "." || path == "?" { "body".to_owned() } else { path };
@@ -78,6 +76,15 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
         _ => text,
     };
     BadRequest::new(param, problem)
+}
+
+/// A path has names of the client's in it.
+fn cut_path(path: String) -> String {
+    const MOST: usize = 256;
+    match path.char_indices().nth(MOST) {
+        None => path,
+        Some((end, _)) => path[..end].to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -103,11 +110,18 @@ mod tests {
         assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
         assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": [1]}}"#).0, "chat_template_kwargs.a");
         assert_eq!(chat("[").0, "body");
+        assert_eq!(chat("[[]]").0, "body");
+        assert_eq!(chat(r#"{"messages": [["user", "x"]]}"#).0, "messages[0]");
+        let long = format!(r#"{{"messages": [], "{}": 1}}"#, "x".repeat(9999));
+        assert_eq!(chat(&long).0, "x".repeat(64));
+        let long = format!(r#"{{"messages": [], "logit_bias": {{"{}": "x"}}}}"#, "x".repeat(9999));
+        assert_eq!(chat(&long).0.len(), 256);
         assert_eq!(chat(r#"{"messages": []} x"#).0, "body");
         let completion = bad::<CompletionRequest>;
         assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
         assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");
         assert_eq!(completion(r#"{"prompt": "x", "baton": {"ttft": 1}}"#).0, "baton.ttft");
         assert_eq!(completion(r#"{"prompt": "x", "guided_json": {}}"#).0, "guided_json");
+        assert_eq!(completion(r#"{"prompt": "x", "baton": [1, 2]}"#).0, "baton");
     }
 }

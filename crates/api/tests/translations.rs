@@ -5,6 +5,8 @@ use std::sync::Arc;
 use baton_api::{Call, ChatRequest, Chunk, CompletionRequest, Context, Failure, TokenizeRequest, read};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::structured_output::Form;
+use baton_proto::v1::tool_choice::Choice;
 use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
 use serde_json::{Value, json};
 
@@ -51,6 +53,59 @@ fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
     ]
     .map(response)
     .into()
+}
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+}
+
+fn prompt(call: &Call) -> &v1::MessagesPrompt {
+    match &call.requests[0].prompt {
+        Some(Prompt::Messages(prompt)) => prompt,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn form(call: &Call) -> Option<Form> {
+    call.requests[0].sampling.as_ref()?.structured_output.as_ref()?.form.clone()
+}
+
+/// The end of answer number `sample`.
+fn finished(sample: u32, reason: &str) -> v1::GenerateResponse {
+    let usage = Some(v1::Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 3 });
+    let finished = v1::Finished { finish_reason: reason.into(), usage, ..Default::default() };
+    v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), sample }
+}
+
+fn accepted() -> v1::GenerateResponse {
+    let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids: vec![1; 9], seed: 1 };
+    response(Event::Accepted(accepted))
+}
+
+fn delta(sample: u32, delta: v1::Delta) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(Event::Delta(delta)), sample }
+}
+
+fn call_piece(index: u32, id: &str, name: &str, arguments: &str) -> v1::ToolCallDelta {
+    v1::ToolCallDelta { index, id: id.into(), name: name.into(), arguments: arguments.into() }
+}
+
+/// Reasoning, a text, and two calls.
+fn thought_said_and_called() -> Vec<v1::GenerateResponse> {
+    let piece = |reasoning: &str, text: &str, tool_calls: Vec<v1::ToolCallDelta>| {
+        let (reasoning, text) = (reasoning.into(), text.into());
+        delta(0, v1::Delta { reasoning, text, tool_calls, token_ids: vec![7], ..Default::default() })
+    };
+    vec![
+        accepted(),
+        piece("hm", "", vec![]),
+        piece("m.", "", vec![]),
+        piece("", "I'll", vec![]),
+        piece("", " look", vec![call_piece(0, "c0", "f", "")]),
+        piece("", "", vec![call_piece(0, "", "", "{\"a\":")]),
+        piece("", "", vec![call_piece(0, "", "", " 1}"), call_piece(1, "c1", "g", "{}")]),
+        finished(0, "tool_calls"),
+    ]
 }
 
 fn whole(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Value {
@@ -118,8 +173,11 @@ fn a_conversation_becomes_messages() {
 fn values_that_are_not_served_are_named() {
     let completion =
         |body: Value| read::<CompletionRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap();
-    assert_eq!(completion(json!({"prompt": "x", "n": 2})).param, "n");
-    assert_eq!(completion(json!({"prompt": "x", "best_of": 2})).param, "best_of");
+    assert_eq!(completion(json!({"prompt": "x", "n": 129})).param, "n");
+    assert_eq!(completion(json!({"prompt": vec!["x"; 100], "n": 11})).param, "n");
+    assert_eq!(completion(json!({"prompt": ["x", "y"], "n": 65, "echo": true})).param, "n");
+    assert_eq!(completion(json!({"prompt": "x", "n": 3, "best_of": 2})).param, "best_of");
+    assert_eq!(completion(json!({"prompt": "x", "best_of": 2, "stream": true})).param, "best_of");
     assert_eq!(completion(json!({"prompt": "x", "suffix": "y"})).param, "suffix");
     assert_eq!(completion(json!({"prompt": "x", "model": "m".repeat(70_000)})).param, "model");
     assert_eq!(completion(json!({"prompt": "x", "top_k": -2})).param, "top_k");
@@ -130,15 +188,55 @@ fn values_that_are_not_served_are_named() {
         body[field] = value;
         read::<ChatRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap().param
     };
-    assert_eq!(chat("tools", json!([{"type": "function"}])), "tools");
+    assert_eq!(chat("tools", json!([{"type": "function"}])), "tools[0].function");
+    assert_eq!(chat("tools", json!([{"type": "custom", "custom": {"name": "x"}}])), "tools[0].type");
+    assert_eq!(chat("tools", json!([tool("a b")])), "tools[0].function.name");
+    assert_eq!(chat("tools", json!([tool("a"), tool("a")])), "tools[1].function.name");
+    assert_eq!(chat("tools", json!([{"type": "function", "function": {"name": "f"}, "x": 1}])), "tools[0].x");
     assert_eq!(chat("tool_choice", json!("required")), "tool_choice");
-    assert_eq!(chat("response_format", json!({"type": "json_object"})), "response_format.type");
+    assert_eq!(chat("tool_choice", json!("some")), "tool_choice");
+    assert_eq!(chat("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice");
+    assert_eq!(chat("tool_choice", json!({"type": "allowed_tools", "allowed_tools": {}})), "tool_choice.type");
+    assert_eq!(chat("response_format", json!({"type": "xml"})), "response_format.type");
+    assert_eq!(chat("response_format", json!({"type": "text", "x": 1})), "response_format.x");
+    assert_eq!(chat("response_format", json!({"type": "json_schema"})), "response_format.json_schema");
+    let nameless = json!({"type": "json_schema", "json_schema": {"name": "", "schema": {}}});
+    assert_eq!(chat("response_format", nameless), "response_format.json_schema.name");
+    assert_eq!(chat("structured_outputs", json!({})), "structured_outputs");
+    assert_eq!(chat("structured_outputs", json!({"regex": "a", "json_object": true})), "structured_outputs");
+    assert_eq!(chat("structured_outputs", json!({"json": 1})), "structured_outputs.json");
+    assert_eq!(chat("reasoning_effort", json!("huge")), "reasoning_effort");
+    assert_eq!(chat("n", json!(0)), "n");
     assert_eq!(chat("modalities", json!(["audio"])), "modalities");
     assert_eq!(chat("top_logprobs", json!(2)), "top_logprobs");
     assert_eq!(
         chat("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
         "messages[0].content[0].type"
     );
+    let part = json!({"type": "text", "text": "x", "size": 1});
+    assert_eq!(chat("messages", json!([{"role": "user", "content": [part]}])), "messages[0].content[0].size");
+    let call = json!({"id": "1", "type": "custom", "custom": {}});
+    assert_eq!(
+        chat("messages", json!([{"role": "assistant", "tool_calls": [call]}])),
+        "messages[0].tool_calls[0].type"
+    );
+}
+
+#[test]
+fn json_that_is_passed_on_has_bounds() {
+    let chat = |field: &str, value: String| {
+        let body = format!(r#"{{"messages": [], "{field}": {value}}}"#);
+        read::<ChatRequest>(body.as_bytes()).unwrap_err().param
+    };
+    let long = json!({"a": "x".repeat(70_000)}).to_string();
+    let deep = format!("{{\"a\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
+    for schema in [long, deep, "[]".to_owned()] {
+        let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]"#);
+        assert_eq!(chat("tools", tool), "tools[0].function.parameters");
+        assert_eq!(chat("documents", format!("[{schema}]")), "documents[0]");
+        let format = format!(r#"{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}"#);
+        assert_eq!(chat("response_format", format), "response_format.json_schema.schema");
+    }
 }
 
 #[test]
@@ -258,4 +356,159 @@ fn errors_of_the_conductor_get_the_names_of_the_api() {
     assert_eq!((old.of("max_tokens"), new.of("max_tokens")), ("max_tokens", "max_completion_tokens"));
     assert_eq!((new.of("prompt"), new.of("logprobs"), new.of("stop")), ("messages", "top_logprobs", "stop"));
     assert_eq!(completion(json!({"prompt": "x"})).fields.of("token_ids"), "prompt");
+}
+
+#[test]
+fn tools_go_into_the_prompt_as_they_are_written() {
+    let parameters = r#"{"type": "object",  "properties": {"b": {}, "a": {}}}"#;
+    let body = format!(
+        r#"{{"messages": [{{"role": "user", "content": "x"}}], "parallel_tool_calls": false, "reasoning_effort": "low",
+            "documents": [{{"title": "t",  "text": "d"}}], "tool_choice": {{"type": "function", "function": {{"name": "f"}}}},
+            "tools": [{{"type": "function", "function": {{"name": "f", "description": "d", "parameters": {parameters}}}}}]}}"#
+    );
+    let call = read::<ChatRequest>(body.as_bytes()).expect("a body").call(context()).expect("a call");
+    let prompt = prompt(&call);
+    let tool =
+        format!(r#"{{"type":"function","function":{{"name":"f","description":"d","parameters":{parameters}}}}}"#);
+    assert_eq!((&prompt.tools, &prompt.documents), (&vec![tool], &vec![r#"{"title": "t",  "text": "d"}"#.to_owned()]));
+    assert_eq!(prompt.tool_choice, Some(v1::ToolChoice { choice: Some(Choice::Name("f".into())) }));
+    assert!(prompt.one_tool_call);
+    assert_eq!(prompt.template_variables, r#"{"reasoning_effort":"low"}"#);
+    let choice = |choice: &str| {
+        let call = chat(json!({"messages": [], "tools": [self::tool("f")], "tool_choice": choice}));
+        self::prompt(&call).tool_choice.clone().map(|choice| choice.choice.unwrap())
+    };
+    assert_eq!(choice("auto"), None);
+    assert_eq!((choice("none"), choice("required")), (Some(Choice::None(true)), Some(Choice::Required(true))));
+}
+
+#[test]
+fn the_form_of_an_answer_is_asked_for() {
+    let of = |field: &str, value: Value| form(&chat(json!({"messages": [], field: value})));
+    assert_eq!(of("response_format", json!({"type": "text"})), None);
+    assert_eq!(of("response_format", json!({"type": "json_object"})), Some(Form::JsonObject(true)));
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": true}});
+    assert_eq!(of("response_format", schema), Some(Form::JsonSchema(r#"{"type":"object"}"#.into())));
+    assert_eq!(of("structured_outputs", json!({"json": {"a": 1}})), Some(Form::JsonSchema(r#"{"a":1}"#.into())));
+    assert_eq!(of("structured_outputs", json!({"json": "{\"a\": 1}"})), Some(Form::JsonSchema(r#"{"a": 1}"#.into())));
+    assert_eq!(of("structured_outputs", json!({"regex": "a+"})), Some(Form::Regex("a+".into())));
+    assert_eq!(
+        of("structured_outputs", json!({"grammar": "g", "json_object": false})),
+        Some(Form::Grammar("g".into()))
+    );
+    let choices = Form::Choices(v1::Choices { texts: vec!["a".into(), "b".into()] });
+    assert_eq!(of("structured_outputs", json!({"choice": ["a", "b"]})), Some(choices));
+    assert_eq!(
+        form(&completion(json!({"prompt": "x", "response_format": {"type": "json_object"}}))),
+        Some(Form::JsonObject(true))
+    );
+}
+
+#[test]
+fn tool_calls_stream_their_ids_and_names_once() {
+    let chunks =
+        streamed(chat(json!({"messages": [], "tools": [tool("f")], "stream": true})), thought_said_and_called());
+    let deltas: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
+    assert_eq!(
+        deltas,
+        [
+            json!({"role": "assistant", "content": ""}),
+            json!({"reasoning_content": "hm"}),
+            json!({"reasoning_content": "m."}),
+            json!({"content": "I'll"}),
+            json!({"content": " look", "tool_calls":
+                [{"index": 0, "id": "c0", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
+            json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"a\":"}}]}),
+            json!({"tool_calls": [
+                {"index": 0, "function": {"arguments": " 1}"}},
+                {"index": 1, "id": "c1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+            ]}),
+            json!({}),
+        ]
+    );
+    assert_eq!(chunks[7]["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn a_message_has_reasoning_and_tool_calls() {
+    let body = whole(chat(json!({"messages": []})), thought_said_and_called());
+    let calls = json!([
+        {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+        {"id": "c1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]);
+    assert_eq!(
+        body["choices"][0],
+        json!({
+            "index": 0, "logprobs": null, "finish_reason": "tool_calls",
+            "message": {"role": "assistant", "content": "I'll look", "refusal": null, "reasoning_content": "hmm.", "tool_calls": calls},
+        })
+    );
+    assert_eq!(
+        body["usage"],
+        json!({
+            "prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
+            "prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 2},
+        })
+    );
+    let call = v1::Delta { tool_calls: vec![call_piece(0, "c", "f", "{}")], ..Default::default() };
+    let body = whole(chat(json!({"messages": []})), vec![accepted(), delta(0, call), finished(0, "tool_calls")]);
+    assert_eq!(body["choices"][0]["message"]["content"], Value::Null);
+}
+
+fn said(sample: u32, text: &str, logprob: Option<f32>) -> v1::GenerateResponse {
+    let logprobs = logprob.map(|logprob| logprobs(text, logprob)).into_iter().collect();
+    delta(sample, v1::Delta { text: text.into(), token_ids: vec![1], logprobs, ..Default::default() })
+}
+
+#[test]
+fn several_answers_are_choices() {
+    let responses =
+        || vec![accepted(), said(1, "b", None), said(0, "a", None), finished(1, "length"), finished(0, "stop")];
+    let call = chat(json!({"messages": [], "n": 2}));
+    assert_eq!(call.requests[0].n, 2);
+    let body = whole(call, responses());
+    let texts: Vec<_> = body["choices"].as_array().unwrap().iter().map(|c| c["message"]["content"].clone()).collect();
+    assert_eq!((texts, &body["choices"][1]["finish_reason"]), (vec![json!("a"), json!("b")], &json!("length")));
+    assert_eq!((&body["usage"]["prompt_tokens"], &body["usage"]["completion_tokens"]), (&json!(9), &json!(8)));
+    let chunks = streamed(chat(json!({"messages": [], "n": 2, "stream": true})), responses());
+    let indexes: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["index"].as_u64().unwrap()).collect();
+    assert_eq!(indexes, [0, 1, 1, 0, 1, 0], "clients take the first chunk for that of choice 0");
+}
+
+#[test]
+fn answers_to_several_prompts_are_numbered_on() {
+    let mut call = completion(json!({"prompt": ["x", "y"], "n": 2, "echo": true, "stream": true}));
+    assert_eq!((call.requests.len(), call.requests[1].n), (2, 2));
+    let mut chunks = Vec::new();
+    for (index, response) in [(1, accepted()), (1, said(0, "a", None)), (1, said(1, "b", None))] {
+        chunks.extend(call.answer.take(index, response));
+    }
+    let chunks: Vec<Value> = chunks.iter().map(|chunk| serde_json::from_str(&chunk.data).unwrap()).collect();
+    let told: Vec<_> = chunks.iter().map(|c| (&c["choices"][0]["index"], &c["choices"][0]["text"])).collect();
+    assert_eq!(
+        told,
+        [(&json!(2), &json!("y")), (&json!(3), &json!("y")), (&json!(2), &json!("a")), (&json!(3), &json!("b"))]
+    );
+}
+
+#[test]
+fn the_best_answers_are_those_of_the_best_mean_log_probability() {
+    let call = completion(json!({"prompt": "x", "n": 2, "best_of": 3}));
+    assert_eq!((call.requests[0].n, call.requests[0].sampling.as_ref().unwrap().logprobs), (3, Some(0)));
+    let responses = vec![
+        accepted(),
+        said(0, "a", Some(-2.0)),
+        said(1, "b", Some(-1.0)),
+        said(2, "c", Some(-0.25)),
+        said(2, "d", Some(-0.5)),
+        finished(0, "stop"),
+        finished(1, "stop"),
+        finished(2, "stop"),
+    ];
+    let body = whole(call, responses);
+    let choices = body["choices"].as_array().unwrap();
+    let told: Vec<_> = choices.iter().map(|c| (&c["index"], &c["text"], &c["logprobs"])).collect();
+    assert_eq!(told, [(&json!(0), &json!("cd"), &Value::Null), (&json!(1), &json!("b"), &Value::Null)]);
+    assert_eq!(body["usage"]["completion_tokens"], 12, "all that were generated");
 }

@@ -1,0 +1,119 @@
+//! The form of an answer: `response_format` and vLLM's `structured_outputs`.
+
+use baton_proto::v1::structured_output::Form;
+use baton_proto::v1::{Choices, StructuredOutput};
+
+use crate::common::check_bytes;
+use crate::error::BadRequest;
+use crate::field::{AtMost, Ignored, Json, JsonObject, MAX_JSON_BYTES, Refused, Stray, objects, or_default};
+use crate::tools::check_name;
+
+objects! {
+    /// OpenAI's.
+    pub(crate) struct ResponseFormat {
+        r#type: String,
+        json_schema: Option<JsonSchema>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct JsonSchema {
+        name: String,
+        #[serde(default, rename = "description")]
+        _description: Ignored,
+        schema: Option<JsonObject>,
+        #[serde(default, rename = "strict")]
+        _strict: Ignored,
+    }
+
+    /// vLLM's: one of these.
+    pub(crate) struct StructuredOutputs {
+        json: Option<Json>,
+        regex: Option<String>,
+        choice: Option<AtMost<String, 1024>>,
+        grammar: Option<String>,
+        #[serde(default, deserialize_with = "or_default")]
+        json_object: bool,
+        #[serde(default, rename = "structural_tag")]
+        _structural_tag: Refused,
+    }
+}
+
+/// The form that both ask for together.
+pub(crate) fn structured_output(
+    format: Option<&ResponseFormat>,
+    outputs: Option<&StructuredOutputs>,
+) -> Result<Option<StructuredOutput>, BadRequest> {
+    let format = format.map(ResponseFormat::form).transpose()?.flatten();
+    let outputs = outputs.map(StructuredOutputs::form).transpose()?;
+    let form = match (format, outputs) {
+        (Some(_), Some(_)) => {
+            return Err(BadRequest::new("structured_outputs", "beside response_format: one of both is taken"));
+        }
+        (format, outputs) => format.or(outputs),
+    };
+    Ok(form.map(|form| StructuredOutput { form: Some(form) }))
+}
+
+impl ResponseFormat {
+    fn form(&self) -> Result<Option<Form>, BadRequest> {
+        let form = match (self.r#type.as_str(), &self.json_schema) {
+            ("text", None) => None,
+            ("json_object", None) => Some(Form::JsonObject(true)),
+            ("json_schema", Some(JsonSchema { name, schema, .. })) => {
+                check_name("response_format.json_schema.name", name, 64)?;
+                let missing = || BadRequest::new("response_format.json_schema.schema", "is missing");
+                let JsonObject(schema) = schema.as_ref().ok_or_else(missing)?;
+                Some(Form::JsonSchema(schema.get().to_owned()))
+            }
+            ("json_schema", None) => return Err(BadRequest::new("response_format.json_schema", "is missing")),
+            ("text" | "json_object", Some(_)) => {
+                let problem = "says nothing to this type";
+                return Err(BadRequest::new("response_format.json_schema", problem));
+            }
+            (other, _) => {
+                let served = "text, json_object or json_schema";
+                return Err(BadRequest::kind("response_format.type", other, served));
+            }
+        };
+        BadRequest::stray("response_format", &self.stray)?;
+        Ok(form)
+    }
+}
+
+impl StructuredOutputs {
+    fn form(&self) -> Result<Form, BadRequest> {
+        let Self { json, regex, choice, grammar, json_object, .. } = self;
+        let json = json.as_ref().map(|json| schema_text(json).map(Form::JsonSchema)).transpose()?;
+        let forms = [
+            json,
+            regex.clone().map(Form::Regex),
+            choice.clone().map(|AtMost(texts)| Form::Choices(Choices { texts })),
+            grammar.clone().map(Form::Grammar),
+            json_object.then_some(Form::JsonObject(true)),
+        ];
+        let mut given = forms.into_iter().flatten();
+        let (Some(form), None) = (given.next(), given.next()) else {
+            let problem = "must have one of json, regex, choice, grammar and json_object";
+            return Err(BadRequest::new("structured_outputs", problem));
+        };
+        if let Form::Choices(Choices { texts }) = &form {
+            check_bytes("structured_outputs.choice", texts)?;
+        }
+        check_bytes("structured_outputs.regex", regex)?;
+        check_bytes("structured_outputs.grammar", grammar)?;
+        Ok(form)
+    }
+}
+
+/// A schema, or a text of one.
+fn schema_text(Json(schema): &Json) -> Result<String, BadRequest> {
+    const PARAM: &str = "structured_outputs.json";
+    match schema.get().as_bytes() {
+        [b'{', ..] => Ok(schema.get().to_owned()),
+        [b'"', ..] => serde_json::from_str(schema.get()).map_err(|error| BadRequest::new(PARAM, error.to_string())),
+        _ => Err(BadRequest::new(PARAM, "is neither an object nor a text of one")),
+    }
+}
+
+const _: () = assert!(MAX_JSON_BYTES == 64 << 10, "what the wire takes of a form");

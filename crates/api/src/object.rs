@@ -1,0 +1,170 @@
+//! Objects of a body. Lists are not taken for them, as serde would do, and a field that is not known is named before its value is read.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::{StrDeserializer, StringDeserializer};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
+
+use crate::field::cut;
+
+/// Declares objects. One with a field that is renamed to [`STRAY`] takes fields that are not known, so that its kind
+/// can be refused first; the reading of others ends there.
+macro_rules! objects {
+    ($($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(remote = "Self")]
+        $vis struct $name { $($body)* }
+
+        impl<'de> $crate::object::Object<'de> for $name {
+            fn read<D: serde::Deserializer<'de>>(fields: D) -> Result<Self, D::Error> {
+                // What serde derived: it goes before the trait's.
+                $name::deserialize(fields)
+            }
+        }
+
+        impl $crate::object::Shape for $name {
+            const SHAPE: &'static str = "an object";
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_map($crate::object::ObjectVisitor::new())
+            }
+        }
+    )*};
+}
+pub(crate) use objects;
+
+/// What a field takes, in words.
+pub(crate) trait Shape {
+    const SHAPE: &'static str;
+}
+
+/// The name of the field that gets a [`Stray`]: what a client gives by that name is not known either.
+pub(crate) const STRAY: &str = "?";
+
+/// The first field that is not known, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Stray(pub(crate) Option<String>);
+
+impl<'de> Deserialize<'de> for Stray {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|name| Self(Some(name)))
+    }
+}
+
+/// What is read from fields alone.
+pub(crate) trait Object<'de>: Sized {
+    fn read<D: Deserializer<'de>>(fields: D) -> Result<Self, D::Error>;
+}
+
+pub(crate) struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<T> ObjectVisitor<T> {
+    pub(crate) fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<'de, T: Object<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+        T::read(Fields(fields))
+    }
+}
+
+/// Fields for a struct.
+struct Fields<A>(A);
+
+impl<'de, A: MapAccess<'de>> Deserializer<'de> for Fields<A> {
+    type Error = A::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, A::Error> {
+        visitor.visit_map(self.0)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        visitor.visit_map(Known { fields: self.0, known, stray: None, tells_stray: false })
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// Fields, of which those that are not known are kept from the struct.
+struct Known<A> {
+    fields: A,
+    known: &'static [&'static str],
+    stray: Option<String>,
+    /// The next value is the name in `stray`.
+    tells_stray: bool,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+        while let Some(Name(name)) = self.fields.next_key()? {
+            if name != STRAY && self.known.contains(&name.as_str()) {
+                let name: StrDeserializer<'_, A::Error> = name.as_str().into_deserializer();
+                return seed.deserialize(name).map(Some);
+            }
+            if !self.known.contains(&STRAY) {
+                return Err(A::Error::custom(format_args!("unknown field `{name}`")));
+            }
+            self.fields.next_value::<IgnoredAny>()?;
+            self.stray.get_or_insert(name);
+        }
+        if self.stray.is_none() || self.tells_stray {
+            return Ok(None);
+        }
+        self.tells_stray = true;
+        let name: StrDeserializer<'_, A::Error> = STRAY.into_deserializer();
+        seed.deserialize(name).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {
+        match self.stray.clone().filter(|_| self.tells_stray) {
+            None => self.fields.next_value_seed(seed),
+            Some(stray) => {
+                let stray: StringDeserializer<A::Error> = stray.into_deserializer();
+                seed.deserialize(stray)
+            }
+        }
+    }
+}
+
+/// The name of a field, as far as an error tells it.
+struct Name(String);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Name, E> {
+                Ok(Name(cut(name).to_owned()))
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}

@@ -1,0 +1,119 @@
+//! Tools that a model may ask for, in the form of the wire.
+
+use std::collections::HashSet;
+
+use baton_proto::v1;
+use baton_proto::v1::tool_choice::Choice as WireChoice;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::error::{BadRequest, to_json};
+use crate::field::cut;
+
+/// Most tools of a body.
+pub(crate) const MAX_TOOLS: usize = 1024;
+
+/// A tool, whatever its API calls its parts.
+pub(crate) struct Tool<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) description: Option<&'a str>,
+    /// A JSON schema.
+    pub(crate) parameters: Option<&'a RawValue>,
+    /// Whether arguments must follow the schema.
+    pub(crate) strict: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct WireTool<'a> {
+    r#type: &'static str,
+    function: WireFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct WireFunction<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
+}
+
+/// Which tools the answer asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// As the model likes.
+    Auto,
+    None,
+    Required,
+    Named(String),
+}
+
+impl ToolChoice {
+    /// As OpenAI spells it.
+    pub(crate) fn of_mode(mode: &str) -> Result<Self, BadRequest> {
+        match mode {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            "required" => Ok(Self::Required),
+            other => Err(BadRequest::kind("tool_choice", other, "none, auto, required or a function")),
+        }
+    }
+}
+
+/// The tools of a body.
+#[derive(Default)]
+pub(crate) struct Tools {
+    texts: Vec<String>,
+    names: HashSet<String>,
+}
+
+impl Tools {
+    /// Adds one; `param` is the path of its name, which has at most `most` characters.
+    pub(crate) fn add(&mut self, param: &str, most: usize, tool: &Tool<'_>) -> Result<(), BadRequest> {
+        let &Tool { name, description, parameters, strict } = tool;
+        check_name(param, name, most)?;
+        if !self.names.insert(name.to_owned()) {
+            return Err(BadRequest::new(param, format!("'{name}' is the name of two tools")));
+        }
+        let function = WireFunction { name, description, parameters, strict };
+        self.texts.push(to_json(&WireTool { r#type: "function", function }));
+        Ok(())
+    }
+
+    /// Puts them into a prompt; `param` is the path of the choice.
+    pub(crate) fn put(
+        self,
+        prompt: &mut v1::MessagesPrompt,
+        param: &str,
+        choice: ToolChoice,
+        one_call: bool,
+    ) -> Result<(), BadRequest> {
+        let choice = match choice {
+            ToolChoice::Auto => None,
+            ToolChoice::None => Some(WireChoice::None(true)),
+            ToolChoice::Required if self.names.is_empty() => {
+                return Err(BadRequest::new(param, "asks for a tool, but there are none"));
+            }
+            ToolChoice::Required => Some(WireChoice::Required(true)),
+            ToolChoice::Named(name) if self.names.contains(&name) => Some(WireChoice::Name(name)),
+            ToolChoice::Named(name) => {
+                return Err(BadRequest::new(param, format!("'{}' is none of the tools", cut(&name))));
+            }
+        };
+        prompt.tools = self.texts;
+        prompt.tool_choice = choice.map(|choice| v1::ToolChoice { choice: Some(choice) });
+        prompt.one_tool_call = one_call;
+        Ok(())
+    }
+}
+
+/// Names are of letters, digits, `_` and `-`.
+pub(crate) fn check_name(param: &str, name: &str, most: usize) -> Result<(), BadRequest> {
+    let is_known = |c: u8| c.is_ascii_alphanumeric() || c == b'_' || c == b'-';
+    if (1..=most).contains(&name.len()) && name.bytes().all(is_known) {
+        return Ok(());
+    }
+    Err(BadRequest::new(param, format!("'{}', but must be 1 to {most} of a-z, A-Z, 0-9, _ and -", cut(name))))
+}
