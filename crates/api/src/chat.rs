@@ -14,7 +14,10 @@ use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request};
 use crate::error::{BadRequest, FieldNames};
-use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, cut, objects, or_default};
+use crate::field::{
+    AtMost, Entries, Ignored, JsonObject, MAX_CONTENT_BYTES, Refused, Stray, TextOr, cut, objects, or_default,
+};
+use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
 
 use answer::ChatAnswer;
@@ -71,7 +74,7 @@ generation_request! {
         parallel_tool_calls: Option<bool>,
         /// What the answer may use, as vLLM takes it.
         #[serde(default, deserialize_with = "or_default")]
-        documents: AtMost<JsonObject, 1024>,
+        documents: AtMost<JsonObject<MAX_CONTENT_BYTES>, 1024>,
         reasoning_effort: Option<String>,
         #[serde(default)]
         prediction: Ignored,
@@ -145,7 +148,7 @@ objects! {
     struct FunctionJson {
         name: String,
         description: Option<String>,
-        parameters: Option<JsonObject>,
+        parameters: Option<Schema>,
         strict: Option<bool>,
     }
 

@@ -176,21 +176,23 @@ impl<'de, T: Deserialize<'de> + Shape> Deserialize<'de> for TextOr<T> {
     }
 }
 
-/// Most bytes of a schema, and of other JSON that is passed on.
-pub(crate) const MAX_JSON_BYTES: usize = 64 << 10;
-/// Deepest that it may be: who reads it has a limit, too.
+/// Most bytes of a schema.
+pub(crate) const MAX_SCHEMA_BYTES: usize = 64 << 10;
+/// Most bytes of a document, and of what a tool was given.
+pub(crate) const MAX_CONTENT_BYTES: usize = 4 << 20;
+/// Deepest that JSON may be: who reads it has a limit, too.
 const MAX_JSON_DEPTH: usize = 64;
 
-/// JSON that is passed on as it is written, and is never a tree here.
+/// JSON of at most `BYTES` that is passed on as it is written, and is never a tree here.
 #[derive(Debug)]
-pub(crate) struct Json(pub(crate) Box<RawValue>);
+pub(crate) struct Json<const BYTES: usize>(pub(crate) Box<RawValue>);
 
-impl<'de> Deserialize<'de> for Json {
+impl<'de, const BYTES: usize> Deserialize<'de> for Json<BYTES> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(deserializer)?;
-        if raw.get().len() > MAX_JSON_BYTES {
-            let bytes = raw.get().len();
-            return Err(D::Error::custom(format_args!("{bytes} bytes, but at most {MAX_JSON_BYTES} are taken")));
+        let bytes = raw.get().len();
+        if bytes > BYTES {
+            return Err(D::Error::custom(format_args!("{bytes} bytes, but at most {BYTES} are taken")));
         }
         if depth(raw.get()) > MAX_JSON_DEPTH {
             return Err(D::Error::custom(format_args!("is more than {MAX_JSON_DEPTH} levels deep")));
@@ -201,11 +203,11 @@ impl<'de> Deserialize<'de> for Json {
 
 /// Such JSON that is an object.
 #[derive(Debug)]
-pub(crate) struct JsonObject(pub(crate) Box<RawValue>);
+pub(crate) struct JsonObject<const BYTES: usize>(pub(crate) Box<RawValue>);
 
-impl<'de> Deserialize<'de> for JsonObject {
+impl<'de, const BYTES: usize> Deserialize<'de> for JsonObject<BYTES> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Json(raw) = Json::deserialize(deserializer)?;
+        let Json(raw) = Json::<BYTES>::deserialize(deserializer)?;
         if !raw.get().starts_with('{') {
             return Err(D::Error::custom("is no object"));
         }
@@ -258,10 +260,10 @@ mod tests {
     #[test]
     fn json_has_a_bound_of_bytes_and_depth() {
         let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
-        assert!(serde_json::from_str::<Json>(&nested(MAX_JSON_DEPTH)).is_ok());
-        assert!(serde_json::from_str::<Json>(&nested(MAX_JSON_DEPTH + 1)).is_err());
-        assert!(serde_json::from_str::<Json>(&format!("\"{}\"", "x".repeat(MAX_JSON_BYTES))).is_err());
-        assert!(serde_json::from_str::<JsonObject>("[]").is_err());
+        assert!(serde_json::from_str::<Json<999>>(&nested(MAX_JSON_DEPTH)).is_ok());
+        assert!(serde_json::from_str::<Json<999>>(&nested(MAX_JSON_DEPTH + 1)).is_err());
+        assert!(serde_json::from_str::<Json<999>>(&format!("\"{}\"", "x".repeat(998))).is_err());
+        assert!(serde_json::from_str::<JsonObject<999>>("[]").is_err());
     }
 
     #[test]

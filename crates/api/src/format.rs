@@ -5,8 +5,11 @@ use baton_proto::v1::{Choices, StructuredOutput};
 
 use crate::common::check_bytes;
 use crate::error::BadRequest;
-use crate::field::{AtMost, Ignored, Json, JsonObject, MAX_JSON_BYTES, Refused, Stray, objects, or_default};
+use crate::field::{AtMost, Ignored, Json, JsonObject, MAX_SCHEMA_BYTES, Refused, Stray, objects, or_default};
 use crate::tools::check_name;
+
+/// A JSON schema.
+pub(crate) type Schema = JsonObject<MAX_SCHEMA_BYTES>;
 
 objects! {
     /// OpenAI's.
@@ -21,14 +24,14 @@ objects! {
         name: String,
         #[serde(default, rename = "description")]
         _description: Ignored,
-        schema: Option<JsonObject>,
+        schema: Option<Schema>,
         #[serde(default, rename = "strict")]
         _strict: Ignored,
     }
 
     /// vLLM's: one of these.
     pub(crate) struct StructuredOutputs {
-        json: Option<Json>,
+        json: Option<Json<MAX_SCHEMA_BYTES>>,
         regex: Option<String>,
         choice: Option<AtMost<String, 1024>>,
         grammar: Option<String>,
@@ -107,7 +110,7 @@ impl StructuredOutputs {
 }
 
 /// A schema, or a text of one.
-fn schema_text(Json(schema): &Json) -> Result<String, BadRequest> {
+fn schema_text(Json(schema): &Json<MAX_SCHEMA_BYTES>) -> Result<String, BadRequest> {
     const PARAM: &str = "structured_outputs.json";
     match schema.get().as_bytes() {
         [b'{', ..] => Ok(schema.get().to_owned()),
@@ -115,5 +118,3 @@ fn schema_text(Json(schema): &Json) -> Result<String, BadRequest> {
         _ => Err(BadRequest::new(PARAM, "is neither an object nor a text of one")),
     }
 }
-
-const _: () = assert!(MAX_JSON_BYTES == 64 << 10, "what the wire takes of a form");

@@ -15,7 +15,9 @@ mod error;
 mod field;
 mod format;
 mod logprobs;
+mod messages;
 mod object;
+mod parts;
 mod tokens;
 mod tools;
 
@@ -28,6 +30,7 @@ pub use chat::ChatRequest;
 pub use common::Objectives;
 pub use completions::CompletionRequest;
 pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
+pub use messages::{MessagesRequest, counted};
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 
 /// Makes text of tokens.

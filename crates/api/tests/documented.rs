@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use baton_api::{BadRequest, ChatRequest, CompletionRequest, read};
+use baton_api::{BadRequest, ChatRequest, CompletionRequest, MessagesRequest, read};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -21,15 +21,18 @@ fn table(from: &str, until: &str) -> Vec<(String, String)> {
     text.lines().filter_map(row).collect()
 }
 
-fn check<T: DeserializeOwned>(needed: Value, own: &[(String, String)]) {
-    let common = table("Of both APIs:", "Of `/v1/completions`:");
+fn openai() -> Vec<(String, String)> {
+    table("Of OpenAI's completions, both:", "Of `/v1/completions`:")
+}
+
+fn check<T: DeserializeOwned>(needed: Value, fields: &[(String, String)]) {
     let taken = |field: &str, value: Value| -> Result<(), BadRequest> {
         let mut body = needed.clone();
         body[field] = value;
         read::<T>(body.to_string().as_bytes()).map(|_| ())
     };
-    assert!(common.len() > 30 && own.len() > 6);
-    for (field, handling) in common.iter().chain(own) {
+    assert!(fields.len() > 20);
+    for (field, handling) in fields {
         match handling.as_str() {
             "honoured" if needed.get(field).is_some() => {}
             // Anything at all would be taken by one that is ignored.
@@ -52,10 +55,17 @@ fn check<T: DeserializeOwned>(needed: Value, own: &[(String, String)]) {
 
 #[test]
 fn completions_take_what_their_table_says() {
-    check::<CompletionRequest>(json!({"prompt": "x"}), &table("Of `/v1/completions`:", "Of `/v1/chat/completions`:"));
+    let own = table("Of `/v1/completions`:", "Of `/v1/chat/completions`:");
+    check::<CompletionRequest>(json!({"prompt": "x"}), &[openai(), own].concat());
 }
 
 #[test]
 fn chat_completions_take_what_their_table_says() {
-    check::<ChatRequest>(json!({"messages": []}), &table("Of `/v1/chat/completions`:", "A schema or a document"));
+    let own = table("Of `/v1/chat/completions`:", "A schema has");
+    check::<ChatRequest>(json!({"messages": []}), &[openai(), own].concat());
+}
+
+#[test]
+fn messages_take_what_their_table_says() {
+    check::<MessagesRequest>(json!({"messages": []}), &table("Of `/v1/messages`:", "A message is of"));
 }

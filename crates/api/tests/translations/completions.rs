@@ -1,126 +1,14 @@
-//! Bodies in, answers out: both APIs, whole and as a stream.
+//! OpenAI's completions.
 
-use std::sync::Arc;
-
-use baton_api::{Call, ChatRequest, Chunk, CompletionRequest, Context, Failure, TokenizeRequest, read};
+use baton_api::{ChatRequest, CompletionRequest, Failure, TokenizeRequest, read};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::tool_choice::Choice;
-use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
+use baton_proto::v1::{self, TopLogprob};
 use serde_json::{Value, json};
 
-fn context() -> Context {
-    let decode = |tokens: &[u32]| tokens.iter().map(|token| format!("<{token}>")).collect();
-    Context { created: 7, decode: Arc::new(decode) }
-}
-
-fn completion(body: Value) -> Call {
-    read::<CompletionRequest>(body.to_string().as_bytes()).expect("a body").call(context()).expect("a call")
-}
-
-fn chat(body: Value) -> Call {
-    read::<ChatRequest>(body.to_string().as_bytes()).expect("a body").call(context()).expect("a call")
-}
-
-fn response(event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event), sample: 0 }
-}
-
-fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
-    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into() }];
-    TokenLogprobs { logprob: Some(logprob), top, text: text.into() }
-}
-
-/// What a request of two tokens, `ab` and then `c`, brings for a prompt of two.
-fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
-    let delta = |index, text: &str, logprob| v1::Delta {
-        index,
-        token_ids: vec![index],
-        text: text.into(),
-        logprobs: if with_logprobs { vec![logprobs(text, logprob)] } else { Vec::new() },
-        ..Default::default()
-    };
-    let prompt_token_ids = vec![1, 2];
-    let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids, seed: 1 };
-    let usage = Some(v1::Usage { prompt_tokens: 2, completion_tokens: 2, cached_tokens: 1 });
-    let finished = v1::Finished { finish_reason: "stop".into(), usage, ..Default::default() };
-    [
-        Event::Accepted(accepted),
-        Event::Delta(delta(0, "ab", -1.0)),
-        Event::Delta(delta(1, "c", -2.0)),
-        Event::Finished(Box::new(finished)),
-    ]
-    .map(response)
-    .into()
-}
-
-fn tool(name: &str) -> Value {
-    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
-}
-
-fn prompt(call: &Call) -> &v1::MessagesPrompt {
-    match &call.requests[0].prompt {
-        Some(Prompt::Messages(prompt)) => prompt,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn form(call: &Call) -> Option<Form> {
-    call.requests[0].sampling.as_ref()?.structured_output.as_ref()?.form.clone()
-}
-
-/// The end of answer number `sample`.
-fn finished(sample: u32, reason: &str) -> v1::GenerateResponse {
-    let usage = Some(v1::Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 3 });
-    let finished = v1::Finished { finish_reason: reason.into(), usage, ..Default::default() };
-    v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), sample }
-}
-
-fn accepted() -> v1::GenerateResponse {
-    let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids: vec![1; 9], seed: 1 };
-    response(Event::Accepted(accepted))
-}
-
-fn delta(sample: u32, delta: v1::Delta) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(Event::Delta(delta)), sample }
-}
-
-fn call_piece(index: u32, id: &str, name: &str, arguments: &str) -> v1::ToolCallDelta {
-    v1::ToolCallDelta { index, id: id.into(), name: name.into(), arguments: arguments.into() }
-}
-
-/// Reasoning, a text, and two calls.
-fn thought_said_and_called() -> Vec<v1::GenerateResponse> {
-    let piece = |reasoning: &str, text: &str, tool_calls: Vec<v1::ToolCallDelta>| {
-        let (reasoning, text) = (reasoning.into(), text.into());
-        delta(0, v1::Delta { reasoning, text, tool_calls, token_ids: vec![7], ..Default::default() })
-    };
-    vec![
-        accepted(),
-        piece("hm", "", vec![]),
-        piece("m.", "", vec![]),
-        piece("", "I'll", vec![]),
-        piece("", " look", vec![call_piece(0, "c0", "f", "")]),
-        piece("", "", vec![call_piece(0, "", "", "{\"a\":")]),
-        piece("", "", vec![call_piece(0, "", "", " 1}"), call_piece(1, "c1", "g", "{}")]),
-        finished(0, "tool_calls"),
-    ]
-}
-
-fn whole(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Value {
-    assert!(!call.answer.is_whole());
-    responses.into_iter().for_each(|response| assert!(call.answer.take(0, response).is_empty()));
-    assert!(call.answer.is_whole());
-    serde_json::from_str(&call.answer.body()).expect("JSON")
-}
-
-fn streamed(mut call: Call, responses: Vec<v1::GenerateResponse>) -> Vec<Value> {
-    let mut chunks: Vec<_> = responses.into_iter().flat_map(|response| call.answer.take(0, response)).collect();
-    chunks.extend(call.answer.last());
-    assert_eq!(chunks.pop(), Some(Chunk { event: None, data: "[DONE]".into() }));
-    chunks.iter().map(|chunk| serde_json::from_str(&chunk.data).expect("JSON")).collect()
-}
+use crate::support::*;
 
 #[test]
 fn a_body_becomes_a_request() {
@@ -233,9 +121,11 @@ fn json_that_is_passed_on_has_bounds() {
     for schema in [long, deep, "[]".to_owned()] {
         let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]"#);
         assert_eq!(chat("tools", tool), "tools[0].function.parameters");
-        assert_eq!(chat("documents", format!("[{schema}]")), "documents[0]");
         let format = format!(r#"{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}"#);
         assert_eq!(chat("response_format", format), "response_format.json_schema.schema");
+    }
+    for document in ["[]".to_owned(), json!({"text": "x".repeat(5 << 20)}).to_string()] {
+        assert_eq!(chat("documents", format!("[{document}]")), "documents[0]");
     }
 }
 
@@ -375,8 +265,8 @@ fn tools_go_into_the_prompt_as_they_are_written() {
     assert!(prompt.one_tool_call);
     assert_eq!(prompt.template_variables, r#"{"reasoning_effort":"low"}"#);
     let choice = |choice: &str| {
-        let call = chat(json!({"messages": [], "tools": [self::tool("f")], "tool_choice": choice}));
-        self::prompt(&call).tool_choice.clone().map(|choice| choice.choice.unwrap())
+        let call = chat(json!({"messages": [], "tools": [crate::support::tool("f")], "tool_choice": choice}));
+        crate::support::prompt(&call).tool_choice.clone().map(|choice| choice.choice.unwrap())
     };
     assert_eq!(choice("auto"), None);
     assert_eq!((choice("none"), choice("required")), (Some(Choice::None(true)), Some(Choice::Required(true))));

@@ -1,0 +1,292 @@
+//! Anthropic's `/v1/messages`, and the counting of its tokens. Images, documents and tools of the server's are refused by name.
+
+mod answer;
+mod blocks;
+
+use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt as WirePrompt;
+use baton_proto::v1::structured_output::Form;
+use serde_json::{Map, Value, json};
+
+use crate::answer::Call;
+use crate::chat::{MessageList, check_effort};
+use crate::common::{MAX_STOPS, Objectives, check_bytes};
+use crate::error::{BadRequest, FieldNames};
+use crate::field::{AtMost, Ignored, JsonObject, Refused, Stray, TextOr, objects, or_default};
+use crate::format::Schema;
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
+
+use answer::MessagesAnswer;
+use blocks::{Message, TextBlocks, conversation, text_of};
+
+/// Longest name of a tool.
+const MAX_TOOL_NAME: usize = 128;
+
+objects! {
+    /// The body of a message, or of a counting of tokens, which ignores what only an answer needs.
+    #[allow(dead_code)] // fields that are ignored or refused only need to be read
+    pub struct MessagesRequest {
+        /// Empty takes the cluster's model.
+        #[serde(default, deserialize_with = "or_default")]
+        pub model: String,
+        messages: MessageList<Message>,
+        max_tokens: Option<u32>,
+        system: Option<TextOr<TextBlocks>>,
+        #[serde(default, deserialize_with = "or_default")]
+        stop_sequences: AtMost<String, MAX_STOPS>,
+        #[serde(default, deserialize_with = "or_default")]
+        stream: bool,
+        temperature: Option<f32>,
+        top_p: Option<f32>,
+        top_k: Option<u32>,
+        #[serde(default, deserialize_with = "or_default")]
+        tools: AtMost<ToolJson, MAX_TOOLS>,
+        tool_choice: Option<ToolChoiceJson>,
+        thinking: Option<Thinking>,
+        output_config: Option<OutputConfig>,
+        output_format: Option<OutputFormat>,
+        /// Objectives.
+        #[serde(default, deserialize_with = "or_default")]
+        pub baton: Objectives,
+        #[serde(default)]
+        metadata: Ignored,
+        #[serde(default)]
+        service_tier: Ignored,
+        #[serde(default)]
+        cache_control: Ignored,
+        #[serde(default)]
+        betas: Ignored,
+        #[serde(default)]
+        diagnostics: Ignored,
+        #[serde(default)]
+        inference_geo: Ignored,
+        #[serde(default)]
+        speed: Ignored,
+        #[serde(default)]
+        user_profile_id: Ignored,
+        #[serde(default)]
+        workspace_id: Ignored,
+        #[serde(default)]
+        billing_policy: Ignored,
+        #[serde(default)]
+        container: Refused,
+        #[serde(default)]
+        context_management: Refused,
+        #[serde(default)]
+        compaction: Refused,
+        #[serde(default)]
+        mcp_servers: Refused,
+        #[serde(default)]
+        fallbacks: Refused,
+        #[serde(default)]
+        thread: Refused,
+    }
+
+    struct ToolJson {
+        r#type: Option<String>,
+        name: String,
+        description: Option<String>,
+        input_schema: Option<Schema>,
+        strict: Option<bool>,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
+        #[serde(default, rename = "eager_input_streaming")]
+        _eager_input_streaming: Ignored,
+        #[serde(default, rename = "allowed_callers")]
+        _allowed_callers: Ignored,
+        #[serde(default, rename = "defer_loading")]
+        _defer_loading: Ignored,
+        #[serde(default, rename = "input_examples")]
+        _input_examples: Ignored,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct ToolChoiceJson {
+        r#type: String,
+        name: Option<String>,
+        #[serde(default, deserialize_with = "or_default")]
+        disable_parallel_tool_use: bool,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct Thinking {
+        r#type: String,
+        #[serde(default, rename = "budget_tokens")]
+        _budget_tokens: Ignored,
+        #[serde(default, rename = "display")]
+        _display: Ignored,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct OutputConfig {
+        effort: Option<String>,
+        format: Option<OutputFormat>,
+    }
+
+    struct OutputFormat {
+        r#type: String,
+        schema: Option<Schema>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+}
+
+impl MessagesRequest {
+    /// What this API calls fields of the wire.
+    pub const FIELDS: FieldNames = FieldNames(&[
+        ("prompt", "messages"),
+        ("text", "messages"),
+        ("documents", "messages"),
+        ("template_variables", "thinking"),
+        ("stop", "stop_sequences"),
+        ("structured_output", "output_config.format"),
+        ("one_tool_call", "tool_choice.disable_parallel_tool_use"),
+        ("slo.ttft_ms", "baton.ttft_slo_ms"),
+        ("slo.tbt_ms", "baton.tbt_slo_ms"),
+    ]);
+
+    /// What it asks for.
+    ///
+    /// # Errors
+    /// A field has a value that is not served.
+    pub fn call(mut self) -> Result<Call, BadRequest> {
+        let sampling = self.sampling()?;
+        let prompt = self.prompt()?;
+        if prompt.messages.last().is_some_and(|message| message.role == "assistant") {
+            let problem = "end with the assistant's: to go on with an answer that is begun is not served here";
+            return Err(BadRequest::new("messages", problem));
+        }
+        let Objectives { ttft_slo_ms, tbt_slo_ms } = self.baton;
+        let request = v1::GenerateRequest {
+            model: self.model,
+            prompt: Some(WirePrompt::Messages(prompt)),
+            sampling: Some(sampling),
+            slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
+            n: 1,
+            ..Default::default()
+        };
+        let answer = Box::new(MessagesAnswer::new(self.stream));
+        Ok(Call { requests: vec![request], streams: self.stream, fields: Self::FIELDS, answer })
+    }
+
+    /// The prompt, to count its tokens.
+    ///
+    /// # Errors
+    /// A field has a value that is not served.
+    pub fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
+        check_bytes("model", [&self.model])?;
+        let system = self.system.take().map(|system| text_of("system", system)).transpose()?;
+        let mut prompt = v1::MessagesPrompt {
+            messages: conversation(system, std::mem::take(&mut self.messages))?,
+            template_variables: self.template_variables()?,
+            ..Default::default()
+        };
+        let (choice, one_call) = self.tool_choice()?;
+        self.tools()?.put(&mut prompt, "tool_choice", choice, one_call)?;
+        Ok(prompt)
+    }
+
+    fn sampling(&self) -> Result<v1::SamplingParameters, BadRequest> {
+        check_bytes("stop_sequences", &self.stop_sequences.0)?;
+        if self.max_tokens.is_none() {
+            return Err(BadRequest::new("max_tokens", "is missing"));
+        }
+        Ok(v1::SamplingParameters {
+            // Anthropic's default, which is not ours.
+            temperature: Some(self.temperature.unwrap_or(1.0)),
+            top_p: self.top_p,
+            top_k: self.top_k,
+            max_tokens: self.max_tokens,
+            stop: self.stop_sequences.0.clone(),
+            structured_output: self.structured_output()?,
+            ..Default::default()
+        })
+    }
+
+    fn structured_output(&self) -> Result<Option<v1::StructuredOutput>, BadRequest> {
+        let format = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let (path, format) = match (format, &self.output_format) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => {
+                return Err(BadRequest::new("output_format", "beside output_config.format: one of both is taken"));
+            }
+            (Some(format), None) => ("output_config.format", format),
+            (None, Some(format)) => ("output_format", format),
+        };
+        if format.r#type != "json_schema" {
+            return Err(BadRequest::kind(format!("{path}.type"), &format.r#type, "json_schema"));
+        }
+        BadRequest::stray(path, &format.stray)?;
+        let missing = || BadRequest::new(format!("{path}.schema"), "is missing");
+        let JsonObject(schema) = format.schema.as_ref().ok_or_else(missing)?;
+        Ok(Some(v1::StructuredOutput { form: Some(Form::JsonSchema(schema.get().to_owned())) }))
+    }
+
+    fn tools(&self) -> Result<Tools, BadRequest> {
+        let mut tools = Tools::default();
+        for (index, tool) in self.tools.0.iter().enumerate() {
+            let path = format!("tools[{index}]");
+            if let Some(kind) = tool.r#type.as_ref().filter(|kind| *kind != "custom") {
+                return Err(BadRequest::kind(format!("{path}.type"), kind, "custom"));
+            }
+            BadRequest::stray(&path, &tool.stray)?;
+            let missing = || BadRequest::new(format!("{path}.input_schema"), "is missing");
+            let JsonObject(parameters) = tool.input_schema.as_ref().ok_or_else(missing)?;
+            let wire = Tool {
+                name: &tool.name,
+                description: tool.description.as_deref(),
+                parameters: Some(parameters),
+                strict: tool.strict,
+            };
+            tools.add(&format!("{path}.name"), MAX_TOOL_NAME, &wire)?;
+        }
+        Ok(tools)
+    }
+
+    /// Which tools are asked for, and whether at most one is.
+    fn tool_choice(&self) -> Result<(ToolChoice, bool), BadRequest> {
+        let Some(ToolChoiceJson { r#type, name, disable_parallel_tool_use, stray }) = &self.tool_choice else {
+            return Ok((ToolChoice::Auto, false));
+        };
+        let choice = match (r#type.as_str(), name) {
+            ("auto", None) => ToolChoice::Auto,
+            ("any", None) => ToolChoice::Required,
+            ("none", None) => ToolChoice::None,
+            ("tool", Some(name)) => ToolChoice::Named(name.clone()),
+            ("tool", None) => return Err(BadRequest::new("tool_choice.name", "is missing")),
+            ("auto" | "any" | "none", Some(_)) => {
+                return Err(BadRequest::new("tool_choice.name", "says nothing to this type"));
+            }
+            (other, _) => return Err(BadRequest::kind("tool_choice.type", other, "auto, any, tool or none")),
+        };
+        BadRequest::stray("tool_choice", stray)?;
+        Ok((choice, *disable_parallel_tool_use))
+    }
+
+    /// As a JSON object; empty for none.
+    fn template_variables(&self) -> Result<String, BadRequest> {
+        let mut variables = Map::new();
+        if let Some(thinking) = &self.thinking {
+            let thinks = match thinking.r#type.as_str() {
+                "enabled" | "adaptive" => true,
+                "disabled" => false,
+                other => return Err(BadRequest::kind("thinking.type", other, "enabled, adaptive or disabled")),
+            };
+            BadRequest::stray("thinking", &thinking.stray)?;
+            variables.insert("enable_thinking".to_owned(), thinks.into());
+        }
+        if let Some(effort) = self.output_config.as_ref().and_then(|config| config.effort.as_ref()) {
+            check_effort("output_config.effort", effort)?;
+            variables.insert("reasoning_effort".to_owned(), effort.as_str().into());
+        }
+        Ok(if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() })
+    }
+}
+
+/// The answer to a counting of tokens.
+pub fn counted(tokens: usize) -> Value {
+    json!({ "input_tokens": tokens })
+}

@@ -1,0 +1,5 @@
+//! Bodies in, answers out: every API, whole and as a stream.
+
+mod completions;
+mod messages;
+mod support;
