@@ -59,6 +59,8 @@ pub struct Settings {
     pub max_requests: usize,
     /// Connections of clients at once; fewer if this process may not have so many descriptors.
     pub max_connections: usize,
+    /// Memory that the bodies of all requests may take while they are read, bytes.
+    pub max_body_bytes_total: usize,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
     /// A request without any event for this long is ended, seconds.
@@ -108,6 +110,7 @@ impl Default for Settings {
             model_name: None,
             max_requests: 4096,
             max_connections: 16_384,
+            max_body_bytes_total: 256 << 20,
             max_prompt_bytes: 8 << 20,
             stall_timeout_s: request.stall_timeout.as_secs_f64(),
             max_attempts: request.max_attempts,
@@ -192,6 +195,9 @@ pub struct Flags {
     /// Connections of clients at once [default: 16384, or what descriptors allow]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
+    /// Memory that the bodies of all requests may take while they are read, bytes [default: 256 MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub max_body_bytes_total: Option<usize>,
     /// How long a drain may take, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
@@ -25,14 +24,18 @@ use serde_json::{Value, json};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::body::{self, BodyError, BodyLimits};
+use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
-use crate::error::GenerateError;
+use crate::error::{GenerateError, NO_ROOM_RETRY};
 use crate::front_door::{FrontDoor, Outgoing};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
 const MAX_BODY_BYTES: usize = 64 << 20;
 /// Bodies up to this many bytes are read on the spot: handing them to another thread would take longer.
 const READ_INLINE_BYTES: usize = 16 << 10;
+/// Memory of what is read of a body, at most so many times the body's: a token takes two bytes there and four here.
+const READ_FACTOR: usize = 2;
 /// Longest id of a client's that its answer repeats, bytes.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
@@ -45,10 +48,11 @@ const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 struct Shared {
     door: Arc<FrontDoor>,
     telemetry: Telemetry,
+    budget: Budget,
 }
 
 /// The routes.
-pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
+pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry, budget: Budget) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -61,8 +65,7 @@ pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn(repeat_request_id))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(Shared { door, telemetry })
+        .with_state(Shared { door, telemetry, budget })
 }
 
 /// 200 where a request could be served now, 503 where not; the body says what is there.
@@ -107,24 +110,52 @@ async fn no_such_method() -> HttpError {
     HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
 }
 
-type Body = Result<Bytes, BytesRejection>;
+/// A body, and what it has of the budget.
+struct Body {
+    bytes: Bytes,
+    reservation: Reservation,
+}
+
+impl FromRequest<Shared> for Body {
+    type Rejection = HttpError;
+
+    async fn from_request(request: Request, shared: &Shared) -> Result<Self, HttpError> {
+        let headers = request.headers();
+        if let Some(given) = headers.get(header::CONTENT_TYPE).filter(|given| !is_json(given)) {
+            let message = format!("content-type: {given:?}, but bodies are application/json");
+            return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        let limits = BodyLimits::new(MAX_BODY_BYTES);
+        let (bytes, reservation) = body::read(request.into_body(), limits, &shared.budget).await?;
+        Ok(Self { bytes, reservation })
+    }
+}
+
+/// `application/json`, or something of that form: `application/problem+json; charset=utf-8`.
+fn is_json(content_type: &HeaderValue) -> bool {
+    let essence = content_type.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    essence.split_once('/').is_some_and(|(_, kind)| {
+        let kind = kind.to_ascii_lowercase();
+        kind == "json" || kind.ends_with("+json")
+    })
+}
 
 async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let mut request: CompletionRequest = read(body).await?;
+    let (mut request, taken_in): (CompletionRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared, call).await
+    serve(&shared, call, taken_in).await
 }
 
 async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let mut request: ChatRequest = read(body).await?;
+    let (mut request, taken_in): (ChatRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared, call).await
+    serve(&shared, call, taken_in).await
 }
 
 async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let request: TokenizeRequest = read(body).await?;
+    let (request, _taken_in): (TokenizeRequest, _) = read(body).await?;
     let model = request.model.clone();
     let (prompt, wants_texts) = request.prompt()?;
     let request = v1::GenerateRequest { model, prompt: Some(prompt), ..Default::default() };
@@ -134,7 +165,7 @@ async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value
 }
 
 async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let request: DetokenizeRequest = read(body).await?;
+    let (request, _taken_in): (DetokenizeRequest, _) = read(body).await?;
     shared.door.model.check_model(&request.model)?;
     let size = shared.door.model.tokenizer.vocab_size();
     if let Some((position, id)) = request.tokens.iter().enumerate().find(|&(_, &id)| id >= size) {
@@ -144,15 +175,20 @@ async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Val
     Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
 }
 
-/// Reads a body. A long one not on the async threads.
-async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<T, HttpError> {
-    let body = body.map_err(|error| HttpError::new(error.status(), error.body_text()))?;
-    if body.len() <= READ_INLINE_BYTES {
-        return Ok(baton_api::read(&body)?);
+/// Reads a body, a long one not on the async threads. What it has of the budget is to be kept until the request was taken in.
+async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Reservation), HttpError> {
+    let Body { bytes, mut reservation } = body;
+    reservation.grow(bytes.len() * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
+    if bytes.len() <= READ_INLINE_BYTES {
+        return Ok((baton_api::read(&bytes)?, reservation));
     }
-    let reading = tokio::task::spawn_blocking(move || baton_api::read(&body)).await;
-    let failed = |error| HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("reading the body failed: {error}"));
-    Ok(reading.map_err(failed)??)
+    // The reservation goes along: the work goes on where the client has gone away.
+    let reading = tokio::task::spawn_blocking(move || (baton_api::read(&bytes), reservation)).await;
+    let (read, reservation) = reading.map_err(|error| {
+        tracing::error!(%error, "reading a body failed");
+        HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, "reading the body failed")
+    })?;
+    Ok((read?, reservation))
 }
 
 /// A request's own objectives, and for what it does not say the headers': a gateway sets those for all of its clients.
@@ -196,10 +232,12 @@ fn decode(door: &FrontDoor, tokens: &[u32]) -> String {
 type Brought = SelectAll<futures::stream::BoxStream<'static, (usize, Outgoing)>>;
 
 /// Serves a call. Whatever refuses one of its requests does so before the answer begins.
-async fn serve(shared: &Shared, Call { requests, stream, mut answer }: Call) -> Result<Response, HttpError> {
-    let taken_in =
+async fn serve(shared: &Shared, call: Call, taken_in: Reservation) -> Result<Response, HttpError> {
+    let Call { requests, stream, mut answer } = call;
+    let responses =
         futures::future::try_join_all(requests.into_iter().map(|request| shared.door.generate(request))).await?;
-    let numbered = taken_in
+    drop(taken_in);
+    let numbered = responses
         .into_iter()
         .enumerate()
         .map(|(index, responses)| ReceiverStream::new(responses).map(move |outgoing| (index, outgoing)).boxed());
@@ -315,6 +353,22 @@ impl From<BadRequest> for HttpError {
     fn from(BadRequest { param, problem }: BadRequest) -> Self {
         let message = format!("{param}: {problem}");
         Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+}
+
+impl From<BodyError> for HttpError {
+    fn from(error: BodyError) -> Self {
+        let message = error.to_string();
+        match error {
+            BodyError::TooLarge(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, message),
+            BodyError::Late(_) => Self::new(StatusCode::REQUEST_TIMEOUT, message),
+            BodyError::Broken => Self::new(StatusCode::BAD_REQUEST, message),
+            BodyError::NoRoom => Self {
+                kind: ErrorKind::Overloaded.as_str(),
+                retry_after: Some(NO_ROOM_RETRY.as_secs()),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+            },
+        }
     }
 }
 

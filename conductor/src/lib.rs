@@ -13,6 +13,8 @@ pub mod metrics;
 
 mod accuracy;
 mod answer_form;
+mod body;
+mod budget;
 mod coalesce;
 mod error;
 mod front_door;

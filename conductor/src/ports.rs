@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::middleware;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
 use baton_runtime::settings::BadSetting;
@@ -12,10 +13,11 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
+use crate::budget::Budget;
 use crate::coalesce::Coalesced;
 use crate::config::Settings;
 use crate::front_door::FrontDoor;
-use crate::grpc::{ClusterService, HealthService, InferenceService};
+use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, take_in};
 use crate::http;
 
 /// The listeners, bound and not served yet.
@@ -24,6 +26,7 @@ pub struct Ports {
     http: TcpListener,
     clients: Connections,
     limits: ConnectionLimits,
+    budget: Budget,
 }
 
 /// Where they listen.
@@ -42,6 +45,7 @@ impl Ports {
             grpc: listen("grpc", &settings.grpc).await?,
             http: listen("http", &settings.http).await?,
             clients: Connections::new(connections_within_descriptors(settings.max_connections)),
+            budget: Budget::new(settings.max_body_bytes_total),
             limits: ConnectionLimits { stall, ..ConnectionLimits::default() },
         })
     }
@@ -63,9 +67,9 @@ impl Ports {
         };
         let relayed = door.metrics.relayed.clone();
         let coalesced = move |socket| Coalesced::new(socket, relayed.clone());
-        grpc.serve_with(grpc_routes(door)?, coalesced, tasks);
+        grpc.serve_with(grpc_routes(door, self.budget.clone())?, coalesced, tasks);
         let http = Port { name: "http", listener: self.http, protocol: Protocol::Http1, limits, connections };
-        http.serve(http::router(Arc::clone(door), telemetry.clone()), tasks);
+        http.serve(http::router(Arc::clone(door), telemetry.clone(), self.budget), tasks);
         Ok(())
     }
 }
@@ -77,7 +81,7 @@ async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener>
     })?)
 }
 
-fn grpc_routes(door: &Arc<FrontDoor>) -> anyhow::Result<Routes> {
+fn grpc_routes(door: &Arc<FrontDoor>, budget: Budget) -> anyhow::Result<Routes> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -87,5 +91,8 @@ fn grpc_routes(door: &Arc<FrontDoor>) -> anyhow::Result<Routes> {
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let cluster = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(door)));
     let health = HealthServer::new(HealthService(Arc::clone(door)));
-    Ok(Routes::new(health).add_service(reflection).add_service(inference).add_service(cluster).prepare())
+    let intake = Arc::new(Intake::new(FILE_DESCRIPTORS, budget)?);
+    let ours = Routes::new(inference).add_service(cluster).into_axum_router();
+    let ours = ours.layer(middleware::from_fn_with_state(intake, take_in));
+    Ok(Routes::from(ours).add_service(health).add_service(reflection).prepare())
 }

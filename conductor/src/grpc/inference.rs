@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
-use baton_types::{NodeRole, ParseIdError, RequestId};
+use baton_proto::v1::generate_response::Event;
+use baton_types::{ErrorKind, NodeRole, ParseIdError, RequestId};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::intake::TakenIn;
 use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Responses};
@@ -20,6 +22,8 @@ pub struct InferenceService(pub Arc<FrontDoor>);
 /// A request's responses; dropping it (the client went away) aborts the request.
 pub struct ResponseStream {
     responses: Responses,
+    /// Answers whose end was not told yet; none after an error.
+    unfinished: u32,
     /// Of the connection that they are written to.
     unwritten: Unwritten,
 }
@@ -28,7 +32,16 @@ impl Stream for ResponseStream {
     type Item = Result<v1::GenerateResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(outgoing) = ready!(self.responses.poll_recv(cx)) else { return Poll::Ready(None) };
+        let Some(outgoing) = ready!(self.responses.poll_recv(cx)) else {
+            // Its client did not read for too long, or there is a bug. Without a status it would look like an answer.
+            let cut_off = || Err(baton_proto::status(ErrorKind::DeadlineExceeded, "the answer was cut off", None));
+            return Poll::Ready((std::mem::take(&mut self.unfinished) > 0).then(cut_off));
+        };
+        self.unfinished = match &outgoing.response {
+            Ok(v1::GenerateResponse { event: Some(Event::Finished(_)), .. }) => self.unfinished.saturating_sub(1),
+            Ok(_) => self.unfinished,
+            Err(_) => 0,
+        };
         if let Some(heard) = outgoing.heard {
             self.unwritten.push(heard);
         }
@@ -42,8 +55,12 @@ impl v1::inference_server::Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
         let unwritten = request.extensions().get::<Unwritten>().cloned().unwrap_or_default();
-        let responses = self.0.generate(request.into_inner()).await.map_err(|error| Status::from(&error))?;
-        Ok(Response::new(ResponseStream { responses, unwritten }))
+        let taken_in = request.extensions().get::<TakenIn>().cloned();
+        let request = request.into_inner();
+        let unfinished = request.n.max(1);
+        let responses = self.0.generate(request).await.map_err(|error| Status::from(&error))?;
+        drop(taken_in);
+        Ok(Response::new(ResponseStream { responses, unfinished, unwritten }))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {

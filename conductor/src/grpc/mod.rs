@@ -5,8 +5,11 @@ mod cluster;
 mod explain;
 mod health;
 mod inference;
+mod intake;
 mod load;
+mod wire;
 
 pub use cluster::ClusterService;
 pub use health::HealthService;
 pub use inference::InferenceService;
+pub use intake::{Intake, take_in};

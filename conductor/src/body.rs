@@ -1,0 +1,146 @@
+//! Reads the body of a request: within the budget, and in time.
+
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use tokio::time::timeout;
+
+use crate::budget::{Budget, Reservation};
+
+/// Room made for a body before it comes, bytes.
+const FIRST_ROOM: usize = 64 << 10;
+
+/// Bounds of a body.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimits {
+    /// Its size.
+    pub max_bytes: usize,
+    /// Longest between two pieces of it.
+    pub progress: Duration,
+    /// Longest until its end.
+    pub whole: Duration,
+}
+
+impl BodyLimits {
+    /// Of a body that a client sends.
+    pub const fn new(max_bytes: usize) -> Self {
+        Self { max_bytes, progress: Duration::from_secs(10), whole: Duration::from_secs(60) }
+    }
+}
+
+/// Why a body was not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// It is larger than what is ever taken.
+    #[error("the body has more than {0} bytes")]
+    TooLarge(usize),
+    /// Those of other requests leave no room for it now.
+    #[error("other requests leave no room for this body now")]
+    NoRoom,
+    /// It did not come in time.
+    #[error("the body did not come within {0:?}")]
+    Late(Duration),
+    /// The connection failed.
+    #[error("the body broke off")]
+    Broken,
+}
+
+/// A body, and what it has of the budget.
+pub async fn read(body: Body, limits: BodyLimits, budget: &Budget) -> Result<(Bytes, Reservation), BodyError> {
+    let mut reservation = budget.reserve();
+    if let Some(length) = body.size_hint().exact() {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if length > limits.max_bytes {
+            return Err(BodyError::TooLarge(limits.max_bytes));
+        }
+        // Refused before it is sent. It is reserved as it comes, so that what is said and never sent keeps nobody out.
+        if !reservation.fits(length) {
+            return Err(BodyError::NoRoom);
+        }
+    }
+    let reading = timeout(limits.whole, collect(body, limits, &mut reservation)).await;
+    let bytes = reading.map_err(|_| BodyError::Late(limits.whole))??;
+    Ok((bytes, reservation))
+}
+
+async fn collect(mut body: Body, limits: BodyLimits, reservation: &mut Reservation) -> Result<Bytes, BodyError> {
+    let mut whole: Option<BytesMut> = None;
+    let mut first = Bytes::new();
+    let mut total = 0;
+    loop {
+        let frame = timeout(limits.progress, body.frame()).await.map_err(|_| BodyError::Late(limits.progress))?;
+        let Some(frame) = frame else { break };
+        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
+        total += data.len();
+        if total > limits.max_bytes {
+            return Err(BodyError::TooLarge(limits.max_bytes));
+        }
+        reservation.grow(data.len()).map_err(|_| BodyError::NoRoom)?;
+        // Most bodies are one piece.
+        match &mut whole {
+            Some(whole) => whole.extend_from_slice(&data),
+            None if first.is_empty() => first = data,
+            None => {
+                let mut joined = BytesMut::with_capacity(FIRST_ROOM.max(total));
+                joined.extend_from_slice(&first);
+                joined.extend_from_slice(&data);
+                first = Bytes::new();
+                whole = Some(joined);
+            }
+        }
+    }
+    Ok(whole.map_or(first, BytesMut::freeze))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn pieces(pieces: &[&'static str]) -> Body {
+        let pieces: Vec<_> =
+            pieces.iter().map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes()))).collect();
+        Body::from_stream(tokio_stream::iter(pieces))
+    }
+
+    const fn limits(max_bytes: usize) -> BodyLimits {
+        BodyLimits { max_bytes, progress: Duration::from_millis(50), whole: Duration::from_millis(200) }
+    }
+
+    #[tokio::test]
+    async fn pieces_are_joined_and_reserved() {
+        let budget = Budget::new(100);
+        for (given, whole) in [(pieces(&[]), ""), (pieces(&["ab"]), "ab"), (pieces(&["ab", "c", "de"]), "abcde")] {
+            let (bytes, mut reservation) = read(given, limits(10), &budget).await.unwrap();
+            assert_eq!(bytes, whole);
+            assert!(reservation.grow(75 - whole.len()).is_ok() && reservation.grow(1).is_err());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_or_has_no_room_is_refused() {
+        let budget = Budget::new(8);
+        let error = async |body, max| read(body, limits(max), &budget).await.map(drop).unwrap_err();
+        assert_eq!(error(pieces(&["abc", "def"]), 5).await, BodyError::TooLarge(5));
+        assert_eq!(error(Body::from("abcdef"), 5).await, BodyError::TooLarge(5));
+        assert_eq!(error(Body::from("abcdefg"), 10).await, BodyError::NoRoom);
+        assert_eq!(error(pieces(&["abc", "defg"]), 10).await, BodyError::NoRoom);
+        assert!(read(Body::from("abc"), limits(10), &budget).await.is_ok(), "all was given back");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_ends() {
+        let (budget, limits) = (Budget::new(100), limits(100));
+        let silent = Body::from_stream(tokio_stream::pending::<Result<Bytes, Infallible>>());
+        assert_eq!(read(silent, limits, &budget).await.map(drop), Err(BodyError::Late(limits.progress)));
+        let slow = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Some((Ok::<_, Infallible>(Bytes::from_static(b"x")), ()))
+        });
+        let slow = Body::from_stream(slow);
+        assert_eq!(read(slow, limits, &budget).await.map(drop), Err(BodyError::Late(limits.whole)));
+    }
+}

@@ -1,0 +1,112 @@
+//! What the bodies of requests may take of the memory, over all connections.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A budget of bytes. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Budget(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: usize,
+    reserved: Mutex<usize>,
+}
+
+/// There is no room now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exhausted;
+
+/// Bytes of a budget; given back when it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Shared {
+    fn reserved(&self) -> MutexGuard<'_, usize> {
+        // A number is whole.
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody who has `own` of what is reserved may have `bytes` instead. At most three quarters of what the others leave: however many
+    /// large bodies there are, a small one fits beside them.
+    fn allows(&self, reserved: usize, own: usize, bytes: usize) -> bool {
+        let left = self.limit - (reserved - own);
+        bytes <= left / 4 * 3
+    }
+}
+
+impl Budget {
+    /// A budget of so many bytes.
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Shared { limit, reserved: Mutex::new(0) }))
+    }
+
+    /// A reservation of nothing yet.
+    pub fn reserve(&self) -> Reservation {
+        Reservation { budget: Arc::clone(&self.0), bytes: 0 }
+    }
+}
+
+impl Reservation {
+    /// Whether it could grow by so many bytes now.
+    pub fn fits(&self, by: usize) -> bool {
+        self.budget.allows(*self.budget.reserved(), self.bytes, self.bytes.saturating_add(by))
+    }
+
+    /// Reserves more.
+    pub fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
+        let mut reserved = self.budget.reserved();
+        let bytes = self.bytes.saturating_add(by);
+        if !self.budget.allows(*reserved, self.bytes, bytes) {
+            return Err(Exhausted);
+        }
+        *reserved += by;
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        *self.budget.reserved() -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_is_given_back() {
+        let budget = Budget::new(100);
+        let mut one = budget.reserve();
+        assert_eq!((one.grow(76), one.fits(75)), (Err(Exhausted), true));
+        assert_eq!((one.grow(50), one.grow(25), one.grow(1)), (Ok(()), Ok(()), Err(Exhausted)));
+        assert_eq!(budget.reserve().grow(75), Err(Exhausted));
+        drop(one);
+        assert_eq!(budget.reserve().grow(75), Ok(()));
+        assert_eq!(*budget.0.reserved(), 0);
+    }
+
+    #[test]
+    fn a_small_body_fits_beside_large_ones_that_all_grow() {
+        let budget = Budget::new(256 << 20);
+        let mut large: Vec<_> = (0..16).map(|_| budget.reserve()).collect();
+        loop {
+            let grown = large.iter_mut().filter_map(|body| body.grow(64 << 10).ok()).count();
+            if grown == 0 {
+                break;
+            }
+        }
+        assert_eq!(budget.reserve().grow(1 << 20), Ok(()));
+    }
+
+    #[test]
+    fn a_number_that_is_too_large_does_not_wrap() {
+        let mut one = Budget::new(100).reserve();
+        one.grow(1).unwrap();
+        assert_eq!((one.grow(usize::MAX), one.fits(usize::MAX)), (Err(Exhausted), false));
+    }
+}

@@ -1,0 +1,236 @@
+//! Counts what a message holds before it is decoded: an empty message in a list takes two bytes on the wire and hundreds in memory.
+
+use std::collections::HashMap;
+
+use prost::Message as _;
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
+
+/// Most entries of one list of messages or texts, over the whole message.
+pub const MAX_ENTRIES: usize = 65_536;
+/// Messages within messages that are looked into; no type of ours is so deep.
+const MAX_DEPTH: usize = 32;
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// A list is too long.
+    #[error("{0}: more than {MAX_ENTRIES} entries")]
+    TooMany(String),
+    /// It is not a message.
+    #[error("the message is malformed")]
+    Malformed,
+}
+
+/// What the types of a schema look like on the wire.
+#[derive(Debug)]
+pub struct Schema {
+    types: Vec<MessageType>,
+    /// Type of what each method takes, by its path: `/package.Service/Method`. Those that take one message alone.
+    inputs: HashMap<String, usize>,
+    /// Fields that are counted.
+    counted: usize,
+}
+
+#[derive(Debug, Default)]
+struct MessageType(HashMap<u32, Field>);
+
+#[derive(Debug)]
+struct Field {
+    name: String,
+    /// Number of its counter, if it is a list of messages or texts.
+    counter: Option<usize>,
+    /// Type of its messages.
+    message: Option<usize>,
+}
+
+/// One scan.
+struct Scan<'a> {
+    schema: &'a Schema,
+    counts: Vec<usize>,
+}
+
+impl Schema {
+    /// Of encoded file descriptors.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn new(descriptors: &[u8]) -> Result<Self, prost::DecodeError> {
+        let files = FileDescriptorSet::decode(descriptors)?.file;
+        let mut messages = Vec::new();
+        for file in &files {
+            let package = format!(".{}", file.package());
+            file.message_type.iter().for_each(|message| list(&package, message, &mut messages));
+        }
+        let numbers: HashMap<_, _> = messages.iter().enumerate().map(|(n, (name, _))| (name.as_str(), n)).collect();
+        let mut counted = 0;
+        let mut field = |field: &FieldDescriptorProto| {
+            let message = numbers.get(field.type_name()).copied().filter(|_| field.r#type() == Type::Message);
+            let is_list = field.label() == Label::Repeated
+                && matches!(field.r#type(), Type::Message | Type::String | Type::Bytes);
+            let counter = is_list.then(|| {
+                counted += 1;
+                counted - 1
+            });
+            (field.number() as u32, Field { name: field.name().to_owned(), counter, message })
+        };
+        let types = messages.iter().map(|(_, message)| MessageType(message.field.iter().map(&mut field).collect()));
+        let types = types.collect();
+        let mut inputs = HashMap::new();
+        for file in &files {
+            for service in &file.service {
+                for method in service.method.iter().filter(|method| !method.client_streaming()) {
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
+                    inputs.extend(numbers.get(method.input_type()).map(|input| (path, *input)));
+                }
+            }
+        }
+        Ok(Self { types, inputs, counted })
+    }
+
+    /// Whether a method takes one message, and of which type.
+    pub fn input(&self, path: &str) -> Option<usize> {
+        self.inputs.get(path).copied()
+    }
+
+    /// Entries of the lists of an encoded message.
+    ///
+    /// # Errors
+    /// One list is too long, or it is no message.
+    pub fn count(&self, input: usize, message: &[u8]) -> Result<usize, WireError> {
+        let mut scan = Scan { schema: self, counts: vec![0; self.counted] };
+        scan.message(input, message, MAX_DEPTH)?;
+        Ok(scan.counts.iter().sum())
+    }
+}
+
+fn list<'a>(prefix: &str, message: &'a DescriptorProto, found: &mut Vec<(String, &'a DescriptorProto)>) {
+    let name = format!("{prefix}.{}", message.name());
+    message.nested_type.iter().for_each(|nested| list(&name, nested, found));
+    found.push((name, message));
+}
+
+impl Scan<'_> {
+    fn message(&mut self, number: usize, mut rest: &[u8], depth: usize) -> Result<(), WireError> {
+        let depth = depth.checked_sub(1).ok_or(WireError::Malformed)?;
+        let schema = self.schema;
+        while !rest.is_empty() {
+            let key = varint(&mut rest)?;
+            let payload = match key & 7 {
+                0 => {
+                    varint(&mut rest)?;
+                    continue;
+                }
+                1 => take(&mut rest, 8).map(|_| None)?,
+                2 => {
+                    let length = usize::try_from(varint(&mut rest)?).map_err(|_| WireError::Malformed)?;
+                    Some(take(&mut rest, length)?)
+                }
+                5 => take(&mut rest, 4).map(|_| None)?,
+                // Groups: nothing of ours has them.
+                _ => return Err(WireError::Malformed),
+            };
+            let field = u32::try_from(key >> 3).ok().and_then(|field| schema.types[number].0.get(&field));
+            let (Some(payload), Some(field)) = (payload, field) else { continue };
+            if let Some(counter) = field.counter {
+                self.counts[counter] += 1;
+                if self.counts[counter] > MAX_ENTRIES {
+                    return Err(WireError::TooMany(field.name.clone()));
+                }
+            }
+            if let Some(message) = field.message {
+                self.message(message, payload, depth)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], WireError> {
+    let (taken, after) = rest.split_at_checked(length).ok_or(WireError::Malformed)?;
+    *rest = after;
+    Ok(taken)
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64, WireError> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, after) = rest.split_first().ok_or(WireError::Malformed)?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(WireError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::{FILE_DESCRIPTORS, v1};
+    use v1::generate_request::Prompt;
+
+    use super::*;
+
+    const GENERATE: &str = "/baton.v1.Inference/Generate";
+    const EXPLAIN: &str = "/baton.v1.Cluster/Explain";
+
+    fn count(path: &str, message: &[u8]) -> Result<usize, WireError> {
+        let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
+        schema.count(schema.input(path).unwrap(), message)
+    }
+
+    fn messages(messages: usize) -> v1::GenerateRequest {
+        let prompt = v1::MessagesPrompt { messages: vec![v1::ChatMessage::default(); messages], ..Default::default() };
+        v1::GenerateRequest { prompt: Some(Prompt::Messages(prompt)), ..Default::default() }
+    }
+
+    #[test]
+    fn entries_of_lists_are_counted_wherever_they_are() {
+        let mut request = messages(3);
+        let sampling = v1::SamplingParameters {
+            stop: vec!["x".into(); 2],
+            logit_bias: (0..4).map(|token| (token, 1.0)).collect(),
+            stop_token_ids: vec![7; 100],
+            ..Default::default()
+        };
+        request.sampling = Some(sampling);
+        assert_eq!(count(GENERATE, &request.encode_to_vec()), Ok(3 + 2 + 4));
+        let explain = v1::ExplainRequest { request: Some(request) };
+        assert_eq!(count(EXPLAIN, &explain.encode_to_vec()), Ok(9));
+        assert_eq!(count(GENERATE, &[]), Ok(0));
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_named_even_in_pieces() {
+        let too_many = Err(WireError::TooMany("messages".into()));
+        assert_eq!(count(GENERATE, &messages(MAX_ENTRIES + 1).encode_to_vec()), too_many);
+        assert_eq!(count(GENERATE, &messages(MAX_ENTRIES).encode_to_vec()), Ok(MAX_ENTRIES));
+        let half = messages(MAX_ENTRIES / 2 + 1).encode_to_vec();
+        // Decoders join the two.
+        assert_eq!(count(GENERATE, &[&half[..], &half[..]].concat()), too_many);
+        let tools = v1::MessagesPrompt { tools: vec![String::new(); MAX_ENTRIES + 1], ..Default::default() };
+        let tools = v1::GenerateRequest { prompt: Some(Prompt::Messages(tools)), ..Default::default() };
+        assert_eq!(count(GENERATE, &tools.encode_to_vec()), Err(WireError::TooMany("tools".into())));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        // Truncated, a group, a length beyond the end, a varint without an end.
+        for bytes in [&[0x08][..], &[0x0b, 0x0c], &[0x0a, 0x7f], &[0xff; 11]] {
+            assert_eq!(count(GENERATE, bytes), Err(WireError::Malformed), "{bytes:?}");
+        }
+        // Unknown fields are skipped: 200 of each wire type.
+        let unknown = [0xc0, 0x0c, 1, 0xc1, 0x0c, 0, 0, 0, 0, 0, 0, 0, 0, 0xc2, 0x0c, 1, 7, 0xc5, 0x0c, 0, 0, 0, 0];
+        assert_eq!(count(GENERATE, &unknown), Ok(0));
+        assert!(v1::GenerateRequest::decode(&unknown[..]).is_ok());
+    }
+
+    #[test]
+    fn every_method_that_takes_one_message_is_known() {
+        let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
+        assert!(
+            schema.input("/baton.v1.Node/Session").is_none() && schema.input("/baton.v1.Inference/Abort").is_some()
+        );
+    }
+}
