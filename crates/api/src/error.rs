@@ -25,6 +25,14 @@ impl BadRequest {
         Self::new(param, format!("'{}', but only {served} is served here", cut(kind)))
     }
 
+    /// Refuses fields that other kinds of an object at `path` have; `given` says of each whether it is there.
+    pub(crate) fn of_other_kinds(path: &str, kind: &str, given: &[(&str, bool)], own: &[&str]) -> Result<(), Self> {
+        match given.iter().find(|(field, is_given)| *is_given && !own.contains(field)) {
+            None => Ok(()),
+            Some((field, _)) => Err(Self::new(format!("{path}.{field}"), format!("is no field of {kind}"))),
+        }
+    }
+
     /// Refuses a field that is not known, in an object at `path` whose kind is known.
     pub(crate) fn stray(path: &str, Stray(stray): &Stray) -> Result<(), Self> {
         match stray {

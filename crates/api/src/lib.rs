@@ -18,6 +18,7 @@ mod logprobs;
 mod messages;
 mod object;
 mod parts;
+mod responses;
 mod tokens;
 mod tools;
 
@@ -31,6 +32,7 @@ pub use common::Objectives;
 pub use completions::CompletionRequest;
 pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
 pub use messages::{MessagesRequest, counted};
+pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 
 /// Makes text of tokens.

@@ -24,28 +24,41 @@ struct Token<'a> {
     top_logprobs: Option<Tops<'a>>,
 }
 
-struct Tops<'a>(&'a [TopLogprob]);
+struct Tops<'a>(&'a [TopLogprob], Half);
 
 impl Serialize for Tops<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|TopLogprob { text, logprob, .. }| token(text, *logprob, None)))
+        let Self(top, half) = self;
+        serializer.collect_seq(top.iter().map(|TopLogprob { text, logprob, .. }| token(text, *logprob, None, *half)))
     }
 }
 
-fn token<'a>(text: &'a str, logprob: f32, top: Option<&'a [TopLogprob]>) -> Token<'a> {
-    let bytes = is_whole(text).then_some(text.as_bytes());
-    Token { token: text, logprob: finite(logprob), bytes, top_logprobs: top.map(Tops) }
+/// What stands for the bytes of half a character.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Half {
+    Null,
+    Empty,
 }
 
-/// Of chat completions: a list of tokens, each with its alternatives.
-pub(crate) struct Tokens<'a>(pub(crate) &'a [TokenLogprobs]);
+fn token<'a>(text: &'a str, logprob: f32, top: Option<&'a [TopLogprob]>, half: Half) -> Token<'a> {
+    let bytes = match (is_whole(text), half) {
+        (true, _) => Some(text.as_bytes()),
+        (false, Half::Null) => None,
+        (false, Half::Empty) => Some([].as_slice()),
+    };
+    Token { token: text, logprob: finite(logprob), bytes, top_logprobs: top.map(|top| Tops(top, half)) }
+}
+
+/// Of chat completions and responses: a list of tokens, each with its alternatives.
+#[derive(Debug)]
+pub(crate) struct Tokens<'a>(pub(crate) &'a [TokenLogprobs], pub(crate) Half);
 
 impl Serialize for Tokens<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let tokens = self
-            .0
-            .iter()
-            .map(|TokenLogprobs { logprob, top, text }| token(text, logprob.unwrap_or_default(), Some(top.as_slice())));
+        let Self(tokens, half) = self;
+        let tokens = tokens.iter().map(|TokenLogprobs { logprob, top, text }| {
+            token(text, logprob.unwrap_or_default(), Some(top.as_slice()), *half)
+        });
         serializer.collect_seq(tokens)
     }
 }

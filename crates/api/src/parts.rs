@@ -22,7 +22,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) enum Step {
     Opened(usize),
-    Grew(usize, String, #[expect(dead_code, reason = "Anthropic has none")] Vec<TokenLogprobs>),
+    Grew(usize, String, Vec<TokenLogprobs>),
     Closed(usize),
 }
 

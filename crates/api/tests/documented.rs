@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use baton_api::{BadRequest, ChatRequest, CompletionRequest, MessagesRequest, read};
+use baton_api::{BadRequest, ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, read};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -68,4 +68,9 @@ fn chat_completions_take_what_their_table_says() {
 #[test]
 fn messages_take_what_their_table_says() {
     check::<MessagesRequest>(json!({"messages": []}), &table("Of `/v1/messages`:", "A message is of"));
+}
+
+#[test]
+fn responses_take_what_their_table_says() {
+    check::<ResponsesRequest>(json!({"input": "x"}), &table("Of `/v1/responses`:", "An item is"));
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::answer::{Answer, Chunk, Head};
 use crate::common::{Object, TotalUsage};
 use crate::error::{Failure, to_json};
-use crate::logprobs::Tokens;
+use crate::logprobs::{Half, Tokens};
 
 /// Puts a chat completion together.
 pub(crate) struct ChatAnswer {
@@ -165,7 +165,7 @@ struct ContentLogprobs<'a> {
 }
 
 fn content_logprobs(tokens: &[TokenLogprobs]) -> ContentLogprobs<'_> {
-    ContentLogprobs { content: Tokens(tokens), refusal: () }
+    ContentLogprobs { content: Tokens(tokens, Half::Null), refusal: () }
 }
 
 impl ChatAnswer {

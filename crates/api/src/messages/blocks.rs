@@ -192,12 +192,7 @@ impl Block {
             ("content", self.content.is_some()),
             ("is_error", self.is_error),
         ];
-        match given.into_iter().find(|(field, is_given)| *is_given && !own.contains(field)) {
-            None => Ok(()),
-            Some((field, _)) => {
-                Err(BadRequest::new(format!("{path}.{field}"), format!("is no field of {}", self.r#type)))
-            }
-        }
+        BadRequest::of_other_kinds(path, &self.r#type, &given, own)
     }
 }
 

@@ -346,11 +346,6 @@ fn a_message_has_reasoning_and_tool_calls() {
     assert_eq!(body["choices"][0]["message"]["content"], Value::Null);
 }
 
-fn said(sample: u32, text: &str, logprob: Option<f32>) -> v1::GenerateResponse {
-    let logprobs = logprob.map(|logprob| logprobs(text, logprob)).into_iter().collect();
-    delta(sample, v1::Delta { text: text.into(), token_ids: vec![1], logprobs, ..Default::default() })
-}
-
 #[test]
 fn several_answers_are_choices() {
     let responses =

@@ -2,4 +2,5 @@
 
 mod completions;
 mod messages;
+mod responses;
 mod support;

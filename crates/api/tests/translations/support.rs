@@ -89,6 +89,12 @@ pub fn call_piece(index: u32, id: &str, name: &str, arguments: &str) -> v1::Tool
     v1::ToolCallDelta { index, id: id.into(), name: name.into(), arguments: arguments.into() }
 }
 
+/// A token of a text.
+pub fn said(sample: u32, text: &str, logprob: Option<f32>) -> v1::GenerateResponse {
+    let logprobs = logprob.map(|logprob| logprobs(text, logprob)).into_iter().collect();
+    delta(sample, v1::Delta { text: text.into(), token_ids: vec![1], logprobs, ..Default::default() })
+}
+
 /// Reasoning, a text, and two calls.
 pub fn thought_said_and_called() -> Vec<v1::GenerateResponse> {
     let piece = |reasoning: &str, text: &str, tool_calls: Vec<v1::ToolCallDelta>| {
