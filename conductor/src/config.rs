@@ -53,6 +53,8 @@ pub struct Settings {
     pub model: Option<PathBuf>,
     /// `cpu` with a model file, or `mock` without.
     pub engine: String,
+    /// Chat template (Jinja) instead of the model's own.
+    pub chat_template: Option<PathBuf>,
     /// Name of the model for clients; by default that of the file.
     pub model_name: Option<String>,
     /// Requests served at once.
@@ -106,6 +108,7 @@ impl Default for Settings {
             grpc: "127.0.0.1:7070".into(),
             http: "127.0.0.1:8080".into(),
             model: None,
+            chat_template: None,
             engine: "cpu".into(),
             model_name: None,
             max_requests: 4096,
@@ -147,6 +150,9 @@ pub struct Flags {
     /// Model file (GGUF) or folder (safetensors): its tokenizer and chat template are used
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// Chat template (Jinja) instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
     /// cpu with a model file, or mock without [default: cpu]
     #[arg(long)]
     pub engine: Option<String>,

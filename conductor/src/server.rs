@@ -135,12 +135,21 @@ fn default_slo(settings: &Settings) -> Result<Slo, BadSetting> {
     Ok(Slo { ttft: ttft.map(Ttft), tbt: tbt.map(Tbt) })
 }
 
+/// The chat template that goes before the model's own.
+fn given_template(settings: &Settings, tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
+    let Some(path) = &settings.chat_template else { return Ok(None) };
+    let bad = |problem: String| BadSetting::invalid("chat_template", format!("{}: {problem}", path.display()));
+    let source = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    Ok(Some(ChatTemplate::from_source(&source, tokenizer).map_err(|error| bad(error_chain(&error)))?))
+}
+
 fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
     let named = |name: String| settings.model_name.clone().unwrap_or(name);
     if settings.engine == "mock" {
         let tokenizer = Tokenizer::bytes().with_max_bytes(max_prompt_bytes);
-        let template = Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?);
+        let own = || Ok(Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?));
+        let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| anyhow::Ok(Some(given)))?;
         let grammars = GrammarCompiler::new(&tokenizer)?;
         return Ok(TextModel { name: named("mock".into()), tokenizer, template, grammars, max_prompt_bytes });
     }
@@ -154,8 +163,11 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let tokenizer =
         Tokenizer::from_model(&file).map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
     let tokenizer = tokenizer.with_max_bytes(max_prompt_bytes);
-    let template = ChatTemplate::from_model(&file, &tokenizer)
-        .map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
+    let own = || {
+        let template = ChatTemplate::from_model(&file, &tokenizer);
+        template.map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))
+    };
+    let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| Ok(Some(given)))?;
     let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
     Ok(TextModel { name: named(model_name(path)), tokenizer, template, grammars, max_prompt_bytes })
 }
