@@ -24,6 +24,10 @@ pub struct Answer {
     pub token_ids: Vec<u32>,
     /// Its text.
     pub text: String,
+    /// What was thought before it.
+    pub reasoning: String,
+    /// The tools that it asks for.
+    pub tool_calls: Vec<v1::ToolCall>,
     /// One per token, where asked for.
     pub logprobs: Vec<v1::TokenLogprobs>,
     /// One per position of the prompt, where asked for.
@@ -101,6 +105,22 @@ impl Ask {
         self.sampling(|sampling| sampling.ignore_eos = true)
     }
 
+    /// How many answers.
+    pub fn n(mut self, n: u32) -> Self {
+        self.0.n = n;
+        self
+    }
+
+    /// The form of the answer.
+    pub fn form(self, form: v1::structured_output::Form) -> Self {
+        self.sampling(|sampling| sampling.structured_output = Some(v1::StructuredOutput { form: Some(form) }))
+    }
+
+    /// JSON of this schema.
+    pub fn schema(self, schema: &serde_json::Value) -> Self {
+        self.form(v1::structured_output::Form::JsonSchema(schema.to_string()))
+    }
+
     /// Draws with this seed at this temperature.
     pub fn seeded(self, seed: u64, temperature: f32) -> Self {
         self.sampling(|sampling| {
@@ -110,44 +130,72 @@ impl Ask {
     }
 }
 
+/// An answer on its way.
+#[derive(Default)]
+struct Open {
+    answer: Answer,
+    /// When its last tokens came.
+    last: Option<Instant>,
+    ended: bool,
+}
+
+impl Open {
+    fn take(&mut self, event: Event, began: Instant) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.ended, "something came after Finished");
+        let answer = &mut self.answer;
+        match event {
+            Event::Accepted(accepted) => {
+                answer.request_id = accepted.request_id;
+                answer.prompt_token_ids = accepted.prompt_token_ids;
+            }
+            Event::Delta(delta) => {
+                let now = Instant::now();
+                match self.last.replace(now) {
+                    None => answer.ttft = now - began,
+                    Some(before) => answer.gaps.push(now - before),
+                }
+                let known = answer.token_ids.len();
+                anyhow::ensure!(delta.index as usize == known, "token {} after {known}", delta.index);
+                answer.token_ids.extend(delta.token_ids);
+                answer.text.push_str(&delta.text);
+                answer.reasoning.push_str(&delta.reasoning);
+                answer.logprobs.extend(delta.logprobs);
+                for v1::ToolCallDelta { index, id, name, arguments } in delta.tool_calls {
+                    if index as usize == answer.tool_calls.len() {
+                        answer.tool_calls.push(v1::ToolCall { id, name, ..Default::default() });
+                    }
+                    answer.tool_calls.last_mut().context("a call")?.arguments.push_str(&arguments);
+                }
+            }
+            Event::PromptLogprobs(logprobs) => answer.prompt_logprobs = logprobs.positions,
+            Event::Finished(finished) => {
+                answer.finished = *finished;
+                self.ended = true;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Cluster {
     /// Asks and waits for the whole answer.
     pub async fn ask(&self, ask: Ask) -> anyhow::Result<Answer> {
-        let began = Instant::now();
+        let mut answers = self.answers(ask).await?;
+        anyhow::ensure!(answers.len() == 1, "{} answers", answers.len());
+        Ok(answers.remove(0))
+    }
+
+    /// Asks and waits for all answers.
+    pub async fn answers(&self, ask: Ask) -> anyhow::Result<Vec<Answer>> {
+        let (began, n) = (Instant::now(), ask.0.n.max(1));
         let mut stream = self.inference().generate(ask.0).await?.into_inner();
-        let (mut answer, mut last, mut ended) = (Answer::default(), None, false);
+        let mut open: Vec<_> = (0..n).map(|_| Open::default()).collect();
         while let Some(response) = stream.message().await? {
-            anyhow::ensure!(!ended, "something came after Finished");
-            match response.event.context("a response without an event")? {
-                Event::Accepted(accepted) => {
-                    answer.request_id = accepted.request_id;
-                    answer.prompt_token_ids = accepted.prompt_token_ids;
-                }
-                Event::Delta(delta) => {
-                    let now = Instant::now();
-                    match last.replace(now) {
-                        None => answer.ttft = now - began,
-                        Some(before) => answer.gaps.push(now - before),
-                    }
-                    anyhow::ensure!(
-                        delta.index as usize == answer.token_ids.len(),
-                        "token {} after {}",
-                        delta.index,
-                        answer.token_ids.len()
-                    );
-                    answer.token_ids.extend(delta.token_ids);
-                    answer.text.push_str(&delta.text);
-                    answer.logprobs.extend(delta.logprobs);
-                }
-                Event::PromptLogprobs(logprobs) => answer.prompt_logprobs = logprobs.positions,
-                Event::Finished(finished) => {
-                    answer.finished = *finished;
-                    ended = true;
-                }
-            }
+            let of = open.get_mut(response.sample as usize).context("an answer that was not asked for")?;
+            of.take(response.event.context("a response without an event")?, began)?;
         }
-        anyhow::ensure!(ended, "the stream ended without Finished");
-        Ok(answer)
+        anyhow::ensure!(open.iter().all(|open| open.ended), "the stream ended without Finished");
+        Ok(open.into_iter().map(|open| open.answer).collect())
     }
 
     /// Asks, and gives the refusal's code and message.

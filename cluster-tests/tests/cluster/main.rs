@@ -19,6 +19,7 @@ mod mock_cluster;
 mod model_cluster;
 mod moves;
 mod operator;
+mod other_answers;
 mod overload;
 mod prefix_fetch;
 mod prompts_at_decode;

@@ -1,0 +1,112 @@
+//! Several answers to one prompt.
+
+use std::time::Duration;
+
+use baton_cluster_tests::{Answer, Ask, Cluster, model};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn texts(answers: &[Answer]) -> Vec<&str> {
+    answers.iter().map(|answer| answer.text.as_str()).collect()
+}
+
+/// Line 6 of what several answers have to show.
+#[tokio::test]
+async fn four_answers_compute_the_prompt_once() -> anyhow::Result<()> {
+    let cluster = Cluster::model(&model()).prefill(2).decode(2).start().await?;
+    let words: Vec<_> = (0..).map(|n| format!("word{n}")).take(500).collect();
+    let ask = |salt: &str| {
+        let mut prompt = format!("{salt} {}", words.join(" "));
+        prompt.truncate(3180);
+        Ask::text(&prompt).max_tokens(24).seeded(7, 0.9)
+    };
+    let computed = async || {
+        let mut rows = 0.0;
+        for node in &cluster.prefill {
+            rows += node.metric("baton_node_step_rows_total").await?;
+        }
+        for node in &cluster.decode {
+            rows += node.metric("baton_decode_tail_tokens_total").await?;
+        }
+        anyhow::Ok(rows)
+    };
+    let before = computed().await?;
+    let answers = cluster.answers(ask("a").n(4)).await?;
+    let (tokens, rows) = (answers[0].prompt_token_ids.len(), computed().await? - before);
+    println!(
+        "{tokens} tokens of prompt, {rows} computed, cached: {:?}",
+        answers.iter().map(Answer::cached_tokens).collect::<Vec<_>>()
+    );
+    assert!(tokens >= 1500 && rows as usize <= tokens + 3 * 16, "{rows} of {tokens}");
+    let pair = |answer: &Answer| (answer.finished.prefill_node.clone(), answer.finished.decode_node.clone());
+    assert!(answers.iter().all(|answer| pair(answer) == pair(&answers[0])), "all at the same nodes");
+    cluster.wait_idle(SECOND).await?;
+
+    // As four requests of their own, whatever is cached by now.
+    let mut alone = Vec::new();
+    for seed in 7..11 {
+        alone.push(cluster.ask(ask("a").seeded(seed, 0.9)).await?);
+    }
+    assert_eq!(texts(&answers), texts(&alone));
+    assert!(texts(&answers).iter().any(|text| *text != answers[0].text), "they differ");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> anyhow::Result<()> {
+    let mut cluster = Cluster::mock().prefill(1).decode(2).decode_flags(&["--mock-row-us", "3000"]).start().await?;
+    let ask = || Ask::text("a prompt").max_tokens(60).ignore_eos().seeded(1, 1.0);
+    let expected = cluster.answers(ask().n(3)).await?;
+    let mut stream = cluster.inference().generate(ask().n(3).0).await?.into_inner();
+    let (mut tokens, mut killed, mut finished) = (vec![Vec::new(); 3], false, 0);
+    while let Some(response) = stream.message().await? {
+        use baton_proto::v1::generate_response::Event;
+        match response.event {
+            Some(Event::Delta(delta)) => tokens[response.sample as usize].extend(delta.token_ids),
+            Some(Event::Finished(_)) => finished += 1,
+            _ => {}
+        }
+        if !killed && tokens.iter().all(|tokens| tokens.len() > 10) {
+            let nodes = cluster.nodes().await?;
+            let busy = nodes.iter().filter(|node| node.placed == 3).filter_map(|node| Some(&node.info.as_ref()?.name));
+            let busy = busy.clone().find(|name| name.starts_with("decode")).expect("one decode node has all").clone();
+            cluster.decode.remove(usize::from(busy == "decode-1")).kill().await?;
+            killed = true;
+        }
+    }
+    assert_eq!((killed, finished), (true, 3));
+    let whole: Vec<_> = expected.iter().map(|answer| answer.token_ids.clone()).collect();
+    assert_eq!(tokens, whole, "nothing lost, repeated or changed");
+
+    // One that is aborted ends all.
+    let mut stream = cluster.inference().generate(ask().max_tokens(5000).n(3).0).await?.into_inner();
+    let accepted = stream.message().await?.and_then(|response| response.event);
+    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) = accepted else { panic!("{accepted:?}") };
+    let request_id = accepted.request_id;
+    cluster.inference().abort(baton_proto::v1::AbortRequest { request_id }).await?;
+    let status = loop {
+        match stream.message().await {
+            Ok(message) => assert!(message.is_some(), "it ended as if it was whole"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), tonic::Code::Cancelled);
+    cluster
+        .wait_for("no request", SECOND * 5, || async {
+            Ok(cluster.http("/health", None).await?.1.contains("\"requests\":0"))
+        })
+        .await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn there_is_room_for_all_answers_or_for_none() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--max-requests", "4"]).start().await?;
+    let (code, message) = cluster.refused(Ask::text("x").max_tokens(4).n(5)).await;
+    assert_eq!(code, tonic::Code::ResourceExhausted, "{message}");
+    assert_eq!(cluster.answers(Ask::text("x").max_tokens(4).n(4)).await?.len(), 4);
+    assert_eq!(cluster.refused(Ask::text("x").n(129)).await.0, tonic::Code::InvalidArgument);
+    // One token each: there is no decode node to wait for.
+    assert_eq!(cluster.answers(Ask::text("x").max_tokens(1).n(3)).await?.len(), 3);
+    cluster.stop().await
+}
