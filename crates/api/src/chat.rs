@@ -184,6 +184,9 @@ objects! {
         _refusal: Ignored,
         #[serde(default, rename = "annotations")]
         _annotations: Ignored,
+        /// What the official client's helpers add.
+        #[serde(default, rename = "parsed")]
+        _parsed: Ignored,
         #[serde(default, rename = "audio")]
         _audio: Refused,
         #[serde(default, rename = "function_call")]
@@ -204,6 +207,9 @@ objects! {
     struct CalledFunction {
         name: String,
         arguments: String,
+        /// What the official client's helpers add.
+        #[serde(default, rename = "parsed_arguments")]
+        _parsed_arguments: Ignored,
     }
 
     /// A part of a message. Kinds other than text are read, so that they can be refused by name.
@@ -243,7 +249,7 @@ impl ToolCall {
         }
         BadRequest::stray(path, &self.stray)?;
         let missing = || BadRequest::new(format!("{path}.function"), "is missing");
-        let CalledFunction { name, arguments } = self.function.ok_or_else(missing)?;
+        let CalledFunction { name, arguments, .. } = self.function.ok_or_else(missing)?;
         Ok(v1::ToolCall { id: self.id, name, arguments })
     }
 }

@@ -1,4 +1,4 @@
-//! Objects of a body. Lists are not taken for them, as serde would do, and a field that is not known is named before its value is read.
+//! Objects of a body. Lists are not taken for them, as serde would do. A field that is not known ends the reading, unless it is null.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -123,11 +123,14 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
                 let name: StrDeserializer<'_, A::Error> = name.as_str().into_deserializer();
                 return seed.deserialize(name).map(Some);
             }
-            if !self.known.contains(&STRAY) {
+            // Null asks for nothing, whatever it is that newer clients have.
+            let is_null = self.fields.next_value::<Option<IgnoredAny>>()?.is_none();
+            if !is_null && !self.known.contains(&STRAY) {
                 return Err(A::Error::custom(format_args!("unknown field `{name}`")));
             }
-            self.fields.next_value::<IgnoredAny>()?;
-            self.stray.get_or_insert(name);
+            if !is_null {
+                self.stray.get_or_insert(name);
+            }
         }
         if self.stray.is_none() || self.tells_stray {
             return Ok(None);
@@ -168,3 +171,4 @@ impl<'de> Deserialize<'de> for Name {
         deserializer.deserialize_str(Text)
     }
 }
+

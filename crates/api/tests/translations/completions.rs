@@ -43,8 +43,8 @@ fn a_conversation_becomes_messages() {
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
             {"role": "assistant", "content": null, "reasoning": null, "reasoning_content": "hm", "refusal": null,
-             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "2"},
+             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "2", "not_known": null},
         ],
         "max_tokens": 3, "max_completion_tokens": 4, "chat_template_kwargs": {"enable_thinking": false},
     }));
