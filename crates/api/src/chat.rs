@@ -365,3 +365,21 @@ pub(crate) fn check_effort(param: &str, effort: &str) -> Result<(), BadRequest> 
     }
     Err(BadRequest::new(param, format!("'{}', but must be one of {}", cut(effort), EFFORTS.join(", "))))
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![
+        ("ChatRequest", taken::<ChatRequest>()),
+        ("ChatTool", taken::<ToolJson>()),
+        ("ChatFunction", taken::<FunctionJson>()),
+        ("ChatToolChoice", taken::<ToolChoiceJson>()),
+        ("FunctionName", taken::<FunctionName>()),
+        ("ChatMessage", taken::<Message>()),
+        ("ChatToolCall", taken::<ToolCall>()),
+        ("CalledFunction", taken::<CalledFunction>()),
+        ("ChatPart", taken::<Part>()),
+    ]
+}

@@ -265,3 +265,11 @@ pub(crate) struct Object<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Option<Usage>>,
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![("Objectives", taken::<Objectives>()), ("StreamOptions", taken::<StreamOptions>())]
+}

@@ -184,3 +184,11 @@ impl CompletionRequest {
         Ok(best_of)
     }
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![("CompletionRequest", taken::<CompletionRequest>())]
+}

@@ -118,3 +118,15 @@ fn schema_text(Json(schema): &Json<MAX_SCHEMA_BYTES>) -> Result<String, BadReque
         _ => Err(BadRequest::new(PARAM, "is neither an object nor a text of one")),
     }
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![
+        ("ResponseFormat", taken::<ResponseFormat>()),
+        ("NamedSchema", taken::<JsonSchema>()),
+        ("StructuredOutputs", taken::<StructuredOutputs>()),
+    ]
+}

@@ -17,6 +17,7 @@ mod format;
 mod logprobs;
 mod messages;
 mod object;
+mod openapi;
 mod parts;
 mod responses;
 mod tokens;
@@ -32,6 +33,7 @@ pub use common::Objectives;
 pub use completions::CompletionRequest;
 pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
 pub use messages::{MessagesRequest, counted};
+pub use openapi::OPENAPI;
 pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 

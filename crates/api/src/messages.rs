@@ -290,3 +290,21 @@ impl MessagesRequest {
 pub fn counted(tokens: usize) -> Value {
     json!({ "input_tokens": tokens })
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![
+        ("MessagesRequest", taken::<MessagesRequest>()),
+        ("Tool", taken::<ToolJson>()),
+        ("ToolChoice", taken::<ToolChoiceJson>()),
+        ("Thinking", taken::<Thinking>()),
+        ("OutputConfig", taken::<OutputConfig>()),
+        ("OutputFormat", taken::<OutputFormat>()),
+        ("Message", taken::<Message>()),
+        ("Block", taken::<blocks::Block>()),
+        ("TextBlock", taken::<blocks::TextBlock>()),
+    ]
+}

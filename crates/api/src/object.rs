@@ -172,3 +172,82 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
+/// The fields that an object takes: those that are known and not refused.
+#[cfg(test)]
+pub(crate) fn taken<T: for<'de> Object<'de> + serde::de::DeserializeOwned + fmt::Debug>() -> Vec<&'static str> {
+    let is_taken = |field: &&str| match crate::read::<T>(format!(r#"{{"{field}": 1}}"#).as_bytes()) {
+        Ok(_) => true,
+        Err(error) => error.problem != "is not served here",
+    };
+    let known = tests::FieldNames::of::<T>();
+    known.iter().copied().filter(|field| *field != STRAY).filter(is_taken).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Keeps the names of the fields that a struct asks for, and reads nothing.
+    #[derive(Clone, Copy)]
+    pub(super) struct FieldNames<'a>(&'a Cell<&'static [&'static str]>);
+
+    impl FieldNames<'_> {
+        pub(super) fn of<T: for<'de> Object<'de> + fmt::Debug>() -> &'static [&'static str] {
+            let names = Cell::new([].as_slice());
+            T::read(FieldNames(&names)).expect_err("nothing is read");
+            names.get()
+        }
+    }
+
+    impl<'de> Deserializer<'de> for FieldNames<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Self::Error::custom("no struct"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            names: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            self.0.set(names);
+            Err(Self::Error::custom("nothing is read"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    objects! {
+        #[allow(dead_code)]
+        struct Strict {
+            a: Option<u32>,
+            #[serde(default)]
+            no: crate::field::Refused,
+        }
+
+        struct Lenient {
+            #[serde(default, rename = "?")]
+            stray: Stray,
+        }
+    }
+
+    #[test]
+    fn fields_that_are_not_known_end_the_reading_or_are_told() {
+        assert_eq!(taken::<Strict>(), ["a"]);
+        assert!(serde_json::from_str::<Strict>(r#"{"a": 1, "b": null, "?": null}"#).is_ok());
+        assert!(serde_json::from_str::<Strict>(r#"{"a": 1, "b": 2}"#).is_err());
+        assert!(serde_json::from_str::<Strict>("[1]").is_err());
+        let lenient: Lenient = serde_json::from_str(r#"{"z": null, "b": [1], "a": 2}"#).expect("an object");
+        assert_eq!(lenient.stray.0.as_deref(), Some("b"));
+        let lenient: Lenient = serde_json::from_str(r#"{"?": 1}"#).expect("an object");
+        assert_eq!(lenient.stray.0.as_deref(), Some("?"));
+        assert_eq!(serde_json::from_str::<Lenient>("{}").expect("an object").stray.0, None);
+    }
+}

@@ -315,3 +315,21 @@ impl Format {
         Some(v1::StructuredOutput { form: Some(form) })
     }
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![
+        ("ResponsesRequest", taken::<ResponsesRequest>()),
+        ("ResponsesStreamOptions", taken::<StreamOptions>()),
+        ("ResponsesTool", taken::<ToolJson>()),
+        ("ResponsesToolChoice", taken::<ToolChoiceJson>()),
+        ("TextConfig", taken::<TextConfig>()),
+        ("TextFormat", taken::<FormatJson>()),
+        ("Reasoning", taken::<Reasoning>()),
+        ("InputItem", taken::<items::Item>()),
+        ("InputPart", taken::<items::Part>()),
+    ]
+}

@@ -53,3 +53,11 @@ impl TokenizeRequest {
 pub fn tokenized(tokens: &[u32], context_length: u32, texts: Option<Vec<String>>) -> Value {
     json!({ "count": tokens.len(), "max_model_len": context_length, "tokens": tokens, "token_strs": texts })
 }
+
+/// The objects that are read here: their schemas, and the fields that they take.
+#[cfg(test)]
+pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
+    use crate::object::taken;
+
+    vec![("TokenizeRequest", taken::<TokenizeRequest>()), ("DetokenizeRequest", taken::<DetokenizeRequest>())]
+}

@@ -1,9 +1,10 @@
-//! The tables of fields in docs/api.md are what is served.
+//! The tables of fields in docs/api.md are what is served, and what openapi.json has.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use baton_api::{BadRequest, ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, read};
+use baton_api::{BadRequest, ChatRequest, CompletionRequest, MessagesRequest, OPENAPI, ResponsesRequest, read};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -21,11 +22,20 @@ fn table(from: &str, until: &str) -> Vec<(String, String)> {
     text.lines().filter_map(row).collect()
 }
 
+/// The fields that a schema of openapi.json has.
+fn properties(schema: &str) -> BTreeSet<String> {
+    let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
+    let properties = document["components"]["schemas"][schema]["properties"].as_object().expect(schema);
+    properties.keys().cloned().collect()
+}
+
 fn openai() -> Vec<(String, String)> {
     table("Of OpenAI's completions, both:", "Of `/v1/completions`:")
 }
 
-fn check<T: DeserializeOwned>(needed: Value, fields: &[(String, String)]) {
+fn check<T: DeserializeOwned>(schema: &str, needed: Value, fields: &[(String, String)]) {
+    let taken = fields.iter().filter(|(_, handling)| handling != "refused").map(|(field, _)| field.clone());
+    assert_eq!(taken.collect::<BTreeSet<_>>(), properties(schema));
     let taken = |field: &str, value: Value| -> Result<(), BadRequest> {
         let mut body = needed.clone();
         body[field] = value;
@@ -56,21 +66,35 @@ fn check<T: DeserializeOwned>(needed: Value, fields: &[(String, String)]) {
 #[test]
 fn completions_take_what_their_table_says() {
     let own = table("Of `/v1/completions`:", "Of `/v1/chat/completions`:");
-    check::<CompletionRequest>(json!({"prompt": "x"}), &[openai(), own].concat());
+    check::<CompletionRequest>("CompletionRequest", json!({"prompt": "x"}), &[openai(), own].concat());
 }
 
 #[test]
 fn chat_completions_take_what_their_table_says() {
     let own = table("Of `/v1/chat/completions`:", "A schema has");
-    check::<ChatRequest>(json!({"messages": []}), &[openai(), own].concat());
+    check::<ChatRequest>("ChatRequest", json!({"messages": []}), &[openai(), own].concat());
 }
 
 #[test]
 fn messages_take_what_their_table_says() {
-    check::<MessagesRequest>(json!({"messages": []}), &table("Of `/v1/messages`:", "A message is of"));
+    check::<MessagesRequest>(
+        "MessagesRequest",
+        json!({"messages": []}),
+        &table("Of `/v1/messages`:", "A message is of"),
+    );
 }
 
 #[test]
 fn responses_take_what_their_table_says() {
-    check::<ResponsesRequest>(json!({"input": "x"}), &table("Of `/v1/responses`:", "An item is"));
+    check::<ResponsesRequest>("ResponsesRequest", json!({"input": "x"}), &table("Of `/v1/responses`:", "An item is"));
+}
+
+#[test]
+fn all_paths_are_documented() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let text = fs::read_to_string(path).expect("docs/api.md");
+    let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
+    for path in document["paths"].as_object().expect("paths").keys() {
+        assert!(text.contains(&format!("{path}`")), "{path}");
+    }
 }

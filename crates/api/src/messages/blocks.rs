@@ -18,7 +18,7 @@ objects! {
     }
 
     /// A block of any kind that is served: the fields of all of them.
-    struct Block {
+    pub(super) struct Block {
         r#type: String,
         text: Option<String>,
         thinking: Option<String>,

@@ -39,7 +39,7 @@ objects! {
         stray: Stray,
     }
 
-    struct Part {
+    pub(super) struct Part {
         r#type: String,
         text: Option<String>,
         #[serde(default, rename = "annotations")]

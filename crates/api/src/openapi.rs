@@ -1,0 +1,58 @@
+//! The description of all paths for programs.
+
+/// An OpenAPI 3.1 document, as JSON.
+pub const OPENAPI: &str = include_str!("../openapi.json");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn document() -> Value {
+        serde_json::from_str(OPENAPI).expect("JSON")
+    }
+
+    #[test]
+    fn request_schemas_have_the_fields_that_are_taken() {
+        let document = document();
+        let schemas = &document["components"]["schemas"];
+        let modules = [
+            crate::common::taken(),
+            crate::format::taken(),
+            crate::completions::taken(),
+            crate::chat::taken(),
+            crate::responses::taken(),
+            crate::messages::taken(),
+            crate::tokens::taken(),
+        ];
+        let mut described = BTreeSet::new();
+        for (schema, fields) in modules.concat() {
+            let properties = schemas[schema]["properties"].as_object().unwrap_or_else(|| panic!("no {schema}"));
+            let properties: BTreeSet<_> = properties.keys().map(String::as_str).collect();
+            assert_eq!(properties, fields.into_iter().collect(), "{schema}");
+            described.insert(schema);
+        }
+        let is_of_a_body = |schema: &Value| schema["additionalProperties"] == false;
+        let bodies = schemas.as_object().expect("schemas").iter().filter(|(_, schema)| is_of_a_body(schema));
+        assert_eq!(bodies.map(|(name, _)| name.as_str()).collect::<BTreeSet<_>>(), described);
+    }
+
+    #[test]
+    fn references_lead_somewhere() {
+        fn check(value: &Value, document: &Value) {
+            if let Some(reference) = value["$ref"].as_str() {
+                let pointer = reference.strip_prefix('#').expect(reference);
+                assert!(document.pointer(pointer).is_some(), "{reference}");
+            }
+            match value {
+                Value::Array(items) => items.iter().for_each(|item| check(item, document)),
+                Value::Object(fields) => fields.values().for_each(|field| check(field, document)),
+                _ => {}
+            }
+        }
+        check(&document(), &document());
+    }
+}
