@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request};
-use crate::error::{BadRequest, FieldNames};
+use crate::error::{BadRequest, FieldNames, Inside};
 use crate::field::{
     AtMost, Entries, Ignored, JsonObject, MAX_CONTENT_BYTES, Refused, Stray, TextOr, cut, objects, or_default,
 };
@@ -26,19 +26,7 @@ use answer::ChatAnswer;
 pub(crate) const MAX_TOOL_NAME: usize = 64;
 
 /// What this API calls fields of the wire.
-const FIELDS: FieldNames = FieldNames(&[
-    ("prompt", "messages"),
-    ("text", "messages"),
-    ("template_variables", "chat_template_kwargs"),
-    ("logprobs", "top_logprobs"),
-    ("max_tokens", "max_completion_tokens"),
-    ("structured_output", "response_format"),
-    ("one_tool_call", "parallel_tool_calls"),
-    ("slo.ttft_ms", "baton.ttft_slo_ms"),
-    ("slo.tbt_ms", "baton.tbt_slo_ms"),
-]);
-/// The same, of a body that has the older name.
-const OLD_FIELDS: FieldNames = FieldNames(&[
+const FIELDS: FieldNames = FieldNames::new(&[
     ("prompt", "messages"),
     ("text", "messages"),
     ("template_variables", "chat_template_kwargs"),
@@ -49,8 +37,9 @@ const OLD_FIELDS: FieldNames = FieldNames(&[
     ("slo.tbt_ms", "baton.tbt_slo_ms"),
 ]);
 
-/// Messages of a conversation, at most.
-pub(crate) type MessageList<T> = AtMost<T, 65_536>;
+/// Most messages of a conversation.
+pub(crate) const MAX_MESSAGES: usize = 65_536;
+pub(crate) type MessageList<T> = AtMost<T, MAX_MESSAGES>;
 /// Parts of a message, at most.
 type Parts = AtMost<Part, 4096>;
 
@@ -193,7 +182,7 @@ objects! {
         _function_call: Refused,
     }
 
-    struct ToolCall {
+    struct ToolCallFields {
         #[serde(default, deserialize_with = "or_default")]
         id: String,
         r#type: Option<String>,
@@ -212,8 +201,7 @@ objects! {
         _parsed_arguments: Ignored,
     }
 
-    /// A part of a message. Kinds other than text are read, so that they can be refused by name.
-    struct Part {
+    struct PartFields {
         r#type: String,
         text: Option<String>,
         #[serde(default, rename = "prompt_cache_breakpoint")]
@@ -223,58 +211,70 @@ objects! {
     }
 }
 
-/// Parts are lines of one text.
-fn content(content: Option<TextOr<Parts>>, path: &str) -> Result<String, BadRequest> {
-    let AtMost(parts) = match content {
-        None => return Ok(String::new()),
-        Some(TextOr::Text(text)) => return Ok(text),
-        Some(TextOr::Parts(parts)) => parts,
-    };
-    let text = |(index, Part { r#type, text, stray, .. }): (usize, Part)| {
-        let path = format!("{path}.content[{index}]");
-        if r#type != "text" {
-            return Err(BadRequest::kind(format!("{path}.type"), &r#type, "text"));
+/// A call of a function; other kinds are refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "ToolCallFields")]
+struct ToolCall(v1::ToolCall);
+
+impl TryFrom<ToolCallFields> for ToolCall {
+    type Error = Inside;
+
+    fn try_from(fields: ToolCallFields) -> Result<Self, Inside> {
+        let ToolCallFields { id, r#type, function, stray, .. } = fields;
+        if let Some(kind) = r#type.filter(|kind| kind != "function") {
+            return Err(BadRequest::kind("type", &kind, "function").into());
         }
-        BadRequest::stray(&path, &stray)?;
-        text.ok_or_else(|| BadRequest::new(format!("{path}.text"), "is missing"))
-    };
-    let texts: Result<Vec<_>, _> = parts.into_iter().enumerate().map(text).collect();
-    Ok(texts?.join("\n"))
+        BadRequest::stray(&stray)?;
+        let CalledFunction { name, arguments, .. } = function.ok_or_else(|| BadRequest::missing("function"))?;
+        Ok(Self(v1::ToolCall { id, name, arguments }))
+    }
 }
 
-impl ToolCall {
-    fn wire(self, path: &str) -> Result<v1::ToolCall, BadRequest> {
-        if let Some(kind) = self.r#type.filter(|kind| kind != "function") {
-            return Err(BadRequest::kind(format!("{path}.type"), &kind, "function"));
+/// A part of a message that is text; other kinds are refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "PartFields")]
+struct Part(String);
+
+impl TryFrom<PartFields> for Part {
+    type Error = Inside;
+
+    fn try_from(PartFields { r#type, text, stray, .. }: PartFields) -> Result<Self, Inside> {
+        if r#type != "text" {
+            return Err(BadRequest::kind("type", &r#type, "text").into());
         }
-        BadRequest::stray(path, &self.stray)?;
-        let missing = || BadRequest::new(format!("{path}.function"), "is missing");
-        let CalledFunction { name, arguments, .. } = self.function.ok_or_else(missing)?;
-        Ok(v1::ToolCall { id: self.id, name, arguments })
+        BadRequest::stray(&stray)?;
+        Ok(Self(text.ok_or_else(|| BadRequest::missing("text"))?))
+    }
+}
+
+/// Parts are lines of one text.
+fn content(content: TextOr<Parts>) -> String {
+    match content {
+        TextOr::Text(text) => text,
+        TextOr::Parts(AtMost(parts)) => {
+            let texts: Vec<_> = parts.into_iter().map(|Part(text)| text).collect();
+            texts.join("\n")
+        }
     }
 }
 
 impl Message {
-    fn wire(self, index: usize) -> Result<v1::ChatMessage, BadRequest> {
-        let path = format!("messages[{index}]");
-        let calls = self.tool_calls.0.into_iter().enumerate();
-        let calls = calls.map(|(call, tool_call)| tool_call.wire(&format!("{path}.tool_calls[{call}]")));
-        Ok(v1::ChatMessage {
+    fn wire(self) -> v1::ChatMessage {
+        v1::ChatMessage {
             // Templates know the older name of the role.
             role: if self.role == "developer" { "system".to_owned() } else { self.role },
-            content: content(self.content, &path)?,
+            content: self.content.map(content).unwrap_or_default(),
             name: self.name,
             reasoning: if self.reasoning.is_empty() { self.reasoning_content } else { self.reasoning },
-            tool_calls: calls.collect::<Result<_, _>>()?,
+            tool_calls: self.tool_calls.0.into_iter().map(|ToolCall(call)| call).collect(),
             tool_call_id: self.tool_call_id,
-        })
+        }
     }
 }
 
 /// The prompt of a conversation.
-pub(crate) fn conversation(messages: MessageList<Message>) -> Result<v1::MessagesPrompt, BadRequest> {
-    let messages = messages.0.into_iter().enumerate().map(|(index, message)| message.wire(index));
-    Ok(v1::MessagesPrompt { messages: messages.collect::<Result<_, _>>()?, ..Default::default() })
+pub(crate) fn conversation(messages: MessageList<Message>) -> v1::MessagesPrompt {
+    v1::MessagesPrompt { messages: messages.0.into_iter().map(Message::wire).collect(), ..Default::default() }
 }
 
 impl ChatRequest {
@@ -292,7 +292,11 @@ impl ChatRequest {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(BadRequest::new("top_logprobs", "says nothing without logprobs")),
         };
-        let fields = if self.max_completion_tokens.is_some() { FIELDS } else { OLD_FIELDS };
+        let fields = FIELDS.with("max_tokens", "max_completion_tokens", self.max_completion_tokens.is_some()).with(
+            "structured_output",
+            "structured_outputs",
+            self.structured_outputs.is_some(),
+        );
         // Without it, until the context is full.
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).or(Some(u32::MAX));
         let sampling = v1::SamplingParameters { max_tokens, logprobs, ..self.sampling()? };
@@ -304,7 +308,7 @@ impl ChatRequest {
     }
 
     fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
-        let mut prompt = conversation(std::mem::take(&mut self.messages))?;
+        let mut prompt = conversation(std::mem::take(&mut self.messages));
         prompt.documents = self.documents.0.iter().map(|JsonObject(document)| document.get().to_owned()).collect();
         prompt.template_variables = self.template_variables()?;
         let one_call = self.parallel_tool_calls == Some(false);
@@ -319,8 +323,8 @@ impl ChatRequest {
             if r#type != "function" {
                 return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
             }
-            BadRequest::stray(&path, stray)?;
-            let missing = || BadRequest::new(format!("{path}.function"), "is missing");
+            BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
+            let missing = || BadRequest::missing(format!("{path}.function"));
             let FunctionJson { name, description, parameters, strict } = function.as_ref().ok_or_else(missing)?;
             let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
             let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
@@ -337,8 +341,8 @@ impl ChatRequest {
                 if r#type != "function" {
                     return Err(BadRequest::kind("tool_choice.type", r#type, "function"));
                 }
-                BadRequest::stray("tool_choice", stray)?;
-                let missing = || BadRequest::new("tool_choice.function", "is missing");
+                BadRequest::stray(stray).map_err(|bad| bad.inside("tool_choice"))?;
+                let missing = || BadRequest::missing("tool_choice.function");
                 Ok(ToolChoice::Named(function.as_ref().ok_or_else(missing)?.name.clone()))
             }
         }
@@ -378,8 +382,8 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ChatToolChoice", taken::<ToolChoiceJson>()),
         ("FunctionName", taken::<FunctionName>()),
         ("ChatMessage", taken::<Message>()),
-        ("ChatToolCall", taken::<ToolCall>()),
+        ("ChatToolCall", taken::<ToolCallFields>()),
         ("CalledFunction", taken::<CalledFunction>()),
-        ("ChatPart", taken::<Part>()),
+        ("ChatPart", taken::<PartFields>()),
     ]
 }

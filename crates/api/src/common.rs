@@ -35,66 +35,66 @@ pub(crate) const MAX_STOPS: usize = 64;
 macro_rules! generation_request {
     ($(#[$head:meta])* $name:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
         $crate::field::objects! {
-        $(#[$head])*
-        #[allow(dead_code)] // fields that are ignored or refused only need to be read
-        pub struct $name {
-            #[serde(default, deserialize_with = "or_default")]
-            model: String,
-            temperature: Option<f32>,
-            top_p: Option<f32>,
-            top_k: Option<i64>,
-            min_p: Option<f32>,
-            repetition_penalty: Option<f32>,
-            presence_penalty: Option<f32>,
-            frequency_penalty: Option<f32>,
-            seed: Option<i64>,
-            #[serde(default)]
-            stop: $crate::field::Texts<{ $crate::common::MAX_STOPS }>,
-            #[serde(default, deserialize_with = "or_default")]
-            stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
-            #[serde(default, deserialize_with = "or_default")]
-            logit_bias: $crate::field::Entries<f32, 1024>,
-            min_tokens: Option<u32>,
-            #[serde(default, deserialize_with = "or_default")]
-            bad_words: $crate::field::AtMost<String, 64>,
-            #[serde(default, deserialize_with = "or_default")]
-            ignore_eos: bool,
-            n: Option<u32>,
-            #[serde(default, deserialize_with = "or_default")]
-            stream: bool,
-            stream_options: Option<$crate::common::StreamOptions>,
-            priority: Option<i32>,
-            /// Objectives.
-            #[serde(default, deserialize_with = "or_default")]
-            pub baton: $crate::common::Objectives,
-            #[serde(default)]
-            user: $crate::field::Ignored,
-            #[serde(default)]
-            metadata: $crate::field::Ignored,
-            #[serde(default)]
-            store: $crate::field::Ignored,
-            #[serde(default)]
-            service_tier: $crate::field::Ignored,
-            #[serde(default)]
-            safety_identifier: $crate::field::Ignored,
-            #[serde(default)]
-            prompt_cache_key: $crate::field::Ignored,
-            #[serde(default)]
-            prompt_cache_retention: $crate::field::Ignored,
-            #[serde(default)]
-            prompt_cache_options: $crate::field::Ignored,
-            response_format: Option<$crate::format::ResponseFormat>,
-            structured_outputs: Option<$crate::format::StructuredOutputs>,
-            #[serde(default)]
-            guided_json: $crate::field::Refused,
-            #[serde(default)]
-            guided_regex: $crate::field::Refused,
-            #[serde(default)]
-            guided_choice: $crate::field::Refused,
-            #[serde(default)]
-            guided_grammar: $crate::field::Refused,
-            $($(#[$meta])* $field: $type,)*
-        }
+            $(#[$head])*
+            #[allow(dead_code)] // fields that are ignored or refused only need to be read
+            pub struct $name {
+                #[serde(default, deserialize_with = "or_default")]
+                model: String,
+                temperature: Option<f32>,
+                top_p: Option<f32>,
+                top_k: Option<i64>,
+                min_p: Option<f32>,
+                repetition_penalty: Option<f32>,
+                presence_penalty: Option<f32>,
+                frequency_penalty: Option<f32>,
+                seed: Option<i64>,
+                #[serde(default)]
+                stop: $crate::field::Texts<{ $crate::common::MAX_STOPS }>,
+                #[serde(default, deserialize_with = "or_default")]
+                stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
+                #[serde(default, deserialize_with = "or_default")]
+                logit_bias: $crate::field::Entries<f32, 1024>,
+                min_tokens: Option<u32>,
+                #[serde(default, deserialize_with = "or_default")]
+                bad_words: $crate::field::AtMost<String, 64>,
+                #[serde(default, deserialize_with = "or_default")]
+                ignore_eos: bool,
+                n: Option<u32>,
+                #[serde(default, deserialize_with = "or_default")]
+                stream: bool,
+                stream_options: Option<$crate::common::StreamOptions>,
+                priority: Option<i32>,
+                /// Objectives.
+                #[serde(default, deserialize_with = "or_default")]
+                pub baton: $crate::common::Objectives,
+                #[serde(default)]
+                user: $crate::field::Ignored,
+                #[serde(default)]
+                metadata: $crate::field::Ignored,
+                #[serde(default)]
+                store: $crate::field::Ignored,
+                #[serde(default)]
+                service_tier: $crate::field::Ignored,
+                #[serde(default)]
+                safety_identifier: $crate::field::Ignored,
+                #[serde(default)]
+                prompt_cache_key: $crate::field::Ignored,
+                #[serde(default)]
+                prompt_cache_retention: $crate::field::Ignored,
+                #[serde(default)]
+                prompt_cache_options: $crate::field::Ignored,
+                response_format: Option<$crate::format::ResponseFormat>,
+                structured_outputs: Option<$crate::format::StructuredOutputs>,
+                #[serde(default)]
+                guided_json: $crate::field::Refused,
+                #[serde(default)]
+                guided_regex: $crate::field::Refused,
+                #[serde(default)]
+                guided_choice: $crate::field::Refused,
+                #[serde(default)]
+                guided_grammar: $crate::field::Refused,
+                $($(#[$meta])* $field: $type,)*
+            }
         }
 
         impl $name {

@@ -17,7 +17,7 @@ use crate::field::{Refused, or_default};
 use answer::{Asked, CompletionAnswer};
 
 /// What this API calls fields of the wire.
-const FIELDS: FieldNames = FieldNames(&[
+const FIELDS: FieldNames = FieldNames::new(&[
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt_logprobs", "logprobs"),
@@ -159,9 +159,14 @@ impl CompletionRequest {
         let requests = self.prompt.0.iter().map(request).collect();
         let head = Head::new(context.created, stream);
         let prompts = self.prompt.0.into_iter().map(|prompt| self.echo.then_some(prompt)).collect();
+        let fields = FIELDS.with("n", "best_of", self.best_of.is_some()).with(
+            "structured_output",
+            "structured_outputs",
+            self.structured_outputs.is_some(),
+        );
         let asked = Asked { n, best_of, is_scoring, logprobs: self.logprobs.is_some() };
         let answer = CompletionAnswer::new(head, prompts, asked, context.decode);
-        Ok(Call { requests, streams: stream.is_some(), fields: FIELDS, answer: Box::new(answer) })
+        Ok(Call { requests, streams: stream.is_some(), fields, answer: Box::new(answer) })
     }
 
     /// How many answers are generated for each prompt, of which the best `n` are given.

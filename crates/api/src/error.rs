@@ -1,5 +1,7 @@
 //! Errors, and the forms that the APIs give them.
 
+use std::fmt;
+
 use serde::Serialize;
 use serde_json::json;
 
@@ -25,20 +27,61 @@ impl BadRequest {
         Self::new(param, format!("'{}', but only {served} is served here", cut(kind)))
     }
 
-    /// Refuses fields that other kinds of an object at `path` have; `given` says of each whether it is there.
-    pub(crate) fn of_other_kinds(path: &str, kind: &str, given: &[(&str, bool)], own: &[&str]) -> Result<(), Self> {
+    pub(crate) fn missing(param: impl Into<String>) -> Self {
+        Self::new(param, "is missing")
+    }
+
+    /// Refuses fields that other kinds of an object have; `given` says of each whether it is there.
+    pub(crate) fn of_other_kinds(kind: &str, given: &[(&str, bool)], own: &[&str]) -> Result<(), Self> {
         match given.iter().find(|(field, is_given)| *is_given && !own.contains(field)) {
             None => Ok(()),
-            Some((field, _)) => Err(Self::new(format!("{path}.{field}"), format!("is no field of {kind}"))),
+            Some((field, _)) => Err(Self::new(*field, format!("is no field of {kind}"))),
         }
     }
 
-    /// Refuses a field that is not known, in an object at `path` whose kind is known.
-    pub(crate) fn stray(path: &str, Stray(stray): &Stray) -> Result<(), Self> {
+    /// Refuses a field that is not known, in an object whose kind is known.
+    pub(crate) fn stray(Stray(stray): &Stray) -> Result<(), Self> {
         match stray {
             None => Ok(()),
-            Some(name) => Err(Self::new(format!("{path}.{name}"), "this field is not known")),
+            Some(name) => Err(Self::new(name, "this field is not known")),
         }
+    }
+
+    /// The same, of a field inside of what is at `path`.
+    pub(crate) fn inside(mut self, path: &str) -> Self {
+        if !path.is_empty() {
+            self.param = format!("{path}.{}", self.param);
+        }
+        self
+    }
+}
+
+/// What is wrong with an object that is being read: the reading ends there, and its path is added.
+#[derive(Debug)]
+pub(crate) struct Inside(BadRequest);
+
+/// Begins the text of such an error.
+const INSIDE: char = '\u{1}';
+
+impl From<BadRequest> for Inside {
+    fn from(bad: BadRequest) -> Self {
+        Self(bad)
+    }
+}
+
+impl fmt::Display for Inside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BadRequest { param, problem } = &self.0;
+        write!(f, "{INSIDE}{param}{INSIDE}{problem}")
+    }
+}
+
+impl Inside {
+    /// Out of the text of an error, which may say where it stands.
+    pub(crate) fn parse(text: &str) -> Option<BadRequest> {
+        let (param, problem) = text.strip_prefix(INSIDE)?.split_once(INSIDE)?;
+        let problem = problem.rsplit_once(" at line ").map_or(problem, |(problem, _)| problem);
+        Some(BadRequest::new(param, problem))
     }
 }
 
@@ -127,14 +170,31 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
+/// A field of the wire, and what an API calls it.
+type Name = (&'static str, &'static str);
+
 /// What an API calls the fields that errors of the conductor name as gRPC does.
-#[derive(Debug, Clone, Copy)]
-pub struct FieldNames(pub(crate) &'static [(&'static str, &'static str)]);
+#[derive(Debug, Clone)]
+pub struct FieldNames {
+    table: &'static [Name],
+    /// Of fields that have several names: what this body has.
+    sent: Vec<Name>,
+}
 
 impl FieldNames {
+    pub(crate) const fn new(table: &'static [Name]) -> Self {
+        Self { table, sent: Vec::new() }
+    }
+
+    /// With a name that goes before that of the table, if the body has it.
+    pub(crate) fn with(mut self, wire: &'static str, own: &'static str, is_sent: bool) -> Self {
+        self.sent.extend(is_sent.then_some((wire, own)));
+        self
+    }
+
     /// The API's name; the wire's own if it is the same.
     pub fn of<'a>(&self, wire: &'a str) -> &'a str {
-        self.0.iter().find(|(name, _)| *name == wire).map_or(wire, |(_, own)| own)
+        self.sent.iter().chain(self.table).find(|(name, _)| *name == wire).map_or(wire, |(_, own)| own)
     }
 }
 
@@ -162,7 +222,8 @@ mod tests {
 
     #[test]
     fn fields_have_the_names_of_the_api() {
-        let names = FieldNames(&[("text", "prompt")]);
-        assert_eq!((names.of("text"), names.of("stop")), ("prompt", "stop"));
+        let names =
+            FieldNames::new(&[("text", "prompt"), ("n", "n")]).with("n", "best_of", true).with("text", "x", false);
+        assert_eq!((names.of("text"), names.of("stop"), names.of("n")), ("prompt", "stop", "best_of"));
     }
 }

@@ -65,11 +65,11 @@ impl ResponseFormat {
             ("json_object", None) => Some(Form::JsonObject(true)),
             ("json_schema", Some(JsonSchema { name, schema, .. })) => {
                 check_name("response_format.json_schema.name", name, 64)?;
-                let missing = || BadRequest::new("response_format.json_schema.schema", "is missing");
+                let missing = || BadRequest::missing("response_format.json_schema.schema");
                 let JsonObject(schema) = schema.as_ref().ok_or_else(missing)?;
                 Some(Form::JsonSchema(schema.get().to_owned()))
             }
-            ("json_schema", None) => return Err(BadRequest::new("response_format.json_schema", "is missing")),
+            ("json_schema", None) => return Err(BadRequest::missing("response_format.json_schema")),
             ("text" | "json_object", Some(_)) => {
                 let problem = "says nothing to this type";
                 return Err(BadRequest::new("response_format.json_schema", problem));
@@ -79,7 +79,7 @@ impl ResponseFormat {
                 return Err(BadRequest::kind("response_format.type", other, served));
             }
         };
-        BadRequest::stray("response_format", &self.stray)?;
+        BadRequest::stray(&self.stray).map_err(|bad| bad.inside("response_format"))?;
         Ok(form)
     }
 }

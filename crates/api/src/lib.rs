@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
+use error::Inside;
+
 pub use answer::{Answer, Call, Chunk};
 pub use chat::ChatRequest;
 pub use common::Objectives;
@@ -66,6 +68,9 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadRequest> {
 fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     let text = error.to_string();
     let path = cut_path(path);
+    if let Some(bad) = Inside::parse(&text) {
+        return bad.inside(if path == "." { "" } else { &path });
+    }
     if let Some(name) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name)
     {
         let param = if path == "." { name.to_owned() } else { format!("{path}.{name}") };

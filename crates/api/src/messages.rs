@@ -136,7 +136,7 @@ objects! {
 
 impl MessagesRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames(&[
+    pub const FIELDS: FieldNames = FieldNames::new(&[
         ("prompt", "messages"),
         ("text", "messages"),
         ("documents", "messages"),
@@ -168,8 +168,9 @@ impl MessagesRequest {
             n: 1,
             ..Default::default()
         };
+        let fields = Self::FIELDS.with("structured_output", "output_format", self.output_format.is_some());
         let answer = Box::new(MessagesAnswer::new(self.stream));
-        Ok(Call { requests: vec![request], streams: self.stream, fields: Self::FIELDS, answer })
+        Ok(Call { requests: vec![request], streams: self.stream, fields, answer })
     }
 
     /// The prompt, to count its tokens.
@@ -178,7 +179,7 @@ impl MessagesRequest {
     /// A field has a value that is not served.
     pub fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
         check_bytes("model", [&self.model])?;
-        let system = self.system.take().map(|system| text_of("system", system)).transpose()?;
+        let system = self.system.take().map(text_of);
         let mut prompt = v1::MessagesPrompt {
             messages: conversation(system, std::mem::take(&mut self.messages))?,
             template_variables: self.template_variables()?,
@@ -192,7 +193,7 @@ impl MessagesRequest {
     fn sampling(&self) -> Result<v1::SamplingParameters, BadRequest> {
         check_bytes("stop_sequences", &self.stop_sequences.0)?;
         if self.max_tokens.is_none() {
-            return Err(BadRequest::new("max_tokens", "is missing"));
+            return Err(BadRequest::missing("max_tokens"));
         }
         Ok(v1::SamplingParameters {
             // Anthropic's default, which is not ours.
@@ -219,8 +220,8 @@ impl MessagesRequest {
         if format.r#type != "json_schema" {
             return Err(BadRequest::kind(format!("{path}.type"), &format.r#type, "json_schema"));
         }
-        BadRequest::stray(path, &format.stray)?;
-        let missing = || BadRequest::new(format!("{path}.schema"), "is missing");
+        BadRequest::stray(&format.stray).map_err(|bad| bad.inside(path))?;
+        let missing = || BadRequest::missing(format!("{path}.schema"));
         let JsonObject(schema) = format.schema.as_ref().ok_or_else(missing)?;
         Ok(Some(v1::StructuredOutput { form: Some(Form::JsonSchema(schema.get().to_owned())) }))
     }
@@ -232,8 +233,8 @@ impl MessagesRequest {
             if let Some(kind) = tool.r#type.as_ref().filter(|kind| *kind != "custom") {
                 return Err(BadRequest::kind(format!("{path}.type"), kind, "custom"));
             }
-            BadRequest::stray(&path, &tool.stray)?;
-            let missing = || BadRequest::new(format!("{path}.input_schema"), "is missing");
+            BadRequest::stray(&tool.stray).map_err(|bad| bad.inside(&path))?;
+            let missing = || BadRequest::missing(format!("{path}.input_schema"));
             let JsonObject(parameters) = tool.input_schema.as_ref().ok_or_else(missing)?;
             let wire = Tool {
                 name: &tool.name,
@@ -256,13 +257,13 @@ impl MessagesRequest {
             ("any", None) => ToolChoice::Required,
             ("none", None) => ToolChoice::None,
             ("tool", Some(name)) => ToolChoice::Named(name.clone()),
-            ("tool", None) => return Err(BadRequest::new("tool_choice.name", "is missing")),
+            ("tool", None) => return Err(BadRequest::missing("tool_choice.name")),
             ("auto" | "any" | "none", Some(_)) => {
                 return Err(BadRequest::new("tool_choice.name", "says nothing to this type"));
             }
             (other, _) => return Err(BadRequest::kind("tool_choice.type", other, "auto, any, tool or none")),
         };
-        BadRequest::stray("tool_choice", stray)?;
+        BadRequest::stray(stray).map_err(|bad| bad.inside("tool_choice"))?;
         Ok((choice, *disable_parallel_tool_use))
     }
 
@@ -275,7 +276,7 @@ impl MessagesRequest {
                 "disabled" => false,
                 other => return Err(BadRequest::kind("thinking.type", other, "enabled, adaptive or disabled")),
             };
-            BadRequest::stray("thinking", &thinking.stray)?;
+            BadRequest::stray(&thinking.stray).map_err(|bad| bad.inside("thinking"))?;
             variables.insert("enable_thinking".to_owned(), thinks.into());
         }
         if let Some(effort) = self.output_config.as_ref().and_then(|config| config.effort.as_ref()) {
@@ -304,7 +305,7 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("OutputConfig", taken::<OutputConfig>()),
         ("OutputFormat", taken::<OutputFormat>()),
         ("Message", taken::<Message>()),
-        ("Block", taken::<blocks::Block>()),
-        ("TextBlock", taken::<blocks::TextBlock>()),
+        ("Block", taken::<blocks::BlockFields>()),
+        ("TextBlock", taken::<blocks::TextBlockFields>()),
     ]
 }

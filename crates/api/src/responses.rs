@@ -151,7 +151,7 @@ objects! {
 
 impl ResponsesRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames(&[
+    pub const FIELDS: FieldNames = FieldNames::new(&[
         ("prompt", "input"),
         ("text", "input"),
         ("messages", "input"),
@@ -237,9 +237,9 @@ impl ResponsesRequest {
             if r#type != "function" {
                 return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
             }
-            BadRequest::stray(&path, stray)?;
+            BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
             let path = format!("{path}.name");
-            let name = name.as_ref().ok_or_else(|| BadRequest::new(&path, "is missing"))?;
+            let name = name.as_ref().ok_or_else(|| BadRequest::missing(&path))?;
             let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
             let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
             tools.add(&path, MAX_TOOL_NAME, &tool)?;
@@ -255,8 +255,8 @@ impl ResponsesRequest {
                 if r#type != "function" {
                     return Err(BadRequest::kind("tool_choice.type", r#type, "function"));
                 }
-                BadRequest::stray("tool_choice", stray)?;
-                let missing = || BadRequest::new("tool_choice.name", "is missing");
+                BadRequest::stray(stray).map_err(|bad| bad.inside("tool_choice"))?;
+                let missing = || BadRequest::missing("tool_choice.name");
                 Ok(ToolChoice::Named(name.clone().ok_or_else(missing)?))
             }
         }
@@ -274,19 +274,19 @@ impl ResponsesRequest {
                 return Err(BadRequest::kind(format!("{PATH}.type"), other, served));
             }
         };
-        BadRequest::stray(PATH, &stray)?;
+        BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [
             ("name", name.is_some()),
             ("description", description.is_some()),
             ("schema", schema.is_some()),
             ("strict", strict.is_some()),
         ];
-        BadRequest::of_other_kinds(PATH, &r#type, &given, own)?;
+        BadRequest::of_other_kinds(&r#type, &given, own).map_err(|bad| bad.inside(PATH))?;
         match r#type.as_str() {
             "text" => Ok(Format::Text),
             "json_object" => Ok(Format::JsonObject),
             _ => {
-                let missing = |field: &str| BadRequest::new(format!("{PATH}.{field}"), "is missing");
+                let missing = |field: &str| BadRequest::missing(format!("{PATH}.{field}"));
                 let name = name.ok_or_else(|| missing("name"))?;
                 check_name("text.format.name", &name, 64)?;
                 let JsonObject(schema) = schema.ok_or_else(|| missing("schema"))?;
@@ -330,6 +330,6 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("TextFormat", taken::<FormatJson>()),
         ("Reasoning", taken::<Reasoning>()),
         ("InputItem", taken::<items::Item>()),
-        ("InputPart", taken::<items::Part>()),
+        ("InputPart", taken::<items::PartFields>()),
     ]
 }

@@ -31,7 +31,7 @@ objects! {
 
 impl TokenizeRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames(&[("text", "prompt")]);
+    pub const FIELDS: FieldNames = FieldNames::new(&[("text", "prompt")]);
 
     /// The prompt.
     ///
@@ -41,7 +41,7 @@ impl TokenizeRequest {
         use v1::generate_request::Prompt;
         let prompt = match (self.prompt, self.messages) {
             (Some(text), None) => Prompt::Text(v1::TextPrompt { text, parse_special: true }),
-            (None, Some(messages)) => Prompt::Messages(conversation(messages)?),
+            (None, Some(messages)) => Prompt::Messages(conversation(messages)),
             (None, None) => return Err(BadRequest::new("prompt", "is missing, and so is messages")),
             (Some(_), Some(_)) => return Err(BadRequest::new("messages", "beside prompt: one of both is taken")),
         };

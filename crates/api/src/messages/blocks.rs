@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use baton_proto::v1;
+use serde::Deserialize;
 
-use crate::chat::MessageList;
-use crate::error::BadRequest;
+use crate::chat::{MAX_MESSAGES, MessageList};
+use crate::error::{BadRequest, Inside};
 use crate::field::{AtMost, Ignored, JsonObject, MAX_CONTENT_BYTES, Stray, TextOr, objects, or_default};
 
 /// Blocks of text, at most.
@@ -17,8 +18,8 @@ objects! {
         content: TextOr<AtMost<Block, 4096>>,
     }
 
-    /// A block of any kind that is served: the fields of all of them.
-    pub(super) struct Block {
+    /// Of a block of any kind.
+    pub(super) struct BlockFields {
         r#type: String,
         text: Option<String>,
         thinking: Option<String>,
@@ -45,8 +46,7 @@ objects! {
         stray: Stray,
     }
 
-    /// A block where text alone is served.
-    pub(super) struct TextBlock {
+    pub(super) struct TextBlockFields {
         r#type: String,
         text: Option<String>,
         #[serde(default, rename = "cache_control")]
@@ -55,6 +55,120 @@ objects! {
         _citations: Ignored,
         #[serde(default, rename = "?")]
         stray: Stray,
+    }
+}
+
+/// A block of a kind that is served; others are refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "BlockFields")]
+enum Block {
+    Text(String),
+    Thinking(String),
+    /// Only who wrote it could read it.
+    RedactedThinking,
+    ToolUse(v1::ToolCall),
+    ToolResult {
+        tool_use_id: String,
+        said: String,
+    },
+}
+
+impl TryFrom<BlockFields> for Block {
+    type Error = Inside;
+
+    fn try_from(fields: BlockFields) -> Result<Self, Inside> {
+        let own: &[_] = match fields.r#type.as_str() {
+            "text" => &["text"],
+            "thinking" => &["thinking"],
+            "redacted_thinking" => &[],
+            "tool_use" => &["id", "name", "input"],
+            "tool_result" => &["tool_use_id", "content", "is_error"],
+            other => {
+                let served = "text, thinking, redacted_thinking, tool_use or tool_result";
+                return Err(BadRequest::kind("type", other, served).into());
+            }
+        };
+        fields.has_only(own)?;
+        let missing = |field: &str| BadRequest::missing(field);
+        Ok(match fields.r#type.as_str() {
+            "text" => Self::Text(fields.text.ok_or_else(|| missing("text"))?),
+            "thinking" => Self::Thinking(fields.thinking.ok_or_else(|| missing("thinking"))?),
+            "tool_use" => {
+                let JsonObject(input) = fields.input.ok_or_else(|| missing("input"))?;
+                Self::ToolUse(v1::ToolCall {
+                    id: fields.id.ok_or_else(|| missing("id"))?,
+                    name: fields.name.ok_or_else(|| missing("name"))?,
+                    arguments: Box::<str>::from(input).into_string(),
+                })
+            }
+            "tool_result" => {
+                let said = fields.content.map(text_of).unwrap_or_default();
+                Self::ToolResult {
+                    tool_use_id: fields.tool_use_id.ok_or_else(|| missing("tool_use_id"))?,
+                    // Templates have no place for it.
+                    said: if fields.is_error { format!("Error: {said}") } else { said },
+                }
+            }
+            _ => Self::RedactedThinking,
+        })
+    }
+}
+
+impl BlockFields {
+    /// Refuses fields of other kinds than its own.
+    fn has_only(&self, own: &[&str]) -> Result<(), BadRequest> {
+        BadRequest::stray(&self.stray)?;
+        let given = [
+            ("text", self.text.is_some()),
+            ("thinking", self.thinking.is_some()),
+            ("id", self.id.is_some()),
+            ("name", self.name.is_some()),
+            ("input", self.input.is_some()),
+            ("tool_use_id", self.tool_use_id.is_some()),
+            ("content", self.content.is_some()),
+            ("is_error", self.is_error),
+        ];
+        BadRequest::of_other_kinds(&self.r#type, &given, own)
+    }
+}
+
+impl Block {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Thinking(_) => "thinking",
+            Self::RedactedThinking => "redacted_thinking",
+            Self::ToolUse(_) => "tool_use",
+            Self::ToolResult { .. } => "tool_result",
+        }
+    }
+}
+
+/// A block where text alone is served.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "TextBlockFields")]
+pub(super) struct TextBlock(String);
+
+impl TryFrom<TextBlockFields> for TextBlock {
+    type Error = Inside;
+
+    fn try_from(TextBlockFields { r#type, text, stray, .. }: TextBlockFields) -> Result<Self, Inside> {
+        if r#type != "text" {
+            return Err(BadRequest::kind("type", &r#type, "text").into());
+        }
+        BadRequest::stray(&stray)?;
+        Ok(Self(text.ok_or_else(|| BadRequest::missing("text"))?))
+    }
+}
+
+/// A text, or blocks of it, which are its lines.
+pub(super) fn text_of(content: TextOr<TextBlocks>) -> String {
+    match content {
+        TextOr::Text(text) => text,
+        TextOr::Parts(AtMost(blocks)) => {
+            let texts: Vec<_> = blocks.into_iter().map(|TextBlock(text)| text).collect();
+            texts.join("\n")
+        }
     }
 }
 
@@ -71,13 +185,13 @@ pub(super) fn conversation(
         let path = format!("messages[{index}]");
         match (role.as_str(), content) {
             ("user" | "assistant" | "system", TextOr::Text(text)) => conversation.say(&role, text),
-            ("user", TextOr::Parts(blocks)) => conversation.hear(&path, blocks.0)?,
-            ("assistant", TextOr::Parts(blocks)) => conversation.answer(&path, blocks.0)?,
-            ("system", TextOr::Parts(blocks)) => {
-                let texts = texts(&path, blocks.0)?;
-                conversation.say("system", texts);
-            }
+            ("user" | "system", TextOr::Parts(AtMost(blocks))) => conversation.hear(&path, &role, blocks)?,
+            ("assistant", TextOr::Parts(AtMost(blocks))) => conversation.answer(&path, blocks)?,
             (other, _) => return Err(BadRequest::kind(format!("{path}.role"), other, "user, assistant or system")),
+        }
+        // What a tool said is a message of its own.
+        if conversation.messages.len() > MAX_MESSAGES {
+            return Err(BadRequest::new("messages", format!("at most {MAX_MESSAGES} are taken, with what tools said")));
         }
     }
     Ok(conversation.messages)
@@ -95,134 +209,51 @@ impl Conversation {
         self.messages.push(v1::ChatMessage { role: role.to_owned(), content, ..Default::default() });
     }
 
-    /// A message of the user's: what tools said, and then texts, which are lines of one.
-    fn hear(&mut self, path: &str, blocks: Vec<Block>) -> Result<(), BadRequest> {
+    /// A message of the client's: what tools said, and then texts, which are lines of one.
+    fn hear(&mut self, path: &str, role: &str, blocks: Vec<Block>) -> Result<(), BadRequest> {
         let mut texts = Vec::new();
         let is_empty = blocks.is_empty();
         for (index, block) in blocks.into_iter().enumerate() {
-            let path = format!("{path}.content[{index}]");
-            match block.r#type.as_str() {
-                "text" => texts.push(block.text(&path)?),
-                "tool_result" => {
-                    let message = self.tool_result(&path, block)?;
-                    self.messages.push(message);
+            match block {
+                Block::Text(text) => texts.push(text),
+                Block::ToolResult { tool_use_id, said } if role == "user" => self.tool_result(tool_use_id, said),
+                other => {
+                    let served = if role == "user" { "text or tool_result" } else { "text" };
+                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), other.kind(), served));
                 }
-                other => return Err(BadRequest::kind(format!("{path}.type"), other, "text or tool_result")),
             }
         }
         if is_empty || !texts.is_empty() {
-            self.say("user", texts.join("\n"));
+            self.say(role, texts.join("\n"));
         }
         Ok(())
     }
 
-    fn tool_result(&self, path: &str, block: Block) -> Result<v1::ChatMessage, BadRequest> {
-        block.has_only(path, &["tool_use_id", "content", "is_error"])?;
-        let Block { tool_use_id, content, is_error, .. } = block;
-        let tool_call_id = tool_use_id.ok_or_else(|| BadRequest::new(format!("{path}.tool_use_id"), "is missing"))?;
-        let said = content.map(|content| text_of(&format!("{path}.content"), content)).transpose()?;
-        let said = said.unwrap_or_default();
-        Ok(v1::ChatMessage {
-            role: "tool".to_owned(),
-            // Templates have no place for it.
-            content: if is_error { format!("Error: {said}") } else { said },
-            name: self.called.get(&tool_call_id).cloned().unwrap_or_default(),
-            tool_call_id,
-            ..Default::default()
-        })
+    fn tool_result(&mut self, tool_call_id: String, content: String) {
+        let name = self.called.get(&tool_call_id).cloned().unwrap_or_default();
+        let role = "tool".to_owned();
+        self.messages.push(v1::ChatMessage { role, content, name, tool_call_id, ..Default::default() });
     }
 
     /// A message of the assistant's. Its texts are one text, as the model wrote it.
     fn answer(&mut self, path: &str, blocks: Vec<Block>) -> Result<(), BadRequest> {
         let mut message = v1::ChatMessage { role: "assistant".to_owned(), ..Default::default() };
         for (index, block) in blocks.into_iter().enumerate() {
-            let path = format!("{path}.content[{index}]");
-            match block.r#type.as_str() {
-                "text" => message.content.push_str(&block.text(&path)?),
-                "thinking" => {
-                    block.has_only(&path, &["thinking"])?;
-                    let missing = || BadRequest::new(format!("{path}.thinking"), "is missing");
-                    message.reasoning.push_str(&block.thinking.ok_or_else(missing)?);
-                }
-                // Only who wrote it could read it.
-                "redacted_thinking" => block.has_only(&path, &[])?,
-                "tool_use" => {
-                    let call = block.tool_use(&path)?;
+            match block {
+                Block::Text(text) => message.content.push_str(&text),
+                Block::Thinking(thinking) => message.reasoning.push_str(&thinking),
+                Block::RedactedThinking => {}
+                Block::ToolUse(call) => {
                     self.called.insert(call.id.clone(), call.name.clone());
                     message.tool_calls.push(call);
                 }
-                other => {
+                Block::ToolResult { .. } => {
                     let served = "text, thinking, redacted_thinking or tool_use";
-                    return Err(BadRequest::kind(format!("{path}.type"), other, served));
+                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), "tool_result", served));
                 }
             }
         }
         self.messages.push(message);
         Ok(())
     }
-}
-
-impl Block {
-    fn text(self, path: &str) -> Result<String, BadRequest> {
-        self.has_only(path, &["text"])?;
-        self.text.ok_or_else(|| BadRequest::new(format!("{path}.text"), "is missing"))
-    }
-
-    fn tool_use(self, path: &str) -> Result<v1::ToolCall, BadRequest> {
-        self.has_only(path, &["id", "name", "input"])?;
-        let missing = |field: &str| BadRequest::new(format!("{path}.{field}"), "is missing");
-        let JsonObject(input) = self.input.ok_or_else(|| missing("input"))?;
-        Ok(v1::ToolCall {
-            id: self.id.ok_or_else(|| missing("id"))?,
-            name: self.name.ok_or_else(|| missing("name"))?,
-            arguments: Box::<str>::from(input).into_string(),
-        })
-    }
-
-    /// Refuses fields of other kinds than its own.
-    fn has_only(&self, path: &str, own: &[&str]) -> Result<(), BadRequest> {
-        BadRequest::stray(path, &self.stray)?;
-        let given = [
-            ("text", self.text.is_some()),
-            ("thinking", self.thinking.is_some()),
-            ("id", self.id.is_some()),
-            ("name", self.name.is_some()),
-            ("input", self.input.is_some()),
-            ("tool_use_id", self.tool_use_id.is_some()),
-            ("content", self.content.is_some()),
-            ("is_error", self.is_error),
-        ];
-        BadRequest::of_other_kinds(path, &self.r#type, &given, own)
-    }
-}
-
-/// Texts of blocks are lines of one.
-fn texts(path: &str, blocks: Vec<Block>) -> Result<String, BadRequest> {
-    let text = |(index, block): (usize, Block)| {
-        let path = format!("{path}.content[{index}]");
-        if block.r#type != "text" {
-            return Err(BadRequest::kind(format!("{path}.type"), &block.r#type, "text"));
-        }
-        block.text(&path)
-    };
-    let texts = blocks.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
-    Ok(texts.join("\n"))
-}
-
-/// A text, or blocks of it.
-pub(super) fn text_of(path: &str, content: TextOr<TextBlocks>) -> Result<String, BadRequest> {
-    let AtMost(blocks) = match content {
-        TextOr::Text(text) => return Ok(text),
-        TextOr::Parts(blocks) => blocks,
-    };
-    let text = |(index, TextBlock { r#type, text, stray, .. }): (usize, TextBlock)| {
-        let path = format!("{path}[{index}]");
-        if r#type != "text" {
-            return Err(BadRequest::kind(format!("{path}.type"), &r#type, "text"));
-        }
-        BadRequest::stray(&path, &stray)?;
-        text.ok_or_else(|| BadRequest::new(format!("{path}.text"), "is missing"))
-    };
-    let texts = blocks.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
-    Ok(texts.join("\n"))
 }

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use baton_proto::v1;
+use serde::Deserialize;
 
-use crate::error::BadRequest;
+use crate::error::{BadRequest, Inside};
 use crate::field::{AtMost, Ignored, Stray, TextOr, objects};
 
 /// Items of an input, at most.
@@ -39,7 +40,7 @@ objects! {
         stray: Stray,
     }
 
-    pub(super) struct Part {
+    pub(super) struct PartFields {
         r#type: String,
         text: Option<String>,
         #[serde(default, rename = "annotations")]
@@ -50,6 +51,46 @@ objects! {
         _prompt_cache_breakpoint: Ignored,
         #[serde(default, rename = "?")]
         stray: Stray,
+    }
+}
+
+/// A part of a content: text of one kind or another; what is none is refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "PartFields")]
+struct Part {
+    kind: PartKind,
+    text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PartKind {
+    Input,
+    Output,
+    Reasoning,
+    Summary,
+}
+
+impl PartKind {
+    const ALL: [Self; 4] = [Self::Input, Self::Output, Self::Reasoning, Self::Summary];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Input => "input_text",
+            Self::Output => "output_text",
+            Self::Reasoning => "reasoning_text",
+            Self::Summary => "summary_text",
+        }
+    }
+}
+
+impl TryFrom<PartFields> for Part {
+    type Error = Inside;
+
+    fn try_from(PartFields { r#type, text, stray, .. }: PartFields) -> Result<Self, Inside> {
+        let kind = PartKind::ALL.into_iter().find(|kind| kind.as_str() == r#type);
+        let kind = kind.ok_or_else(|| BadRequest::kind("type", &r#type, "text"))?;
+        BadRequest::stray(&stray)?;
+        Ok(Self { kind, text: text.ok_or_else(|| BadRequest::missing("text"))? })
     }
 }
 
@@ -88,7 +129,7 @@ impl Conversation {
         let kind = match (&item.r#type, &item.role) {
             (Some(kind), _) => kind.clone(),
             (None, Some(_)) => "message".to_owned(),
-            (None, None) => return Err(BadRequest::new(format!("{path}.type"), "is missing")),
+            (None, None) => return Err(BadRequest::missing(format!("{path}.type"))),
         };
         match kind.as_str() {
             "message" => self.message(path, item),
@@ -104,10 +145,10 @@ impl Conversation {
 
     fn message(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
         item.has_only(path, "message", &["role", "content"])?;
-        let missing = |field: &str| BadRequest::new(format!("{path}.{field}"), "is missing");
+        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
         let role = item.role.ok_or_else(|| missing("role"))?;
         let content = item.content.ok_or_else(|| missing("content"))?;
-        let text = |separator| text(&format!("{path}.content"), content, &["input_text", "output_text"], separator);
+        let text = |separator| text(&format!("{path}.content"), content, &SAID, separator);
         match role.as_str() {
             "user" | "system" => self.say(&role, text("\n")?),
             // Templates know the older name of the role.
@@ -126,7 +167,7 @@ impl Conversation {
 
     fn function_call(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
         item.has_only(path, "function_call", &["call_id", "name", "arguments"])?;
-        let missing = |field: &str| BadRequest::new(format!("{path}.{field}"), "is missing");
+        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
         let call = v1::ToolCall {
             id: item.call_id.ok_or_else(|| missing("call_id"))?,
             name: item.name.ok_or_else(|| missing("name"))?,
@@ -139,10 +180,10 @@ impl Conversation {
 
     fn function_call_output(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
         item.has_only(path, "function_call_output", &["call_id", "name", "output"])?;
-        let missing = |field: &str| BadRequest::new(format!("{path}.{field}"), "is missing");
+        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
         let tool_call_id = item.call_id.ok_or_else(|| missing("call_id"))?;
         let output = item.output.ok_or_else(|| missing("output"))?;
-        let content = text(&format!("{path}.output"), output, &["input_text", "output_text"], "\n")?;
+        let content = text(&format!("{path}.output"), output, &SAID, "\n")?;
         let name = self.called.get(&tool_call_id).cloned().or(item.name).unwrap_or_default();
         self.end_turn();
         let role = "tool".to_owned();
@@ -153,10 +194,10 @@ impl Conversation {
     /// Its text, or what is told of it.
     fn reasoning(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
         item.has_only(path, "reasoning", &["content", "summary"])?;
-        let content = item.content.map(|content| text(&format!("{path}.content"), content, &["reasoning_text"], ""));
+        let content = item.content.map(|content| text(&format!("{path}.content"), content, &[PartKind::Reasoning], ""));
         let summary = item
             .summary
-            .map(|summary| text(&format!("{path}.summary"), TextOr::Parts(summary), &["summary_text"], "\n"));
+            .map(|summary| text(&format!("{path}.summary"), TextOr::Parts(summary), &[PartKind::Summary], "\n"));
         let (content, summary) = (content.transpose()?, summary.transpose()?);
         let thought = content.filter(|content| !content.is_empty()).or(summary).unwrap_or_default();
         let turn = self.turn(|turn| turn.content.is_empty() && turn.tool_calls.is_empty());
@@ -185,7 +226,7 @@ impl Conversation {
 impl Item {
     /// Refuses fields of other kinds than its own.
     fn has_only(&self, path: &str, kind: &str, own: &[&str]) -> Result<(), BadRequest> {
-        BadRequest::stray(path, &self.stray)?;
+        BadRequest::stray(&self.stray).map_err(|bad| bad.inside(path))?;
         let given = [
             ("role", self.role.is_some()),
             ("content", self.content.is_some()),
@@ -195,24 +236,24 @@ impl Item {
             ("output", self.output.is_some()),
             ("summary", self.summary.is_some()),
         ];
-        BadRequest::of_other_kinds(path, kind, &given, own)
+        BadRequest::of_other_kinds(kind, &given, own).map_err(|bad| bad.inside(path))
     }
 }
 
+/// Kinds of parts of what was said.
+const SAID: [PartKind; 2] = [PartKind::Input, PartKind::Output];
+
 /// A text, or parts of these kinds, joined.
-fn text(path: &str, content: TextOr<Parts>, kinds: &[&str], separator: &str) -> Result<String, BadRequest> {
+fn text(path: &str, content: TextOr<Parts>, kinds: &[PartKind], separator: &str) -> Result<String, BadRequest> {
     let AtMost(parts) = match content {
         TextOr::Text(text) => return Ok(text),
         TextOr::Parts(parts) => parts,
     };
-    let text = |(index, Part { r#type, text, stray, .. }): (usize, Part)| {
-        let path = format!("{path}[{index}]");
-        if !kinds.contains(&r#type.as_str()) {
-            return Err(BadRequest::kind(format!("{path}.type"), &r#type, &kinds.join(" or ")));
-        }
-        BadRequest::stray(&path, &stray)?;
-        text.ok_or_else(|| BadRequest::new(format!("{path}.text"), "is missing"))
-    };
-    let texts = parts.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
+    if let Some(index) = parts.iter().position(|part| !kinds.contains(&part.kind)) {
+        let served: Vec<_> = kinds.iter().map(|kind| kind.as_str()).collect();
+        let kind = parts[index].kind.as_str();
+        return Err(BadRequest::kind(format!("{path}[{index}].type"), kind, &served.join(" or ")));
+    }
+    let texts: Vec<_> = parts.into_iter().map(|part| part.text).collect();
     Ok(texts.join(separator))
 }

@@ -74,7 +74,8 @@ fn values_that_are_not_served_are_named() {
     let chat = |field: &str, value: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
         body[field] = value;
-        read::<ChatRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap().param
+        let request = read::<ChatRequest>(body.to_string().as_bytes());
+        request.and_then(|request| request.call(context())).err().unwrap().param
     };
     assert_eq!(chat("tools", json!([{"type": "function"}])), "tools[0].function");
     assert_eq!(chat("tools", json!([{"type": "custom", "custom": {"name": "x"}}])), "tools[0].type");
@@ -246,6 +247,8 @@ fn errors_of_the_conductor_get_the_names_of_the_api() {
     assert_eq!((old.of("max_tokens"), new.of("max_tokens")), ("max_tokens", "max_completion_tokens"));
     assert_eq!((new.of("prompt"), new.of("logprobs"), new.of("stop")), ("messages", "top_logprobs", "stop"));
     assert_eq!(completion(json!({"prompt": "x"})).fields.of("token_ids"), "prompt");
+    let outputs = completion(json!({"prompt": "x", "structured_outputs": {"regex": "a"}, "best_of": 2})).fields;
+    assert_eq!((outputs.of("structured_output"), outputs.of("n")), ("structured_outputs", "best_of"));
 }
 
 #[test]

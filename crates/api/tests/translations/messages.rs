@@ -117,7 +117,10 @@ fn values_that_are_not_served_are_named() {
     let image = json!({"type": "image", "source": {"type": "url", "url": "x"}});
     assert_eq!(blocks("user", image.clone()), "messages[0].content[0].type");
     assert_eq!(blocks("assistant", json!({"type": "server_tool_use", "id": "x"})), "messages[0].content[0].type");
-    assert_eq!(blocks("user", json!({"type": "tool_use", "id": "x"})), "messages[0].content[0].type");
+    assert_eq!(
+        blocks("user", json!({"type": "tool_use", "id": "x", "name": "f", "input": {}})),
+        "messages[0].content[0].type"
+    );
     let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [image]});
     assert_eq!(blocks("user", result), "messages[0].content[0].content[0].type");
     assert_eq!(blocks("user", json!({"type": "text", "text": "x", "size": 1})), "messages[0].content[0].size");
