@@ -370,7 +370,9 @@ impl Answer for ResponsesAnswer {
         let mut events = Events { sequence_number: &mut self.sequence_number, chunks: Vec::new() };
         // There is no response yet that could have failed.
         if self.response.id.is_empty() {
-            events.push("error", json!({ "code": code, "message": message, "param": param }));
+            // The official clients raise what is in `error`, and only then.
+            let error = json!({ "code": code, "message": message, "param": param });
+            events.push("error", json!({ "code": code, "message": message, "param": param, "error": error }));
         } else {
             self.response.status = Status::Failed { code, message: message.clone() };
             events.push("response.failed", OfResponse { response: self.response.json() });

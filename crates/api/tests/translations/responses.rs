@@ -282,9 +282,10 @@ fn log_probabilities_are_of_the_text() {
 fn a_stream_that_fails_says_so_in_its_last_event() {
     let mut call = asked(true);
     let early = call.answer.failed(&Failure::new(429, "busy"));
-    let error =
-        json!({"type": "error", "sequence_number": 0, "code": "rate_limit_exceeded", "message": "busy", "param": null});
-    assert_eq!((early.event, serde_json::from_str::<Value>(&early.data).unwrap()), (Some("error"), error));
+    let error = json!({"code": "rate_limit_exceeded", "message": "busy", "param": null});
+    let mut event = json!({"type": "error", "sequence_number": 0, "error": error});
+    error.as_object().unwrap().iter().for_each(|(field, value)| event[field] = value.clone());
+    assert_eq!((early.event, serde_json::from_str::<Value>(&early.data).unwrap()), (Some("error"), event));
     let mut call = asked(true);
     call.answer.take(0, accepted());
     call.answer.take(0, said(0, "a", None));
