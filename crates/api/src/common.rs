@@ -4,7 +4,7 @@ use baton_proto::v1;
 use serde::Serialize;
 
 use crate::BadRequest;
-use crate::field::{Ignored, objects, or_default};
+use crate::field::{Ignored, cut, objects, or_default};
 
 objects! {
     /// What OpenAI's API has no field for.
@@ -197,7 +197,7 @@ pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {
 pub(crate) fn logit_bias(biases: &[(String, f32)]) -> Result<std::collections::HashMap<u32, f32>, BadRequest> {
     let token = |(token, bias): &(String, f32)| match token.parse() {
         Ok(token) => Ok((token, *bias)),
-        Err(_) => Err(BadRequest::new(format!("logit_bias.{token}"), "a key must be the id of a token")),
+        Err(_) => Err(BadRequest::new(format!("logit_bias.{}", cut(token)), "a key must be the id of a token")),
     };
     biases.iter().map(token).collect()
 }

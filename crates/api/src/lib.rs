@@ -84,10 +84,21 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     }
     // Where it stands says less than its name.
     let problem = match text.split_once(" at line ") {
-        Some((problem, _)) if param != "body" => problem.to_owned(),
-        _ => text,
+        Some((problem, _)) if param != "body" => problem,
+        _ => &text,
     };
-    BadRequest::new(param, problem)
+    BadRequest::new(param, shortened(problem))
+}
+
+/// A problem may have a text of the client's in the middle.
+fn shortened(problem: &str) -> String {
+    const MOST: usize = 128;
+    let head = problem.char_indices().nth(MOST).map(|(end, _)| end);
+    let tail = problem.char_indices().nth_back(MOST).map(|(begin, _)| begin);
+    match (head, tail) {
+        (Some(head), Some(tail)) if head < tail => format!("{} ... {}", &problem[..head], &problem[tail..]),
+        _ => problem.to_owned(),
+    }
 }
 
 /// A path has names of the client's in it.
@@ -129,6 +140,8 @@ mod tests {
         let long = format!(r#"{{"messages": [], "logit_bias": {{"{}": "x"}}}}"#, "x".repeat(9999));
         assert_eq!(chat(&long).0.len(), 256);
         assert_eq!(chat(r#"{"messages": []} x"#).0, "body");
+        let (_, problem) = chat(&format!(r#"{{"messages": "{}"}}"#, "x".repeat(9999)));
+        assert!(problem.len() < 300 && problem.ends_with("expected a list"), "{problem}");
         let completion = bad::<CompletionRequest>;
         assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
         assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");

@@ -89,22 +89,21 @@ impl TryFrom<BlockFields> for Block {
             }
         };
         fields.has_only(own)?;
-        let missing = |field: &str| BadRequest::missing(field);
         Ok(match fields.r#type.as_str() {
-            "text" => Self::Text(fields.text.ok_or_else(|| missing("text"))?),
-            "thinking" => Self::Thinking(fields.thinking.ok_or_else(|| missing("thinking"))?),
+            "text" => Self::Text(fields.text.ok_or_else(|| BadRequest::missing("text"))?),
+            "thinking" => Self::Thinking(fields.thinking.ok_or_else(|| BadRequest::missing("thinking"))?),
             "tool_use" => {
-                let JsonObject(input) = fields.input.ok_or_else(|| missing("input"))?;
+                let JsonObject(input) = fields.input.ok_or_else(|| BadRequest::missing("input"))?;
                 Self::ToolUse(v1::ToolCall {
-                    id: fields.id.ok_or_else(|| missing("id"))?,
-                    name: fields.name.ok_or_else(|| missing("name"))?,
+                    id: fields.id.ok_or_else(|| BadRequest::missing("id"))?,
+                    name: fields.name.ok_or_else(|| BadRequest::missing("name"))?,
                     arguments: Box::<str>::from(input).into_string(),
                 })
             }
             "tool_result" => {
                 let said = fields.content.map(text_of).unwrap_or_default();
                 Self::ToolResult {
-                    tool_use_id: fields.tool_use_id.ok_or_else(|| missing("tool_use_id"))?,
+                    tool_use_id: fields.tool_use_id.ok_or_else(|| BadRequest::missing("tool_use_id"))?,
                     // Templates have no place for it.
                     said: if fields.is_error { format!("Error: {said}") } else { said },
                 }
