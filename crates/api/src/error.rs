@@ -174,27 +174,30 @@ fn anthropic_type(status: u16) -> &'static str {
 type Name = (&'static str, &'static str);
 
 /// What an API calls the fields that errors of the conductor name as gRPC does.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct FieldNames {
     table: &'static [Name],
     /// Of fields that have several names: what this body has.
-    sent: Vec<Name>,
+    sent: [Option<Name>; 2],
 }
 
 impl FieldNames {
     pub(crate) const fn new(table: &'static [Name]) -> Self {
-        Self { table, sent: Vec::new() }
+        Self { table, sent: [None; 2] }
     }
 
     /// With a name that goes before that of the table, if the body has it.
     pub(crate) fn with(mut self, wire: &'static str, own: &'static str, is_sent: bool) -> Self {
-        self.sent.extend(is_sent.then_some((wire, own)));
+        let free = self.sent.iter_mut().find(|name| name.is_none() && is_sent);
+        if let Some(free) = free {
+            *free = Some((wire, own));
+        }
         self
     }
 
     /// The API's name; the wire's own if it is the same.
     pub fn of<'a>(&self, wire: &'a str) -> &'a str {
-        self.sent.iter().chain(self.table).find(|(name, _)| *name == wire).map_or(wire, |(_, own)| own)
+        self.sent.iter().flatten().chain(self.table).find(|(name, _)| *name == wire).map_or(wire, |(_, own)| own)
     }
 }
 
