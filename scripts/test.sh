@@ -23,6 +23,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 }
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"

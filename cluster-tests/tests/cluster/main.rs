@@ -26,5 +26,6 @@ mod prompts_at_decode;
 mod split_prompts;
 mod ssd_tier;
 mod storm;
+mod structured_output;
 mod transports;
 mod up;

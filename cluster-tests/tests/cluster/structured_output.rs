@@ -1,0 +1,198 @@
+//! Answers have the form that was asked for, whoever draws them and whatever happens meanwhile.
+
+use std::time::{Duration, Instant};
+
+use baton_cluster_tests::{Answer, Ask, Builder, Cluster, model};
+use baton_proto::v1;
+use baton_proto::v1::structured_output::Form;
+use baton_proto::v1::tool_choice::Choice;
+use futures::stream::{self, StreamExt};
+use serde_json::{Map, Value, json};
+
+/// Answers at once.
+const AT_ONCE: usize = 8;
+
+/// A generator of numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// A schema of some depth, with definitions. What it describes is short, so that a small model comes to its end.
+fn schema(seed: u64) -> Value {
+    let mut random = Random(seed.wrapping_mul(7919) + 1);
+    (0..4).for_each(|_| drop(random.below(2)));
+    let mut root = object(&mut random, 3);
+    root["$defs"] = json!({ "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, "pair": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2} });
+    root
+}
+
+/// An object of two or three fields, one of which is as deep as `depth` says.
+fn object(random: &mut Random, depth: u64) -> Value {
+    let mut properties = Map::new();
+    for (index, name) in ["one", "two", "three"].into_iter().take(2 + random.below(2) as usize).enumerate() {
+        let depth = if index == 0 { depth } else { depth.min(1) };
+        properties.insert(name.to_owned(), value(random, depth));
+    }
+    let required: Vec<_> = properties.keys().take(1 + random.below(2) as usize).cloned().collect();
+    json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+}
+
+fn value(random: &mut Random, depth: u64) -> Value {
+    if depth > 1 {
+        return match random.below(3) {
+            0 => json!({ "type": "array", "items": object(random, depth - 1), "minItems": 1, "maxItems": 2 }),
+            1 => json!({ "anyOf": [object(random, depth - 1), { "type": "null" }] }),
+            _ => object(random, depth - 1),
+        };
+    }
+    match random.below(8) {
+        0 => json!({ "enum": ["red", "green", 3, null] }),
+        1 => json!({ "type": "string", "pattern": "^[a-z]{2,6}( [a-z]{2,6})?$" }),
+        2 => json!({ "type": "integer", "minimum": -20, "maximum": 300 }),
+        3 => json!({ "$ref": "#/$defs/code" }),
+        4 => json!({ "$ref": "#/$defs/pair" }),
+        5 => json!({ "type": "string", "maxLength": 12 }),
+        6 => json!({ "type": "array", "items": { "enum": ["a", "b"] }, "maxItems": 3 }),
+        _ => json!({ "const": "fixed" }),
+    }
+}
+
+fn check(schema: &Value, answer: &Answer) -> Result<(), String> {
+    let Answer { text, finished, .. } = answer;
+    let value: Value =
+        serde_json::from_str(text).map_err(|error| format!("{error} ({}): {text}", finished.finish_reason))?;
+    jsonschema::validate(schema, &value).map_err(|error| format!("{error}: {text} of {schema}"))
+}
+
+fn ask(seed: u64, n: u32) -> Ask {
+    let content = format!("Invent an example. Answer with JSON of this schema: {}", schema(seed));
+    Ask::user(&content).max_tokens(700).schema(&schema(seed)).seeded(seed, 0.8).n(n)
+}
+
+/// Asks for answers to these schemas, and says how many were not as they should be.
+async fn wrong_of(cluster: &Cluster, seeds: std::ops::Range<u64>, n: u32) -> Vec<String> {
+    let one = async |seed| match cluster.answers(ask(seed, n)).await {
+        Ok(answers) => answers.iter().filter_map(|answer| check(&schema(seed), answer).err()).collect(),
+        Err(error) => vec![format!("{error:#}")],
+    };
+    let wrong: Vec<Vec<String>> = stream::iter(seeds).map(one).buffer_unordered(AT_ONCE).collect().await;
+    wrong.concat()
+}
+
+/// The same while decode nodes die, one after the other, and come back.
+async fn wrong_while_nodes_die(
+    cluster: &mut Cluster,
+    builder: &Builder,
+    seeds: std::ops::Range<u64>,
+    kills: usize,
+) -> anyhow::Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    let span = (seeds.end - seeds.start).div_ceil(kills as u64);
+    for kill in 0..kills as u64 {
+        let seeds = (seeds.start + kill * span)..(seeds.start + (kill + 1) * span).min(seeds.end);
+        let dying = cluster.decode.remove(0);
+        let killed = async {
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            dying.kill().await
+        };
+        let (more, killed) = tokio::join!(wrong_of(cluster, seeds, 1), killed);
+        killed?;
+        wrong.extend(more);
+        cluster.restart(builder, "decode").await?;
+    }
+    Ok(wrong)
+}
+
+async fn hold_to(schemas: u64, kills: usize) -> anyhow::Result<()> {
+    let builder = Cluster::model(&model()).decode(2);
+    let mut cluster = builder.clone().start().await?;
+    for n in [1, 3] {
+        let began = Instant::now();
+        let wrong = wrong_of(&cluster, 0..schemas, n).await;
+        println!("{schemas} schemas, n = {n}: {} wrong, {:?}", wrong.len(), began.elapsed());
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+    let wrong = wrong_while_nodes_die(&mut cluster, &builder, 0..schemas, kills).await?;
+    println!("{schemas} schemas, {kills} decode nodes killed: {} wrong", wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn schemas_are_held_to() -> anyhow::Result<()> {
+    hold_to(16, 1).await
+}
+
+#[tokio::test]
+#[ignore = "takes four minutes: make test-long"]
+async fn two_hundred_schemas_are_held_to() -> anyhow::Result<()> {
+    hold_to(200, 5).await
+}
+
+#[tokio::test]
+async fn a_grammar_a_regex_and_choices_are_held_to() -> anyhow::Result<()> {
+    let cluster = Cluster::model(&model()).start().await?;
+    let ask = |form: Form| Ask::user("What do you say?").max_tokens(40).form(form).seeded(3, 1.0);
+    let text = async |form: Form| anyhow::Ok(cluster.ask(ask(form)).await?.text);
+    let choices = v1::Choices { texts: vec!["yes".into(), "no".into()] };
+    assert!(["yes", "no"].contains(&text(Form::Choices(choices)).await?.as_str()));
+    let dated = text(Form::Regex("[0-9]{4}-[01][0-9]".into())).await?;
+    assert!(dated.len() == 7 && dated.as_bytes()[4] == b'-', "{dated}");
+    let sum = text(Form::Grammar("start: n \"+\" n\nn: /[0-9]{1,3}/".into())).await?;
+    assert!(sum.split('+').all(|n| n.parse::<u32>().is_ok()) && sum.contains('+'), "{sum}");
+    let object = cluster.ask(ask(Form::JsonObject(true)).max_tokens(300)).await?;
+    assert!(object.text.starts_with('{'), "{}", object.text);
+    // The first token, which the prefill node draws, is all of it.
+    let first = cluster.ask(ask(Form::Choices(v1::Choices { texts: vec!["yes".into()] })).max_tokens(1)).await?;
+    assert!("yes".starts_with(&first.text) && !first.text.is_empty(), "{}", first.text);
+
+    let refused = async |ask: Ask| cluster.refused(ask).await;
+    let (code, message) = refused(ask(Form::JsonSchema(r#"{"type": "colour"}"#.into()))).await;
+    assert_eq!(code, tonic::Code::InvalidArgument);
+    assert!(message.starts_with("structured_output: "), "{message}");
+    let (_, message) = refused(ask(Form::Regex("(".into()))).await;
+    assert!(message.starts_with("structured_output: "), "{message}");
+    let (_, message) = refused(ask(Form::JsonObject(true)).ignore_eos()).await;
+    assert!(message.starts_with("ignore_eos: "), "{message}");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn tools_are_called_as_they_ask() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let tool = |name: &str, parameters: Value| {
+        json!({ "type": "function", "function": { "name": name, "parameters": parameters } }).to_string()
+    };
+    let city = json!({ "type": "object", "properties": { "city": { "enum": ["Rome", "Oslo"] } }, "required": ["city"], "additionalProperties": false });
+    let ask = |choice: Option<Choice>, one: bool, seed| {
+        let mut ask = Ask::user("weather?").max_tokens(400).seeded(seed, 1.0);
+        let Some(v1::generate_request::Prompt::Messages(prompt)) = &mut ask.0.prompt else { unreachable!() };
+        prompt.tools = vec![tool("weather", city.clone()), tool("now", json!({}))];
+        prompt.tool_choice = choice.map(|choice| v1::ToolChoice { choice: Some(choice) });
+        prompt.one_tool_call = one;
+        ask
+    };
+    for seed in 0..4 {
+        let answer = cluster.ask(ask(Some(Choice::Required(true)), true, seed)).await?;
+        assert_eq!((answer.tool_calls.len(), answer.finished.finish_reason.as_str()), (1, "tool_calls"));
+        let answer = cluster.ask(ask(Some(Choice::Name("weather".into())), false, seed)).await?;
+        let call = &answer.tool_calls[0];
+        let arguments: Value = serde_json::from_str(&call.arguments)?;
+        assert!(
+            call.name == "weather"
+                && ["Rome", "Oslo"].contains(&arguments["city"].as_str().unwrap())
+                && call.id.len() == 9
+        );
+        assert_eq!(answer.text.trim(), "");
+    }
+    let answer = cluster.ask(ask(Some(Choice::None(true)), false, 1)).await?;
+    assert!(answer.tool_calls.is_empty());
+    let (code, message) = cluster.refused(ask(Some(Choice::Name("nothing".into())), false, 1)).await;
+    assert_eq!((code, message.as_str()), (tonic::Code::InvalidArgument, "tool_choice: there is no tool 'nothing'"));
+    cluster.stop().await
+}
