@@ -48,6 +48,7 @@ pub struct Cluster {
     /// Decode nodes, `decode-0` on.
     pub decode: Vec<Process>,
     channel: Channel,
+    operators: Channel,
     folder: TempDir,
 }
 
@@ -146,7 +147,8 @@ impl Builder {
             arguments.extend(flags(&["--prompts-at-decode", "fallback"]));
         }
         let conductor = Process::start("baton-conductor", &arguments, folder.path().join("conductor.log")).await?;
-        let address = format!("http://{}", conductor.ready.grpc);
+        let ready = &conductor.ready;
+        let address = format!("http://{}", ready.nodes.as_ref().unwrap_or(&ready.grpc));
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());
         for index in 0..self.prefill {
             prefill.push(self.start_node("prefill", index, &address, folder.path()).await?);
@@ -154,8 +156,15 @@ impl Builder {
         for index in 0..self.decode {
             decode.push(self.start_node("decode", index, &address, folder.path()).await?);
         }
-        let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;
-        let cluster = Cluster { conductor, prefill, decode, channel, folder };
+        let connect = async |address: &String| {
+            Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true).connect().await
+        };
+        let channel = connect(&ready.grpc).await?;
+        let operators = match &ready.operators {
+            Some(address) => connect(address).await?,
+            None => channel.clone(),
+        };
+        let cluster = Cluster { conductor, prefill, decode, channel, operators, folder };
         cluster.wait_ready(self.prefill + self.decode).await?;
         Ok(cluster)
     }
@@ -170,7 +179,7 @@ impl Cluster {
 
     /// An operator's client.
     pub fn operator(&self) -> v1::cluster_client::ClusterClient<Channel> {
-        v1::cluster_client::ClusterClient::new(self.channel.clone())
+        v1::cluster_client::ClusterClient::new(self.operators.clone())
     }
 
     /// Calls the conductor's HTTP port: POST where there is a body. Gives status and body.

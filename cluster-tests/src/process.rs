@@ -25,6 +25,10 @@ pub struct Ready {
     pub grpc: String,
     /// Address of its HTTP port, where it has one.
     pub http: Option<String>,
+    /// Address of a conductor's port for operators, where it has one.
+    pub operators: Option<String>,
+    /// Address of a conductor's port for nodes, where it has one.
+    pub nodes: Option<String>,
 }
 
 /// A running process; killed when dropped.
@@ -117,7 +121,7 @@ impl Process {
 
     /// What its metrics page says of a name with its labels; 0 where it is not there.
     pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        metric(self.ready.http.as_deref().context("no HTTP port")?, name).await
+        metric(self.ready.operators.as_deref().or(self.ready.http.as_deref()).context("no HTTP port")?, name).await
     }
 
     /// Ends it at once, as a crash would.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_runtime::LogFormat;
 use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A time in milliseconds, or `off`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,14 +41,37 @@ pub fn positive_millis(millis: f64) -> Result<Duration, String> {
     time.ok_or_else(|| format!("{millis}, but must be milliseconds, more than 0"))
 }
 
+/// A list, or a text of its entries with commas between them.
+fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a list, or a text with commas")]
+    enum List {
+        Entries(Vec<String>),
+        Text(String),
+    }
+    Ok(match List::deserialize(deserializer)? {
+        List::Entries(entries) => entries,
+        List::Text(text) => {
+            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(ToOwned::to_owned).collect()
+        }
+    })
+}
+
 /// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Address of the gRPC services.
+    /// Address of clients' gRPC port.
     pub grpc: String,
-    /// Address of the HTTP port.
+    /// Address of clients' HTTP port.
     pub http: String,
+    /// Address of operators' port, gRPC and HTTP; if it is not set, they share the clients' ports.
+    pub operators: Option<String>,
+    /// Address of the port where nodes register; if it is not set, they share the clients' gRPC port.
+    pub nodes: Option<String>,
+    /// Origins of web pages that may call the HTTP port, or `*`.
+    #[serde(deserialize_with = "list")]
+    pub cors_origins: Vec<String>,
     /// Model file or folder: its tokenizer and chat template are used.
     pub model: Option<PathBuf>,
     /// `cpu` with a model file, or `mock` without.
@@ -107,6 +130,9 @@ impl Default for Settings {
         Self {
             grpc: "127.0.0.1:7070".into(),
             http: "127.0.0.1:8080".into(),
+            operators: None,
+            nodes: None,
+            cors_origins: Vec::new(),
             model: None,
             chat_template: None,
             engine: "cpu".into(),
@@ -141,12 +167,21 @@ impl Default for Settings {
 /// What can be given on the command line; everything else through `--config` or the environment.
 #[derive(Debug, Default, clap::Args, Serialize)]
 pub struct Flags {
-    /// Address of the gRPC services [default: 127.0.0.1:7070]
+    /// Address of clients' gRPC port [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<String>,
-    /// Address of the HTTP port [default: 127.0.0.1:8080]
+    /// Address of clients' HTTP port [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
+    /// Address of operators' port: Cluster, reflection, metrics [default: on the clients' ports]
+    #[arg(long, value_name = "ADDR")]
+    pub operators: Option<String>,
+    /// Address of the port where nodes register [default: on the clients' gRPC port]
+    #[arg(long, value_name = "ADDR")]
+    pub nodes: Option<String>,
+    /// Origins of web pages that may call the HTTP port, by commas, or * for all [default: none]
+    #[arg(long, value_name = "ORIGINS")]
+    pub cors_origins: Option<String>,
     /// Model file (GGUF) or folder (safetensors): its tokenizer and chat template are used
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -228,4 +263,22 @@ pub struct Cli {
     /// Settings.
     #[command(flatten)]
     pub flags: Flags,
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_runtime::settings::load;
+
+    use super::*;
+
+    #[test]
+    fn origins_are_a_list_or_a_text() {
+        let loaded = |variable: &str| {
+            let variable = [("BATON_CORS_ORIGINS".to_owned(), variable.to_owned())];
+            load::<Settings>(None, variable.into_iter(), &Flags::default()).unwrap().settings.cors_origins
+        };
+        assert_eq!(loaded("https://a, https://b"), ["https://a", "https://b"]);
+        assert_eq!(loaded(r#"["https://a"]"#), ["https://a"]);
+        assert_eq!(loaded("*"), ["*"]);
+    }
 }

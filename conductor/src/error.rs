@@ -65,6 +65,19 @@ impl GenerateError {
         }
     }
 
+    /// What its client is told: nothing of the nodes and what they said. That is in the log and in the request's record, by its id.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Request(RequestError::Node { refused, .. }) => {
+                format!("a node could not serve the request: {}", refused.kind.as_str())
+            }
+            Self::Request(RequestError::Contradicted(_)) => {
+                "the answer could not be continued as it was begun: the request was ended".to_owned()
+            }
+            told => told.to_string(),
+        }
+    }
+
     /// Whether its client gave it up.
     pub fn is_aborted(&self) -> bool {
         matches!(self, Self::Request(RequestError::Aborted))
@@ -78,6 +91,24 @@ impl GenerateError {
 
 impl From<&GenerateError> for tonic::Status {
     fn from(error: &GenerateError) -> Self {
-        baton_proto::status(error.kind(), error.to_string(), error.retry_after())
+        baton_proto::status(error.kind(), error.told(), error.retry_after())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{NodeId, Refused};
+
+    use super::*;
+
+    #[test]
+    fn clients_are_told_no_names() {
+        let refused = Refused { kind: ErrorKind::Unavailable, message: "prefill-7 lost 10.0.0.7:7100".into() };
+        let node = NodeId::new("prefill-7").unwrap();
+        let error = GenerateError::from(RequestError::Node { node, refused });
+        assert_eq!(tonic::Status::from(&error).message(), "a node could not serve the request: unavailable");
+        assert!(error.to_string().contains("prefill-7"), "the log is told");
+        let error = GenerateError::from(RequestError::Contradicted("decode-1: token 3 twice".into()));
+        assert!(!error.told().contains("decode-1"));
     }
 }

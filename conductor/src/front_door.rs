@@ -293,7 +293,8 @@ impl FrontDoor {
             model.check(request, limits, seed)
         });
         checking.await.unwrap_or_else(|panic| {
-            let message = format!("checking the request failed: {panic}");
+            tracing::error!(%panic, "checking a request failed");
+            let message = "checking the request failed".to_owned();
             Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
         })
     }

@@ -1,10 +1,13 @@
 //! The ports and what is served on each.
+//!
+//! Three kinds of peers: clients (OpenAI's HTTP, gRPC `Inference`), operators (`Cluster`, metrics, reflection) and nodes (`Membership`). Operators and nodes
+//! have ports of their own if the settings name them; then the clients' ports tell nothing of the inside. By default they share the clients' ports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::middleware;
+use axum::{Router, middleware};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
 use baton_runtime::settings::BadSetting;
@@ -12,64 +15,104 @@ use baton_runtime::{TaskSet, Telemetry};
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
+use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer as ReflectionServer};
+use tower_http::cors::CorsLayer;
 
 use crate::budget::Budget;
 use crate::coalesce::Coalesced;
 use crate::config::Settings;
 use crate::front_door::FrontDoor;
-use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, take_in};
-use crate::http;
+use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, MembershipService, take_in};
+use crate::health::{self, Tells};
+use crate::{cors, http};
+
+/// Connections at once of operators' port.
+const MAX_OPERATORS: usize = 256;
+/// Connections at once of nodes' port; each node has one.
+const MAX_NODES: usize = 4096;
 
 /// The listeners, bound and not served yet.
 pub struct Ports {
     grpc: TcpListener,
     http: TcpListener,
-    clients: Connections,
+    operators: Option<TcpListener>,
+    nodes: Option<TcpListener>,
+    max_connections: usize,
     limits: ConnectionLimits,
     budget: Budget,
+    cors: Option<CorsLayer>,
 }
 
 /// Where they listen.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
-    /// gRPC.
+    /// gRPC of clients.
     pub grpc: SocketAddr,
-    /// HTTP.
+    /// HTTP of clients.
     pub http: SocketAddr,
+    /// Operators' own.
+    pub operators: Option<SocketAddr>,
+    /// Nodes' own.
+    pub nodes: Option<SocketAddr>,
 }
 
 impl Ports {
     /// Binds what the settings name. Answers that clients do not read are ended after `stall`.
     pub async fn bind(settings: &Settings, stall: Duration) -> anyhow::Result<Self> {
         Ok(Self {
+            cors: cors::layer(&settings.cors_origins)?,
             grpc: listen("grpc", &settings.grpc).await?,
             http: listen("http", &settings.http).await?,
-            clients: Connections::new(connections_within_descriptors(settings.max_connections)),
-            budget: Budget::new(settings.max_body_bytes_total),
+            operators: listen_if_set("operators", settings.operators.as_deref()).await?,
+            nodes: listen_if_set("nodes", settings.nodes.as_deref()).await?,
+            max_connections: settings.max_connections,
             limits: ConnectionLimits { stall, ..ConnectionLimits::default() },
+            budget: Budget::new(settings.max_body_bytes_total),
         })
     }
 
     /// Where they listen.
     pub fn addresses(&self) -> std::io::Result<Addresses> {
-        Ok(Addresses { grpc: self.grpc.local_addr()?, http: self.http.local_addr()? })
+        let address = |listener: &Option<TcpListener>| listener.as_ref().map(TcpListener::local_addr).transpose();
+        Ok(Addresses {
+            grpc: self.grpc.local_addr()?,
+            http: self.http.local_addr()?,
+            operators: address(&self.operators)?,
+            nodes: address(&self.nodes)?,
+        })
     }
 
     /// Serves until `tasks` are cancelled.
     pub fn serve(self, door: &Arc<FrontDoor>, telemetry: &Telemetry, tasks: &TaskSet) -> anyhow::Result<()> {
-        let (connections, limits) = (self.clients, self.limits);
-        let grpc = Port {
-            name: "grpc",
-            listener: self.grpc,
-            protocol: Protocol::Http2,
-            limits,
-            connections: connections.clone(),
-        };
+        let services = Services { door, intake: Arc::new(Intake::new(FILE_DESCRIPTORS, self.budget.clone())?) };
+        let port =
+            |name, listener, protocol, connections| Port { name, listener, protocol, limits: self.limits, connections };
+        let (operators_here, nodes_here) = (self.operators.is_none(), self.nodes.is_none());
+        let operators = || Tells::Operators(telemetry.clone());
+        if let Some(listener) = self.operators {
+            let connections = Connections::new(connections_within_descriptors(MAX_OPERATORS));
+            let routes = health::routes(Arc::clone(door), operators());
+            let routes = services.operators(routes)?;
+            port("operators", listener, Protocol::Both, connections).serve(routes, tasks);
+        }
+        if let Some(listener) = self.nodes {
+            let connections = Connections::new(connections_within_descriptors(MAX_NODES));
+            let routes = Routes::from(services.taken_in(Routes::new(services.membership())));
+            port("nodes", listener, Protocol::Http2, connections).serve(routes.prepare(), tasks);
+        }
+        let clients = Connections::new(connections_within_descriptors(self.max_connections));
         let relayed = door.metrics.relayed.clone();
-        let coalesced = move |socket| Coalesced::new(socket, relayed.clone());
-        grpc.serve_with(grpc_routes(door, self.budget.clone())?, coalesced, tasks);
-        let http = Port { name: "http", listener: self.http, protocol: Protocol::Http1, limits, connections };
-        http.serve(http::router(Arc::clone(door), telemetry.clone(), self.budget), tasks);
+        port("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
+            services.clients(operators_here, nodes_here)?,
+            move |socket| Coalesced::new(socket, relayed.clone()),
+            tasks,
+        );
+        let health = health::routes(Arc::clone(door), if operators_here { operators() } else { Tells::Clients });
+        let mut routes = http::router(Arc::clone(door), health, self.budget);
+        if let Some(cors) = self.cors {
+            routes = routes.layer(cors);
+        }
+        port("http", self.http, Protocol::Http1, clients).serve(routes, tasks);
         Ok(())
     }
 }
@@ -81,18 +124,70 @@ async fn listen(key: &'static str, address: &str) -> anyhow::Result<TcpListener>
     })?)
 }
 
-fn grpc_routes(door: &Arc<FrontDoor>, budget: Budget) -> anyhow::Result<Routes> {
-    let reflection = tonic_reflection::server::Builder::configure()
+async fn listen_if_set(key: &'static str, address: Option<&str>) -> anyhow::Result<Option<TcpListener>> {
+    match address {
+        Some(address) => Ok(Some(listen(key, address).await?)),
+        None => Ok(None),
+    }
+}
+
+fn reflection() -> Result<ReflectionServer<impl ServerReflection>, tonic_reflection::server::Error> {
+    tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
-    let inference = v1::inference_server::InferenceServer::new(InferenceService(Arc::clone(door)))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let cluster = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(door)));
-    let health = HealthServer::new(HealthService(Arc::clone(door)));
-    let intake = Arc::new(Intake::new(FILE_DESCRIPTORS, budget)?);
-    let ours = Routes::new(inference).add_service(cluster).into_axum_router();
-    let ours = ours.layer(middleware::from_fn_with_state(intake, take_in));
-    Ok(Routes::from(ours).add_service(health).add_service(reflection).prepare())
+        .build_v1()
+}
+
+/// The gRPC services.
+struct Services<'a> {
+    door: &'a Arc<FrontDoor>,
+    intake: Arc<Intake>,
+}
+
+impl Services<'_> {
+    fn membership(&self) -> v1::membership_server::MembershipServer<MembershipService> {
+        v1::membership_server::MembershipServer::new(MembershipService(Arc::clone(self.door)))
+    }
+
+    fn cluster(&self) -> v1::cluster_server::ClusterServer<ClusterService> {
+        let service = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(self.door)));
+        service.max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    fn health(&self) -> HealthServer<HealthService> {
+        HealthServer::new(HealthService(Arc::clone(self.door)))
+    }
+
+    /// Has the messages of these services taken in within limits.
+    fn taken_in(&self, routes: Routes) -> Router {
+        routes.into_axum_router().layer(middleware::from_fn_with_state(Arc::clone(&self.intake), take_in))
+    }
+
+    /// What clients call, and what else is on their port.
+    fn clients(&self, with_operators: bool, with_nodes: bool) -> anyhow::Result<Routes> {
+        // Node names are of the inside; operators who look elsewhere find them there, by the request's id.
+        let service = InferenceService { door: Arc::clone(self.door), names_nodes: with_operators };
+        let inference = v1::inference_server::InferenceServer::new(service)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let mut ours = Routes::new(inference);
+        if with_operators {
+            ours = ours.add_service(self.cluster());
+        }
+        if with_nodes {
+            ours = ours.add_service(self.membership());
+        }
+        let mut routes = Routes::from(self.taken_in(ours)).add_service(self.health());
+        if with_operators {
+            routes = routes.add_service(reflection()?);
+        }
+        Ok(routes.prepare())
+    }
+
+    /// What operators call, beside these routes.
+    fn operators(&self, http: Router) -> anyhow::Result<Routes> {
+        let ours = self.taken_in(Routes::new(self.cluster()));
+        let routes = Routes::from(ours.merge(http));
+        Ok(routes.add_service(self.health()).add_service(reflection()?).prepare())
+    }
 }

@@ -217,10 +217,11 @@ fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet)
 }
 
 /// One line on stdout: who started this process reads where it listens.
-fn announce(Addresses { grpc, http }: Addresses) {
+fn announce(Addresses { grpc, http, operators, nodes }: Addresses) {
     let ready = serde_json::json!({
         "role": "conductor", "node": null, "grpc": grpc.to_string(), "http": http.to_string(), "transfer": null,
+        "operators": operators.map(|address| address.to_string()), "nodes": nodes.map(|address| address.to_string()),
     });
     println!("READY {ready}");
-    tracing::info!(%grpc, %http, "serving");
+    tracing::info!(%grpc, %http, ?operators, ?nodes, "serving");
 }

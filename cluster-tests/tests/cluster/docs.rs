@@ -12,8 +12,8 @@ const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
 /// Of all shell blocks.
 const LEAST_SHARE_RUN: f64 = 0.8;
 /// In the script: waits for what a `background` block started.
-const AWAIT_HEALTH: &str =
-    "for _ in $(seq 600); do curl -sf http://127.0.0.1:8080/health >/dev/null && break; sleep 0.2; done\n";
+const AWAIT_READY: &str =
+    "for _ in $(seq 600); do curl -sf http://127.0.0.1:8080/ready >/dev/null && break; sleep 0.2; done\n";
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
@@ -74,7 +74,7 @@ fn script(document: &str) -> String {
     for Block { line, how, text } in of(document) {
         match how {
             How::Run => writeln!(script, "echo '== {document}:{line}' >&2\n{text}").unwrap(),
-            How::Background => writeln!(script, "( {text} ) &\n{AWAIT_HEALTH}").unwrap(),
+            How::Background => writeln!(script, "( {text} ) &\n{AWAIT_READY}").unwrap(),
             How::NoRun => println!("{document}:{line} is not run:\n{text}"),
         }
     }

@@ -14,6 +14,7 @@ mod decode_room;
 mod dependencies;
 mod docs;
 mod estimates;
+mod limits;
 mod metrics_page;
 mod mock_cluster;
 mod model_cluster;

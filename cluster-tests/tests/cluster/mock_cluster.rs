@@ -290,7 +290,7 @@ async fn no_node_means_unavailable_at_once() -> anyhow::Result<()> {
 #[tokio::test]
 async fn the_http_port_answers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
-    let (code, health) = cluster.http("/health", None).await?;
+    let (code, health) = cluster.http("/ready", None).await?;
     assert_eq!(code, 200, "{health}");
     let (_, models) = cluster.http("/v1/models", None).await?;
     assert!(models.contains("\"id\":\"mock\""), "{models}");
@@ -343,8 +343,9 @@ async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_l
             };
             cluster.wait_for(&what, SECOND, check).await?;
         }
-        let (found, health) = cluster.http("/health", None).await?;
+        let (found, health) = cluster.http("/ready", None).await?;
         anyhow::ensure!(found == code, "{found}: {health}");
+        anyhow::ensure!(cluster.http("/health", None).await?.0 == 200, "it lives all the while");
         anyhow::Ok(())
     };
     let watching = HealthCheckRequest { service: "baton.v1.Inference".into() };

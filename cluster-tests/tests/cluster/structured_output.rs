@@ -25,7 +25,6 @@ impl Random {
 /// A schema of some depth, with definitions. What it describes is short, so that a small model comes to its end.
 fn schema(seed: u64) -> Value {
     let mut random = Random(seed.wrapping_mul(7919) + 1);
-    (0..4).for_each(|_| drop(random.below(2)));
     let mut root = object(&mut random, 3);
     root["$defs"] = json!({ "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, "pair": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2} });
     root

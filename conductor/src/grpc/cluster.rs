@@ -1,21 +1,18 @@
-//! `baton.v1.Cluster`: what nodes and operators call.
+//! `baton.v1.Cluster`: what operators call.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
+use baton_proto::{PROTOCOL_VERSION, required, v1};
 use baton_scheduler::{ClusterNode, NodeState};
 use baton_types::{NodeInfo, RequestId, RequestIdPrefix};
 use tonic::{Request, Response, Status};
 
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
-use crate::membership::join;
 use crate::nodes::NodeSessions;
 use crate::records::Found;
 
-/// How often nodes register again.
-const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
 /// Ids that are told where several begin alike, the latest ones.
 const TOLD_IDS: usize = 8;
 /// How long one node may take for its check.
@@ -26,18 +23,6 @@ pub struct ClusterService(pub Arc<FrontDoor>);
 
 #[tonic::async_trait]
 impl v1::cluster_server::Cluster for ClusterService {
-    async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
-        let request = request.into_inner();
-        check_protocol_version(request.protocol_version)?;
-        let info: NodeInfo = required("node", request.node)?.try_into()?;
-        join(&self.0, info).map_err(|refused| baton_proto::status(refused.kind, refused.message, None))?;
-        Ok(Response::new(v1::RegisterResponse {
-            protocol_version: PROTOCOL_VERSION,
-            conductor_id: self.0.id.to_string(),
-            interval_ms: REGISTER_INTERVAL.as_millis() as u32,
-        }))
-    }
-
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
         let now = self.0.clock.now();
         let cluster = self.0.cluster();

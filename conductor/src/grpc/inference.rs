@@ -17,13 +17,19 @@ use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Responses};
 
 /// The service over a front door.
-pub struct InferenceService(pub Arc<FrontDoor>);
+pub struct InferenceService {
+    /// The front door.
+    pub door: Arc<FrontDoor>,
+    /// Whether answers name the nodes that served them.
+    pub names_nodes: bool,
+}
 
 /// A request's responses; dropping it (the client went away) aborts the request.
 pub struct ResponseStream {
     responses: Responses,
     /// Answers whose end was not told yet; none after an error.
     unfinished: u32,
+    names_nodes: bool,
     /// Of the connection that they are written to.
     unwritten: Unwritten,
 }
@@ -32,11 +38,17 @@ impl Stream for ResponseStream {
     type Item = Result<v1::GenerateResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(outgoing) = ready!(self.responses.poll_recv(cx)) else {
+        let Some(mut outgoing) = ready!(self.responses.poll_recv(cx)) else {
             // Its client did not read for too long, or there is a bug. Without a status it would look like an answer.
             let cut_off = || Err(baton_proto::status(ErrorKind::DeadlineExceeded, "the answer was cut off", None));
             return Poll::Ready((std::mem::take(&mut self.unfinished) > 0).then(cut_off));
         };
+        if let Ok(v1::GenerateResponse { event: Some(Event::Finished(finished)), .. }) = &mut outgoing.response
+            && !self.names_nodes
+        {
+            finished.prefill_node.clear();
+            finished.decode_node.clear();
+        }
         self.unfinished = match &outgoing.response {
             Ok(v1::GenerateResponse { event: Some(Event::Finished(_)), .. }) => self.unfinished.saturating_sub(1),
             Ok(_) => self.unfinished,
@@ -58,14 +70,14 @@ impl v1::inference_server::Inference for InferenceService {
         let taken_in = request.extensions().get::<TakenIn>().cloned();
         let request = request.into_inner();
         let unfinished = request.n.max(1);
-        let responses = self.0.generate(request).await.map_err(|error| Status::from(&error))?;
+        let responses = self.door.generate(request).await.map_err(|error| Status::from(&error))?;
         drop(taken_in);
-        Ok(Response::new(ResponseStream { responses, unfinished, unwritten }))
+        Ok(Response::new(ResponseStream { responses, unfinished, names_nodes: self.names_nodes, unwritten }))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
         let id: RequestId = parse_id(&request.into_inner().request_id)?;
-        if self.0.live.abort(id) {
+        if self.door.live.abort(id) {
             return Ok(Response::new(v1::AbortResponse {}));
         }
         let problem = format!("request {id} is not running on this conductor");
@@ -73,7 +85,7 @@ impl v1::inference_server::Inference for InferenceService {
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
-        Ok(Response::new(v1::ListModelsResponse { models: vec![self.0.model_card()] }))
+        Ok(Response::new(v1::ListModelsResponse { models: vec![self.door.model_card()] }))
     }
 }
 

@@ -7,9 +7,11 @@ mod health;
 mod inference;
 mod intake;
 mod load;
+mod membership;
 mod wire;
 
 pub use cluster::ClusterService;
 pub use health::HealthService;
 pub use inference::InferenceService;
 pub use intake::{Intake, take_in};
+pub use membership::MembershipService;

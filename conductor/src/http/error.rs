@@ -39,7 +39,7 @@ impl HttpError {
                 let code = matches!(error, GenerateError::NotFound { .. }).then_some("model_not_found");
                 Failure { status: baton_proto::http_status(error.kind()), code, ..bad.into() }
             }
-            _ => Failure::new(baton_proto::http_status(error.kind()), error.to_string()),
+            _ => Failure::new(baton_proto::http_status(error.kind()), error.told()),
         };
         Self { failure, retry_after }
     }

@@ -1,4 +1,4 @@
-//! The HTTP port: health, metrics, and the APIs of OpenAI and Anthropic. `baton_api` translates; this carries bodies in and answers out.
+//! The APIs of OpenAI and Anthropic over HTTP. `baton_api` translates; this carries bodies in and answers out.
 
 mod answer;
 mod error;
@@ -14,9 +14,8 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use baton_api::{BadRequest, ChatRequest, CompletionRequest, Context, DetokenizeRequest, FieldNames, MessagesRequest};
-use baton_api::{Objectives, ResponsesRequest, TokenizeRequest, counted, tokenized};
+use baton_api::{OPENAPI, Objectives, ResponsesRequest, TokenizeRequest, counted, tokenized};
 use baton_proto::v1;
-use baton_runtime::Telemetry;
 use baton_text::DecodeOptions;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -43,15 +42,12 @@ const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
 #[derive(Clone)]
 struct Shared {
     door: Arc<FrontDoor>,
-    telemetry: Telemetry,
     budget: Budget,
 }
 
-/// The routes.
-pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry, budget: Budget) -> Router {
+/// The routes, with those of `health`.
+pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget) -> Router {
     Router::new()
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/completions", post(completions))
@@ -61,31 +57,12 @@ pub fn router(door: Arc<FrontDoor>, telemetry: Telemetry, budget: Budget) -> Rou
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/openapi.json", get(openapi))
+        .with_state(Shared { door, budget })
+        .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn(error::finish))
-        .with_state(Shared { door, telemetry, budget })
-}
-
-/// 200 where a request could be served now, 503 where not; the body says what is there.
-async fn health(State(shared): State<Shared>) -> Response {
-    let card = shared.door.model_card();
-    let ready = shared.door.is_ready();
-    let body = json!({
-        "status": if ready { "ready" } else { "not ready" },
-        "model": card.name,
-        "prefill_nodes": card.prefill_nodes,
-        "decode_nodes": card.decode_nodes,
-        "requests": shared.door.live.len(),
-    });
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(body)).into_response()
-}
-
-async fn metrics(State(shared): State<Shared>) -> Response {
-    shared.door.metrics.refresh(&shared.door);
-    let text = shared.telemetry.render();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
 fn model_json(card: &v1::Model) -> Value {
@@ -100,6 +77,10 @@ async fn model(State(shared): State<Shared>, Path(id): Path<String>) -> Result<J
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.door.model.check_model(&id).map_err(unknown)?;
     Ok(Json(model_json(&shared.door.model_card())))
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
 }
 
 async fn no_such_path() -> HttpError {

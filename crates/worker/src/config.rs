@@ -19,7 +19,7 @@ pub struct Settings {
     pub conductor: String,
     /// Address of the gRPC service.
     pub listen: String,
-    /// Address of the HTTP port: health and metrics.
+    /// Address of the HTTP port: health, readiness and metrics.
     pub http: String,
     /// Address where other nodes' KV arrives or leaves from.
     pub transfer_listen: String,
@@ -190,7 +190,7 @@ pub struct Flags {
     /// Address of the gRPC service [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Address of the HTTP port: /health and /metrics [default: 127.0.0.1:0]
+    /// Address of the HTTP port: /health, /ready and /metrics [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
     /// Address of the transfer engine [default: 127.0.0.1:0]

@@ -27,7 +27,11 @@ struct Shared {
 /// Serves until the tasks end.
 pub fn start(listener: TcpListener, telemetry: Telemetry, shutdown: &Shutdown, tasks: &TaskSet) {
     let shared = Shared { telemetry, shutdown: shutdown.clone() };
-    let router = Router::new().route("/health", get(health)).route("/metrics", get(metrics)).with_state(shared);
+    let router = Router::new()
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(shared);
     port("http", listener, Protocol::Http1).serve(router, tasks);
 }
 
@@ -38,8 +42,13 @@ pub(crate) fn port(name: &'static str, listener: TcpListener, protocol: Protocol
     Port { name, listener, protocol, limits, connections }
 }
 
+/// 200 for as long as the process answers.
+async fn health() -> &'static str {
+    "alive\n"
+}
+
 /// 200 while the node takes requests, 503 once it drains.
-async fn health(State(shared): State<Shared>) -> Response {
+async fn ready(State(shared): State<Shared>) -> Response {
     match shared.shutdown.phase() {
         Phase::Serving => (StatusCode::OK, "serving\n").into_response(),
         phase => (StatusCode::SERVICE_UNAVAILABLE, format!("{phase:?}\n").to_lowercase()).into_response(),

@@ -37,7 +37,7 @@ pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
 /// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
 pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), RegisterError> {
     let conductor = endpoint.uri().to_string().trim_end_matches('/').to_owned();
-    let mut client = v1::cluster_client::ClusterClient::new(endpoint.connect_lazy());
+    let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
     loop {
         let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };

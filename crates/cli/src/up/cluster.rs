@@ -77,13 +77,14 @@ impl Cluster {
     async fn start_all(&mut self) -> Result<(), CliError> {
         self.supervise(self.plan.conductor.clone())?;
         self.all_ready().await?;
-        let conductor = format!("http://{}", reachable(&self.address()));
+        let conductor = format!("http://{}", reachable(&self.address(|ready| ready.nodes.as_ref())));
         for mut spec in self.plan.nodes.clone() {
             spec.args.extend(["--conductor".into(), conductor.clone().into()]);
             self.supervise(spec)?;
         }
         self.all_ready().await?;
-        self.all_registered(&conductor).await
+        let operators = format!("http://{}", reachable(&self.address(|ready| ready.operators.as_ref())));
+        self.all_registered(&operators).await
     }
 
     fn supervise(&mut self, spec: Spec) -> Result<(), CliError> {
@@ -138,7 +139,7 @@ impl Cluster {
         if !self.members.iter().any(|member| member.role == Role::Decode) {
             self.say("no decode node: only requests for one token (--max-tokens 1) are served, until one registers");
         }
-        let address = reachable(&self.address());
+        let address = reachable(&self.address(|_| None));
         let flag = if address == "127.0.0.1:7070" { String::new() } else { format!(" --conductor http://{address}") };
         self.say(&format!("ready: try baton{flag} chat; Ctrl-C drains and stops"));
         Ok(())
@@ -236,13 +237,10 @@ impl Cluster {
         }
     }
 
-    /// Where the conductor serves gRPC.
-    fn address(&self) -> String {
-        self.members
-            .first()
-            .and_then(|member| member.ready.as_ref())
-            .map(|ready| ready.grpc.clone())
-            .unwrap_or_default()
+    /// Where the conductor serves gRPC: the port that `own` names, if it has that, else the clients' one.
+    fn address(&self, own: impl FnOnce(&Ready) -> Option<&String>) -> String {
+        let ready = self.members.first().and_then(|member| member.ready.as_ref());
+        ready.map(|ready| own(ready).unwrap_or(&ready.grpc).clone()).unwrap_or_default()
     }
 
     fn summary(&self) -> Value {

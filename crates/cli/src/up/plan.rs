@@ -347,8 +347,14 @@ mod tests {
     #[test]
     fn a_conductor_keeps_its_address_and_a_node_does_not() {
         let mut plan = plan("--engine mock --grpc 127.0.0.1:0", None).unwrap();
-        let ready =
-            Ready { role: "x".into(), grpc: "1.1.1.1:1".into(), http: Some("1.1.1.1:2".into()), transfer: None };
+        let ready = Ready {
+            role: "x".into(),
+            grpc: "1.1.1.1:1".into(),
+            http: Some("1.1.1.1:2".into()),
+            transfer: None,
+            operators: None,
+            nodes: None,
+        };
         plan.conductor.keep_address(&ready);
         assert_eq!(plan.conductor.listen, [("--grpc", "1.1.1.1:1".to_owned()), ("--http", "1.1.1.1:2".to_owned())]);
         plan.nodes[0].keep_address(&ready);

@@ -151,10 +151,6 @@ fn node(name: &str, role: &str) -> v1::NodeStatus {
 
 #[tonic::async_trait]
 impl v1::cluster_server::Cluster for Service {
-    async fn register(&self, _: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
-        Err(Status::unimplemented("register"))
-    }
-
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
         let path = v1::TransferPath { node: "decode-0".into(), transport: "shm".into(), ..Default::default() };
         let transfer = Some(v1::TransferReport { addresses: Vec::new(), paths: vec![path] });

@@ -28,7 +28,7 @@ pub use socket::Socket;
 
 use crate::TaskSet;
 use connections::{Backoff, Busy, Slot};
-use socket::hung_up;
+use socket::{hung_up, linger};
 
 /// Most headers of a request over HTTP/1.
 const MAX_HEADERS: usize = 64;
@@ -250,8 +250,9 @@ impl Connection {
         loop {
             tokio::select! {
                 result = served.as_mut() => {
-                    if let Err(error) = result {
-                        tracing::debug!(error = crate::error_chain(&*error), "connection failed");
+                    match result {
+                        Ok(()) => linger(&self.stream).await,
+                        Err(error) => tracing::debug!(error = crate::error_chain(&*error), "connection failed"),
                     }
                     return;
                 }

@@ -15,6 +15,9 @@ use tokio::time::Sleep;
 /// How often is looked for the end of a peer that has sent more than is read.
 const UNREAD_POLL: Duration = Duration::from_secs(1);
 
+/// How long a connection is read on after its last answer.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// A TCP connection that fails once its peer has read nothing for too long while there was something to read.
 #[derive(Debug)]
 pub struct Socket {
@@ -105,4 +108,20 @@ pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
             Err(_) => return,
         }
     }
+}
+
+/// Reads on for a little while after the last answer. What a peer still sends when its connection closes makes the system drop the answer, too.
+pub(super) async fn linger(stream: &TcpStream) {
+    let mut unread = vec![0; 16 << 10];
+    let reading = async {
+        while stream.readable().await.is_ok() {
+            match stream.try_read(&mut unread) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    };
+    // Time is up: then so be it.
+    let _ = tokio::time::timeout(LINGER, reading).await;
 }

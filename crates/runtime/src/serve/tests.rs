@@ -161,6 +161,24 @@ async fn a_client_that_leaves_is_noticed_behind_a_pipelined_request() {
 }
 
 #[tokio::test]
+async fn an_answer_before_the_end_of_a_body_arrives() {
+    let server = Server::start(ConnectionLimits::default(), 8).await;
+    let mut stream = server.connect().await;
+    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 64 << 20);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let sent = async {
+        let piece = vec![b'x'; 64 << 10];
+        for _ in 0..64 {
+            stream.write_all(&piece).await?;
+        }
+        io::Result::Ok(())
+    };
+    sent.await.unwrap();
+    let answer = read_to_end(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+}
+
+#[tokio::test]
 async fn large_headers_are_refused() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let header = "x".repeat(64 << 10);

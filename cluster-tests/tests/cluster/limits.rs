@@ -1,0 +1,319 @@
+//! Clients that send too much, too slowly or nothing, that do not read, and where they may call what.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::{Ask, Cluster};
+use baton_proto::v1;
+use bytes::BufMut;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tonic::Code;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::transport::{Channel, Endpoint};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Longer than any answer here takes.
+const LATE: Duration = Duration::from_secs(30);
+
+fn http(cluster: &Cluster) -> &str {
+    cluster.conductor.ready.http.as_deref().unwrap()
+}
+
+fn post(length: usize, body: &str) -> String {
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}
+
+async fn send(address: &str, request: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request.as_bytes()).await?;
+    Ok(stream)
+}
+
+/// What comes until the connection ends.
+async fn rest(stream: &mut TcpStream) -> anyhow::Result<String> {
+    let mut answer = Vec::new();
+    // Some connections end with a reset.
+    let _ = tokio::time::timeout(LATE, stream.read_to_end(&mut answer)).await.context("it does not end")?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+async fn ask(address: &str, request: &str) -> anyhow::Result<String> {
+    rest(&mut send(address, request).await?).await
+}
+
+async fn ask_small(cluster: &Cluster) -> anyhow::Result<()> {
+    let body = json!({"prompt": "x".repeat(3000), "max_tokens": 1}).to_string();
+    let answer = ask(http(cluster), &post(body.len(), &body)).await?;
+    anyhow::ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    Ok(())
+}
+
+async fn channel(address: &str) -> anyhow::Result<Channel> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?.connect().await?)
+}
+
+#[tokio::test]
+async fn silent_connections_and_bodies_that_do_not_come_are_ended() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let mut silent = send(http(&cluster), "").await?;
+    let mut grpc = send(&cluster.conductor.ready.grpc, "").await?;
+    let mut half = send(http(&cluster), &post(100, r#"{"prompt":"#)).await?;
+    let (silent, _, half) = tokio::try_join!(rest(&mut silent), rest(&mut grpc), rest(&mut half))?;
+    assert_eq!(silent, "");
+    assert!(half.starts_with("HTTP/1.1 408") && half.contains("invalid_request_error"), "{half}");
+    ask_small(&cluster).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn those_who_only_connect_keep_nobody_out() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--max-connections", "8"]).start().await?;
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(TcpStream::connect(http(&cluster)).await?);
+    }
+    ask_small(&cluster).await?;
+    assert_eq!(rest(&mut silent[0]).await?, "");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn bodies_share_a_budget_that_recovers() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "120000"]).start().await?;
+    let large = json!({"prompt": "x".repeat(25_000), "max_tokens": 1}).to_string();
+    let large = post(large.len(), &large);
+    let half = send(http(&cluster), &post(89_500, &" ".repeat(89_000))).await?;
+    let refused = async || Ok(ask(http(&cluster), &large).await?.starts_with("HTTP/1.1 429"));
+    cluster.wait_for("refusal", 5 * SECOND, refused).await?;
+    let answer = ask(http(&cluster), &large).await?;
+    assert!(answer.contains("retry-after: 1") && answer.contains("\"type\":\"overloaded\""), "{answer}");
+    ask_small(&cluster).await?;
+    drop(half);
+    let served = async || Ok(ask(http(&cluster), &large).await?.starts_with("HTTP/1.1 200"));
+    cluster.wait_for("recovery", 5 * SECOND, served).await?;
+    cluster.stop().await
+}
+
+/// Sends bytes as a message.
+#[derive(Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = tonic::Status;
+
+    fn encode(&mut self, item: Vec<u8>, dst: &mut EncodeBuf<'_>) -> Result<(), tonic::Status> {
+        dst.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = ();
+    type Error = tonic::Status;
+
+    fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<()>, tonic::Status> {
+        Ok(Some(()))
+    }
+}
+
+/// A request whose conversation has so many empty messages.
+fn empty_messages(count: usize) -> Vec<u8> {
+    let mut message = vec![0x1a];
+    let mut length = 2 * count;
+    while length > 0x7f {
+        message.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    message.push(length as u8);
+    message.extend([0x0a, 0].repeat(count));
+    message
+}
+
+/// The most that the process ever had in RAM, bytes.
+fn peak_bytes(pid: u32) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+}
+
+#[tokio::test]
+async fn memory_is_bounded_whatever_is_posted() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let body = format!("{{\"prompt\": [1{}]}}", ",1".repeat((32 << 20) - 10));
+    let request = post(body.len(), &body);
+    let posts = futures::future::join_all((0..16).map(|_| ask(http(&cluster), &request)));
+    let small = async {
+        for _ in 0..10 {
+            ask_small(&cluster).await?;
+            tokio::time::sleep(SECOND / 50).await;
+        }
+        anyhow::Ok(())
+    };
+    let (answers, small) = tokio::join!(posts, small);
+    small.context("a small prompt beside them")?;
+    for answer in answers {
+        let answer = answer?;
+        let refused = ["HTTP/1.1 429", "HTTP/1.1 400"].iter().any(|status| answer.starts_with(status));
+        assert!(refused || answer.is_empty(), "{answer}");
+    }
+
+    let mut client = tonic::client::Grpc::new(channel(&cluster.conductor.ready.grpc).await?);
+    for count in [16_000_000, 65_537] {
+        client.ready().await?;
+        let path = "/baton.v1.Inference/Generate".parse()?;
+        let request = tonic::Request::new(empty_messages(count));
+        let refused = client.server_streaming(request, path, Raw).await.map(drop).unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "messages: more than 65536 entries"));
+    }
+    let peak = peak_bytes(cluster.conductor.pid())?;
+    assert!(peak < 1 << 30, "{} MiB", peak >> 20);
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_ended_without_a_regular_end() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("conductor.toml");
+    std::fs::write(&config, "stall_timeout_s = 1.0")?;
+    let flags = ["--config", config.to_str().context("path")?];
+    let cluster = Cluster::mock().conductor_flags(&flags).node_flags(&["--mock-base-us", "100"]).start().await?;
+
+    let body =
+        json!({"prompt": "x", "max_tokens": 20_000, "stream": true, "logprobs": 20, "ignore_eos": true}).to_string();
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(4096)?;
+    let mut slow = socket.connect(http(&cluster).parse()?).await?;
+    slow.write_all(post(body.len(), &body).as_bytes()).await?;
+    let request = Ask::text("x").max_tokens(20_000).ignore_eos().sampling(|sampling| sampling.logprobs = Some(20));
+    let mut stream = cluster.inference().generate(request.0).await?.into_inner();
+    stream.message().await?;
+
+    let ended = async || Ok(cluster.conductor.metric("baton_conductor_requests_running").await? == 0.0);
+    cluster.wait_for("end of both requests", LATE, ended).await?;
+    cluster.wait_idle(5 * SECOND).await?;
+    let answer = rest(&mut slow).await?;
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("[DONE]"), "it is cut off");
+    let end = loop {
+        match stream.message().await {
+            Ok(Some(response)) => {
+                assert!(!matches!(response.event, Some(v1::generate_response::Event::Finished(_))), "it is cut off");
+            }
+            end => break end,
+        }
+    };
+    assert_eq!(end.unwrap_err().code(), Code::DeadlineExceeded);
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn operators_and_nodes_have_ports_of_their_own() -> anyhow::Result<()> {
+    use tonic_reflection::pb::v1::ServerReflectionRequest;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+
+    let flags = ["--operators", "127.0.0.1:0", "--nodes", "127.0.0.1:0"];
+    let cluster = Cluster::mock().conductor_flags(&flags).start().await?;
+    let ready = cluster.conductor.ready.clone();
+    let operators = ready.operators.context("no operators' port")?;
+    let clients = channel(&ready.grpc).await?;
+    let of_operators = channel(&operators).await?;
+    let of_nodes = channel(&ready.nodes.context("no nodes' port")?).await?;
+
+    let list = async |channel: &Channel| {
+        let mut client = v1::cluster_client::ClusterClient::new(channel.clone());
+        client.list_nodes(v1::ListNodesRequest {}).await.map(|nodes| nodes.into_inner().nodes.len())
+    };
+    let register = async |channel: &Channel| {
+        let mut client = v1::membership_client::MembershipClient::new(channel.clone());
+        client.register(v1::RegisterRequest::default()).await.unwrap_err().code()
+    };
+    let models = async |channel: &Channel| {
+        let mut client = v1::inference_client::InferenceClient::new(channel.clone());
+        client.list_models(v1::ListModelsRequest {}).await.map(drop).map_err(|status| status.code())
+    };
+    let reflection = async |channel: &Channel| {
+        let list = MessageRequest::ListServices(String::new());
+        let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+        let mut client = ServerReflectionClient::new(channel.clone());
+        let answer = client.server_reflection_info(tokio_stream::once(request)).await;
+        answer.map(drop).map_err(|status| status.code())
+    };
+    assert_eq!(list(&of_operators).await?, 2);
+    for others in [&clients, &of_nodes] {
+        assert_eq!(list(others).await.unwrap_err().code(), Code::Unimplemented);
+        assert_eq!(reflection(others).await, Err(Code::Unimplemented));
+    }
+    assert_eq!(reflection(&of_operators).await, Ok(()));
+    assert_eq!(register(&of_nodes).await, Code::InvalidArgument, "it is there");
+    for others in [&clients, &of_operators] {
+        assert_eq!(register(others).await, Code::Unimplemented);
+    }
+    assert_eq!(models(&clients).await, Ok(()));
+    for others in [&of_operators, &of_nodes] {
+        assert_eq!(models(others).await, Err(Code::Unimplemented));
+    }
+
+    let fetch = async |address: &str, path: &str| {
+        let answer = ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await?;
+        anyhow::Ok((answer[9..12].to_owned(), answer))
+    };
+    for (path, clients, of_operators) in
+        [("/metrics", "404", "200"), ("/health", "200", "200"), ("/ready", "200", "200"), ("/v1/models", "200", "404")]
+    {
+        assert_eq!(fetch(http(&cluster), path).await?.0, clients, "{path}");
+        // What gRPC does not know is 200 with a status in its headers.
+        let (status, answer) = fetch(&operators, path).await?;
+        let unknown = answer.contains("grpc-status: 12");
+        assert_eq!(if unknown { "404" } else { status.as_str() }, of_operators, "{path}: {answer}");
+    }
+    assert!(fetch(&operators, "/ready").await?.1.contains("\"decode_nodes\":1"));
+    assert!(fetch(http(&cluster), "/ready").await?.1.ends_with("{\"status\":\"ready\"}"));
+
+    let answer = cluster.ask(Ask::text("hi").max_tokens(3)).await?;
+    assert_eq!((answer.finished.prefill_node.as_str(), answer.finished.decode_node.as_str()), ("", ""));
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn web_pages_of_named_origins_may_call() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--cors-origins", "https://a.example"]).start().await?;
+    let preflight = |origin: &str| {
+        format!(
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n\r\n"
+        )
+    };
+    let answer = ask(http(&cluster), &preflight("https://a.example")).await?;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for header in ["allow-origin: https://a.example", "allow-headers: authorization", "allow-methods: GET,POST"] {
+        assert!(answer.contains(&format!("access-control-{header}")), "{header}: {answer}");
+    }
+    assert!(!ask(http(&cluster), &preflight("https://b.example")).await?.contains("allow-origin"));
+    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: https://a.example\r\n\r\n";
+    let answer = ask(http(&cluster), models).await?;
+    assert!(answer.contains("access-control-expose-headers: x-request-id,retry-after"), "{answer}");
+
+    let text = post(2, "{}").replace("application/json", "text/plain");
+    let answer = ask(http(&cluster), &text).await?;
+    assert!(answer.starts_with("HTTP/1.1 415"), "{answer}");
+    cluster.stop().await
+}

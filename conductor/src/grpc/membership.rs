@@ -1,0 +1,32 @@
+//! `baton.v1.Membership`: what nodes call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
+use baton_types::NodeInfo;
+use tonic::{Request, Response, Status};
+
+use crate::front_door::FrontDoor;
+use crate::membership::join;
+
+/// How often nodes register again.
+const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The service over a front door.
+pub struct MembershipService(pub Arc<FrontDoor>);
+
+#[tonic::async_trait]
+impl v1::membership_server::Membership for MembershipService {
+    async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
+        let request = request.into_inner();
+        check_protocol_version(request.protocol_version)?;
+        let info: NodeInfo = required("node", request.node)?.try_into()?;
+        join(&self.0, info).map_err(|refused| baton_proto::status(refused.kind, refused.message, None))?;
+        Ok(Response::new(v1::RegisterResponse {
+            protocol_version: PROTOCOL_VERSION,
+            conductor_id: self.0.id.to_string(),
+            interval_ms: REGISTER_INTERVAL.as_millis() as u32,
+        }))
+    }
+}

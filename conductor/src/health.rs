@@ -1,0 +1,68 @@
+//! Whether this process lives, whether it could serve, and its metrics, over HTTP: routes of clients' and operators' ports.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use baton_runtime::Telemetry;
+use serde_json::json;
+
+use crate::front_door::FrontDoor;
+
+/// What a port tells of the inside.
+#[derive(Clone)]
+pub enum Tells {
+    /// Whether it could serve.
+    Clients,
+    /// All: what is there, and the metrics.
+    Operators(Telemetry),
+}
+
+/// `/health` and `/ready`, and for operators `/metrics`.
+pub fn routes(door: Arc<FrontDoor>, tells: Tells) -> Router {
+    let routes = Router::new().route("/health", get(alive));
+    match tells {
+        Tells::Clients => routes.route("/ready", get(ready)).with_state(door),
+        Tells::Operators(telemetry) => {
+            let metrics = Router::new().route("/metrics", get(metrics)).with_state((Arc::clone(&door), telemetry));
+            routes.route("/ready", get(ready_with_details)).with_state(door).merge(metrics)
+        }
+    }
+}
+
+/// 200 for as long as the process answers.
+async fn alive() -> Response {
+    Json(json!({ "status": "alive" })).into_response()
+}
+
+fn status(door: &FrontDoor) -> (StatusCode, &'static str) {
+    if door.is_ready() { (StatusCode::OK, "ready") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready") }
+}
+
+/// 200 if a request could be served now, 503 if not.
+async fn ready(State(door): State<Arc<FrontDoor>>) -> Response {
+    let (code, status) = status(&door);
+    (code, Json(json!({ "status": status }))).into_response()
+}
+
+/// The same; the body says what is there.
+async fn ready_with_details(State(door): State<Arc<FrontDoor>>) -> Response {
+    let card = door.model_card();
+    let (code, status) = status(&door);
+    let body = json!({
+        "status": status,
+        "model": card.name,
+        "prefill_nodes": card.prefill_nodes,
+        "decode_nodes": card.decode_nodes,
+        "requests": door.live.len(),
+    });
+    (code, Json(body)).into_response()
+}
+
+async fn metrics(State((door, telemetry)): State<(Arc<FrontDoor>, Telemetry)>) -> Response {
+    door.metrics.refresh(&door);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], telemetry.render()).into_response()
+}
