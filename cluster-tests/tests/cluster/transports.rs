@@ -144,7 +144,9 @@ async fn a_forced_transport_that_the_peer_does_not_have_fails_the_request_by_nam
     let cluster = builder.start().await?;
     let (code, message) = cluster.refused(mock_asks().remove(0)).await;
     assert_eq!(code, tonic::Code::Unavailable, "{message}");
-    assert!(message.contains("over shm, the only transport allowed"), "{message}");
+    assert_eq!(message, "a node could not serve the request: unavailable", "clients are told no names");
+    let log = std::fs::read_to_string(&cluster.conductor.log)?;
+    assert!(log.contains("over shm, the only transport allowed"), "{log}");
     assert_eq!(paths(&cluster, &["--json"]).await?.trim(), "[]", "nothing fell back");
     cluster.wait_idle(2 * SECOND).await?;
     cluster.stop().await
