@@ -95,7 +95,7 @@ async fn completions_have_several_prompts_log_probabilities_and_biases() -> anyh
 async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     for (path, body, param) in [
-        ("/v1/completions", json!({"prompt": "x", "n": 3}), "n"),
+        ("/v1/completions", json!({"prompt": "x", "n": 129}), "n"),
         ("/v1/completions", json!({"prompt": "x", "colour": 1}), "colour"),
         ("/v1/completions", json!({"prompt": "x", "temperature": -1}), "temperature"),
         ("/v1/completions", json!({"prompt": [1, 2, 99999]}), "prompt"),
@@ -105,7 +105,11 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
             json!({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}),
             "messages[0].content[0].type",
         ),
-        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}), "tools"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+            "tools[0].type",
+        ),
         ("/detokenize", json!({"tokens": [1, 512]}), "tokens[1]"),
     ] {
         let (status, error) = error(&cluster, path, body).await?;

@@ -93,7 +93,7 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
     assert_eq!(status.code(), tonic::Code::Cancelled);
     cluster
         .wait_for("no request", SECOND * 5, || async {
-            Ok(cluster.http("/health", None).await?.1.contains("\"requests\":0"))
+            Ok(cluster.http("/ready", None).await?.1.contains("\"requests\":0"))
         })
         .await?;
     cluster.stop().await
