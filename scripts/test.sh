@@ -2,6 +2,7 @@
 # Fetches the model, builds the binaries, runs every test, and says at the end what could not run and why.
 #
 #   BATON_TEST_LONG=1   also what takes long (make test-long)
+#   BATON_PYTHON        a Python with the official clients (scripts/python-clients.sh)
 #   BATON_FIXTURES      a folder whose traces/ has Mooncake's traces: the tests over them run too
 #   SETUP=1             installs missing Debian packages, as root (CI=true does so too)
 set -euo pipefail
@@ -29,6 +30,14 @@ without() { # FILTER REASON: the tests that match cannot run here
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"
+clients=$(scripts/python-clients.sh) && status=0 || status=$?
+# CI must have them.
+[[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+if [[ $status == 0 ]]; then
+  export BATON_PYTHON=$clients
+else
+  without '(test(/^official_clients::/) or test(=docs::the_grpc_pages_snippets_run))' "the official clients cannot be had (the reason is above)"
+fi
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done
 

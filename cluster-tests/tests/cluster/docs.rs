@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use baton_cluster_tests::{binary, model};
 
-const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/grpc.md"];
 /// Of all shell blocks.
 const LEAST_SHARE_RUN: f64 = 0.8;
 /// In the script: waits for what a `background` block started.
@@ -108,6 +108,12 @@ fn the_architectures_snippets_run() {
 #[ignore = "needs a model: BATON_MODEL"]
 fn contributings_snippets_run() {
     run("CONTRIBUTING.md");
+}
+
+#[test]
+#[ignore = "needs the official clients: scripts/python-clients.sh, a model: BATON_MODEL, and ports 7070 and 8080"]
+fn the_grpc_pages_snippets_run() {
+    run("docs/grpc.md");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod metrics_page;
 mod mock_cluster;
 mod model_cluster;
 mod moves;
+mod official_clients;
 mod operator;
 mod other_answers;
 mod overload;

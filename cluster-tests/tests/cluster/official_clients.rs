@@ -1,0 +1,133 @@
+//! The official clients of OpenAI and Anthropic, and gRPC's for Python, as they are: the scripts of `clients/`.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::{Builder, Cluster, model};
+use tokio::process::Command;
+
+/// Longest run of a script.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn clients() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+/// A cluster with a model and the chat template of a family.
+fn family(model: &Path, name: &str) -> Builder {
+    let template = clients().join("templates").join(format!("{name}.jinja"));
+    Cluster::model(model).conductor_flags(&["--chat-template", &template.display().to_string()])
+}
+
+/// Runs a script to its end; what it prints is the test's output.
+async fn python(script: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let python = std::env::var_os("BATON_PYTHON").context("BATON_PYTHON names a Python (make test sets it)")?;
+    let mut command = Command::new(python);
+    command.arg(clients().join(script)).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("no_proxy", "127.0.0.1");
+    let status = tokio::time::timeout(LIMIT, command.status()).await;
+    let status = status.with_context(|| format!("{script} did not end"))??;
+    anyhow::ensure!(status.success(), "{script}: {status}");
+    Ok(())
+}
+
+/// Runs a script of which the cluster's HTTP address is the first argument.
+async fn run(script: &str, cluster: &Cluster, options: &[&str]) -> anyhow::Result<()> {
+    let address = cluster.conductor.ready.http.as_deref().context("no HTTP port")?;
+    python(script, &[&[address], options].concat()).await
+}
+
+async fn api(script: &str) -> anyhow::Result<()> {
+    let cluster = family(&model(), "hermes2").start().await?;
+    run(script, &cluster, &[]).await?;
+    cluster.stop().await
+}
+
+async fn conversations(name: &str, options: &[&str]) -> anyhow::Result<()> {
+    let cluster = family(&model(), name).start().await?;
+    run("families.py", &cluster, options).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn openai_chat() -> anyhow::Result<()> {
+    api("openai_chat.py").await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn openai_completions() -> anyhow::Result<()> {
+    api("openai_completions.py").await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn openai_responses() -> anyhow::Result<()> {
+    api("openai_responses.py").await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn anthropic_messages() -> anyhow::Result<()> {
+    api("anthropic_messages.py").await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn grpc_generate() -> anyhow::Result<()> {
+    let cluster = family(&model(), "hermes2").start().await?;
+    run("grpc_generate.py", &cluster, &[&cluster.conductor.ready.grpc]).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn clients_retry_a_busy_conductor_when_told() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--max-requests", "1"]).start().await?;
+    run("busy.py", &cluster, &[]).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn llama3_conversations() -> anyhow::Result<()> {
+    conversations("llama3", &[]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn hermes2_conversations() -> anyhow::Result<()> {
+    conversations("hermes2", &[]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn qwen25_conversations() -> anyhow::Result<()> {
+    conversations("qwen25", &[]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn qwen3_conversations() -> anyhow::Result<()> {
+    conversations("qwen3", &["--thinks"]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn mistral_conversations() -> anyhow::Result<()> {
+    conversations("mistral", &[]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn mistral_args_conversations() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let special = folder.path().join("special-marks.gguf");
+    python("special_marks.py", &[&model().display().to_string(), &special.display().to_string()]).await?;
+    let cluster = family(&special, "mistral_args").start().await?;
+    run("families.py", &cluster, &["--untrained-marks"]).await?;
+    cluster.stop().await
+}
