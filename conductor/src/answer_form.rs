@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Tool};
+use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Thoughts, Tool};
 use baton_proto::v1;
 use baton_proto::v1::structured_output::Form as WireForm;
 use baton_proto::v1::tool_choice::Choice;
@@ -68,7 +68,7 @@ impl AnswerForm {
     pub fn resolve(
         self,
         format: Option<&OutputFormat>,
-        starts_in_reasoning: bool,
+        thoughts: Thoughts,
         tokenizer: &Tokenizer,
         compiler: &GrammarCompiler,
     ) -> Result<(Option<Arc<str>>, Option<Reader>), GenerateError> {
@@ -81,9 +81,10 @@ impl AnswerForm {
         }
         let names = if has_calls { self.tools.iter().map(|tool| tool.name.clone()).collect() } else { Vec::new() };
         let reads = has_calls || read_as.reasoning().is_some();
-        let reader = reads.then(|| (read_as.parser(starts_in_reasoning, names), read_as.shown_tokens().to_vec()));
+        let reader =
+            reads.then(|| (read_as.parser(thoughts == Thoughts::Begun, names), read_as.shown_tokens().to_vec()));
         let (calls, one_call) = self.calls();
-        let answer = Answer { format: read_as, tokenizer, starts_in_reasoning, form: self.form, calls, one_call };
+        let answer = Answer { format: read_as, tokenizer, thoughts, form: self.form, calls, one_call };
         let invalid = |error: baton_grammar::GrammarError| GenerateError::invalid(field, error.to_string());
         let Some(grammar) = answer.grammar().map_err(invalid)?.map(Arc::from) else { return Ok((None, reader)) };
         compiler.compile(&grammar).map_err(invalid)?;
@@ -164,7 +165,7 @@ mod tests {
         let tokenizer = Tokenizer::bytes();
         let format = OutputFormat::detect("{{ tools }}<tool_call>", &tokenizer);
         let compiler = GrammarCompiler::new(&tokenizer).unwrap();
-        let resolved = form.resolve(Some(&format), false, &tokenizer, &compiler);
+        let resolved = form.resolve(Some(&format), Thoughts::MayCome, &tokenizer, &compiler);
         resolved.map(|(grammar, reader)| (grammar, reader.is_some())).map_err(|error| error.to_string())
     }
 

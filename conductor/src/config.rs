@@ -102,6 +102,8 @@ pub struct Settings {
     pub ttft_slo_ms: Option<f64>,
     /// Objective of the time between tokens of requests that have none of their own, milliseconds.
     pub tbt_slo_ms: Option<f64>,
+    /// Longest that a request may take, seconds, whatever it asks for.
+    pub max_request_s: f64,
     /// How long a prompt waits for room at a prefill node, seconds.
     pub queue_timeout_s: f64,
     /// How long a prompt is put off for others at most in a prefill node's queue, seconds; at most half of `queue_timeout_s`.
@@ -150,6 +152,7 @@ impl Default for Settings {
                 .map_or(MillisOrOff::Word("off".into()), |wait| MillisOrOff::Millis(wait.as_secs_f64() * 1e3)),
             ttft_slo_ms: None,
             tbt_slo_ms: None,
+            max_request_s: 3600.0,
             queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
             max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
             prompts_at_decode: cluster.prompts_at_decode.as_str().into(),
@@ -209,6 +212,9 @@ pub struct Flags {
     /// Objective of the time between tokens where a request has none, milliseconds [default: none]
     #[arg(long, value_name = "MS")]
     pub tbt_slo_ms: Option<f64>,
+    /// Longest that a request may take, seconds [default: 3600]
+    #[arg(long, value_name = "SECONDS")]
+    pub max_request_s: Option<f64>,
     /// Longest wait for room at a prefill node, seconds [default: 60]
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout_s: Option<f64>,

@@ -58,6 +58,8 @@ pub struct FrontDoorLimits {
     pub max_requests: usize,
     /// Objectives of requests that have none of their own.
     pub default_slo: Slo,
+    /// Longest that a request may take.
+    pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
 }
@@ -219,6 +221,7 @@ impl FrontDoor {
             sampling: Arc::new(checked.sampling),
             block_hashes: block_hashes.into(),
             slo: checked.slo.or(self.limits.default_slo),
+            timeout: checked.timeout.map_or(self.limits.max_time, |timeout| timeout.min(self.limits.max_time)),
             priority: checked.priority,
             beside: Vec::new(),
         })

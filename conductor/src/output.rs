@@ -196,6 +196,7 @@ mod tests {
             stop: stops.iter().map(|stop| (*stop).to_owned()).collect(),
             parser: None,
             slo: Slo::default(),
+            timeout: None,
             priority: 0,
             idempotency_key: String::new(),
         }

@@ -1,6 +1,8 @@
 //! From a client's request to tokens and checked parameters.
 
-use baton_grammar::GrammarCompiler;
+use baton_grammar::{GrammarCompiler, Thoughts};
+use std::time::Duration;
+
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_text::{
@@ -64,6 +66,8 @@ pub struct CheckedRequest {
     pub parser: Option<Reader>,
     /// Objectives of this request.
     pub slo: Slo,
+    /// How long it may take.
+    pub timeout: Option<Duration>,
     /// Larger goes first.
     pub priority: i32,
     /// Empty is none.
@@ -113,10 +117,10 @@ impl TextModel {
         StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
-        let Prompt { tokens, form, format, starts_in_reasoning } =
-            self.tokens(request.prompt, wire.structured_output)?;
+        let timeout = millis("timeout_ms", request.timeout_ms)?;
+        let Prompt { tokens, form, format, thoughts } = self.tokens(request.prompt, wire.structured_output)?;
         check_tokens(&tokens, limits)?;
-        let (grammar, parser) = form.resolve(format, starts_in_reasoning, &self.tokenizer, &self.grammars)?;
+        let (grammar, parser) = form.resolve(format, thoughts, &self.tokenizer, &self.grammars)?;
         if grammar.is_some() && wire.ignore_eos {
             let problem = "beside structured output or a choice of tools: the output ends with its form";
             return Err(GenerateError::invalid("ignore_eos", problem));
@@ -125,7 +129,7 @@ impl TextModel {
         sampling.validate().map_err(invalid_sampling)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
         let (priority, idempotency_key) = (request.priority, request.idempotency_key);
-        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, parser, slo, priority, idempotency_key })
+        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, parser, slo, timeout, priority, idempotency_key })
     }
 
     /// Empty names the model, too.
@@ -157,7 +161,7 @@ impl TextModel {
             Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form),
         };
         let form = AnswerForm::new(form, &mut [], None, false)?;
-        Ok(Prompt { tokens, form, format: None, starts_in_reasoning: false })
+        Ok(Prompt { tokens, form, format: None, thoughts: Thoughts::Over })
     }
 
     fn rendered(
@@ -179,7 +183,12 @@ impl TextModel {
         let rendered = template.render(&conversation).map_err(|error| text_error("messages", &error))?;
         let tokens = self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))?;
         let format = template.output_format();
-        Ok(Prompt { tokens, form, starts_in_reasoning: format.starts_in_reasoning(&rendered), format: Some(format) })
+        let thoughts = match () {
+            () if format.starts_in_reasoning(&rendered) => Thoughts::Begun,
+            () if format.reasoning_is_over(&rendered) => Thoughts::Over,
+            () => Thoughts::MayCome,
+        };
+        Ok(Prompt { tokens, form, thoughts, format: Some(format) })
     }
 
     fn sampling(
@@ -268,7 +277,7 @@ struct Prompt<'a> {
     form: AnswerForm,
     /// How the model marks what is not text; `None`: without a chat template, everything is text.
     format: Option<&'a OutputFormat>,
-    starts_in_reasoning: bool,
+    thoughts: Thoughts,
 }
 
 fn conversation(prompt: v1::MessagesPrompt) -> Result<Conversation, GenerateError> {
@@ -356,13 +365,17 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
 }
 
 fn slo(wire: v1::ServiceLevelObjectives) -> Result<Slo, GenerateError> {
-    let limit = |field, ms: Option<f64>| match ms {
+    Ok(Slo { ttft: millis("slo.ttft_ms", wire.ttft_ms)?.map(Ttft), tbt: millis("slo.tbt_ms", wire.tbt_ms)?.map(Tbt) })
+}
+
+/// A time; 0 is none.
+fn millis(field: &'static str, ms: Option<f64>) -> Result<Option<Duration>, GenerateError> {
+    match ms {
         None | Some(0.0) => Ok(None),
-        Some(ms) => std::time::Duration::try_from_secs_f64(ms / 1e3)
+        Some(ms) => Duration::try_from_secs_f64(ms / 1e3)
             .map(Some)
             .map_err(|_| GenerateError::invalid(field, format!("{ms}, but must be a positive number of milliseconds"))),
-    };
-    Ok(Slo { ttft: limit("slo.ttft_ms", wire.ttft_ms)?.map(Ttft), tbt: limit("slo.tbt_ms", wire.tbt_ms)?.map(Tbt) })
+    }
 }
 
 #[cfg(test)]

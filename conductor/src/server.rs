@@ -87,7 +87,8 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     let default_slo = default_slo(settings)?;
     let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
     let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts.max(1) };
-    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, request };
+    let max_time = positive_seconds("max_request_s", settings.max_request_s)?;
+    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, max_time, request };
     let placement: PlacementKind = parsed("placement", &settings.placement)?;
     let admission: AdmissionKind = parsed("admission", &settings.admission)?;
     let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);

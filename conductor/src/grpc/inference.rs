@@ -9,6 +9,7 @@ use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_types::{ErrorKind, NodeRole, ParseIdError, RequestId};
 use tokio_stream::Stream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::intake::TakenIn;
@@ -68,7 +69,12 @@ impl v1::inference_server::Inference for InferenceService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
         let unwritten = request.extensions().get::<Unwritten>().cloned().unwrap_or_default();
         let taken_in = request.extensions().get::<TakenIn>().cloned();
-        let request = request.into_inner();
+        let call_timeout = call_timeout(request.metadata())?;
+        let mut request = request.into_inner();
+        if let Some(of_call) = call_timeout {
+            let own = request.timeout_ms.filter(|own| *own != 0.0);
+            request.timeout_ms = Some(own.map_or(of_call, |own| own.min(of_call)));
+        }
         let unfinished = request.n.max(1);
         let responses = self.door.generate(request).await.map_err(|error| Status::from(&error))?;
         drop(taken_in);
@@ -87,6 +93,28 @@ impl v1::inference_server::Inference for InferenceService {
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         Ok(Response::new(v1::ListModelsResponse { models: vec![self.door.model_card()] }))
     }
+}
+
+/// How long the call may take, milliseconds: at most eight digits and a unit, as in `200m`.
+fn call_timeout(metadata: &MetadataMap) -> Result<Option<f64>, Status> {
+    let Some(given) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let text = given.to_str().unwrap_or_default();
+    let bad =
+        || Status::invalid_argument(format!("grpc-timeout: '{text}', but must be digits and one of H, M, S, m, u, n"));
+    let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(bad)?;
+    let millis = match unit {
+        "H" => 3_600_000.0,
+        "M" => 60_000.0,
+        "S" => 1000.0,
+        "m" => 1.0,
+        "u" => 1e-3,
+        "n" => 1e-6,
+        _ => return Err(bad()),
+    };
+    let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let count: u32 = Some(digits).filter(|_| is_number).and_then(|digits| digits.parse().ok()).ok_or_else(bad)?;
+    // Nothing at all would be no limit.
+    Ok(Some((f64::from(count) * millis).max(1e-3)))
 }
 
 /// An id, or a part of one, from a field `request_id`.
@@ -108,6 +136,29 @@ impl FrontDoor {
             fingerprint: ready().next().map(|node| node.info().layout.fingerprint().to_string()).unwrap_or_default(),
             prefill_nodes: count(NodeRole::Prefill),
             decode_nodes: count(NodeRole::Decode),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deadline_of_a_call_is_read() {
+        let of = |text: &str| {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("grpc-timeout", text.parse().unwrap());
+            call_timeout(&metadata).map_err(|status| status.code())
+        };
+        assert_eq!(call_timeout(&MetadataMap::new()).unwrap(), None);
+        assert_eq!(
+            [of("200m"), of("3S"), of("1H"), of("50u")],
+            [200.0, 3000.0, 3_600_000.0, 0.05].map(|ms| Ok(Some(ms)))
+        );
+        assert_eq!(of("0n"), Ok(Some(1e-3)), "over at once");
+        for bad in ["", "S", "1", "123456789S", "-1S", "1.5S", "1X", "1s"] {
+            assert_eq!(of(bad), Err(tonic::Code::InvalidArgument), "{bad}");
         }
     }
 }

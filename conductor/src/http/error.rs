@@ -6,6 +6,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
+use baton_runtime::random_u64;
 
 use crate::body::BodyError;
 use crate::error::{GenerateError, NO_ROOM_RETRY};
@@ -95,6 +96,12 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
     let headers = response.headers_mut();
     if let Some(given) = given {
         headers.insert(REQUEST_ID, given);
+    } else if !headers.contains_key(&REQUEST_ID)
+        && let Ok(id) =
+            HeaderValue::from_str(&format!("{:032x}", u128::from(random_u64()) << 64 | u128::from(random_u64())))
+    {
+        // What was refused has no id of its own.
+        headers.insert(REQUEST_ID, id);
     }
     if is_anthropic && let Some(id) = headers.get(&REQUEST_ID).cloned() {
         headers.insert(ANTHROPIC_REQUEST_ID, id);

@@ -38,6 +38,7 @@ const READ_FACTOR: usize = 2;
 /// Objectives of a request, milliseconds.
 const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
 const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
+const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
 
 #[derive(Clone)]
 struct Shared {
@@ -224,6 +225,7 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
     Ok(Objectives {
         ttft_slo_ms: of("baton.ttft_slo_ms", own.ttft_slo_ms, TTFT_SLO_HEADER)?,
         tbt_slo_ms: of("baton.tbt_slo_ms", own.tbt_slo_ms, TBT_SLO_HEADER)?,
+        timeout_ms: of("baton.timeout_ms", own.timeout_ms, TIMEOUT_HEADER)?,
     })
 }
 

@@ -35,6 +35,7 @@ const FIELDS: FieldNames = FieldNames::new(&[
     ("one_tool_call", "parallel_tool_calls"),
     ("slo.ttft_ms", "baton.ttft_slo_ms"),
     ("slo.tbt_ms", "baton.tbt_slo_ms"),
+    ("timeout_ms", "baton.timeout_ms"),
 ]);
 
 /// Most messages of a conversation.

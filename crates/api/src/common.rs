@@ -14,6 +14,8 @@ objects! {
         pub ttft_slo_ms: Option<f64>,
         /// Objective of the time between tokens.
         pub tbt_slo_ms: Option<f64>,
+        /// How long the request may take.
+        pub timeout_ms: Option<f64>,
     }
 
     /// What a stream tells besides its text.
@@ -147,7 +149,7 @@ macro_rules! generation_request {
                 prompt: baton_proto::v1::generate_request::Prompt,
                 sampling: baton_proto::v1::SamplingParameters,
             ) -> baton_proto::v1::GenerateRequest {
-                let Objectives { ttft_slo_ms, tbt_slo_ms } = self.baton;
+                let Objectives { ttft_slo_ms, tbt_slo_ms, timeout_ms } = self.baton;
                 baton_proto::v1::GenerateRequest {
                     model: self.model.clone(),
                     prompt: Some(prompt),
@@ -155,6 +157,7 @@ macro_rules! generation_request {
                     n: self.n.unwrap_or(1),
                     priority: self.priority.unwrap_or(0),
                     slo: Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
+                    timeout_ms,
                     ..Default::default()
                 }
             }

@@ -24,6 +24,7 @@ const FIELDS: FieldNames = FieldNames::new(&[
     ("structured_output", "response_format"),
     ("slo.ttft_ms", "baton.ttft_slo_ms"),
     ("slo.tbt_ms", "baton.tbt_slo_ms"),
+    ("timeout_ms", "baton.timeout_ms"),
 ]);
 
 /// Most prompts of a body.

@@ -129,7 +129,12 @@ impl ErrorForm {
                 json!({ "error": { "message": message, "type": openai_type(*status), "param": param, "code": code } })
             }
             Self::Anthropic => {
-                json!({ "type": "error", "error": { "type": anthropic_type(*status), "message": message } })
+                let mut error = json!({ "type": anthropic_type(*status), "message": message });
+                if param.as_deref() == Some("thread") {
+                    // The official client's tool runner goes on without when it reads this.
+                    error["details"] = json!({ "error_code": "thread_unsupported_request" });
+                }
+                json!({ "type": "error", "error": error })
             }
         };
         body.to_string()

@@ -146,6 +146,7 @@ impl MessagesRequest {
         ("one_tool_call", "tool_choice.disable_parallel_tool_use"),
         ("slo.ttft_ms", "baton.ttft_slo_ms"),
         ("slo.tbt_ms", "baton.tbt_slo_ms"),
+        ("timeout_ms", "baton.timeout_ms"),
     ]);
 
     /// What it asks for.
@@ -159,12 +160,13 @@ impl MessagesRequest {
             let problem = "end with the assistant's: to go on with an answer that is begun is not served here";
             return Err(BadRequest::new("messages", problem));
         }
-        let Objectives { ttft_slo_ms, tbt_slo_ms } = self.baton;
+        let Objectives { ttft_slo_ms, tbt_slo_ms, timeout_ms } = self.baton;
         let request = v1::GenerateRequest {
             model: self.model,
             prompt: Some(WirePrompt::Messages(prompt)),
             sampling: Some(sampling),
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
+            timeout_ms,
             n: 1,
             ..Default::default()
         };

@@ -162,6 +162,7 @@ impl ResponsesRequest {
         ("template_variables", "reasoning"),
         ("slo.ttft_ms", "baton.ttft_slo_ms"),
         ("slo.tbt_ms", "baton.tbt_slo_ms"),
+        ("timeout_ms", "baton.timeout_ms"),
     ]);
 
     /// What it asks for.
@@ -190,12 +191,13 @@ impl ResponsesRequest {
             ..Default::default()
         };
         self.wire_tools()?.put(&mut prompt, "tool_choice", choice.clone(), self.parallel_tool_calls == Some(false))?;
-        let Objectives { ttft_slo_ms, tbt_slo_ms } = self.baton;
+        let Objectives { ttft_slo_ms, tbt_slo_ms, timeout_ms } = self.baton;
         let request = v1::GenerateRequest {
             model: std::mem::take(&mut self.model),
             prompt: Some(WirePrompt::Messages(prompt)),
             sampling: Some(sampling),
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
+            timeout_ms,
             n: 1,
             ..Default::default()
         };

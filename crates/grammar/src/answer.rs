@@ -31,6 +31,17 @@ pub enum Calls {
     Must(Vec<Tool>),
 }
 
+/// Where an answer's thoughts are, if the model marks such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thoughts {
+    /// It begins inside them: the prompt has opened them.
+    Begun,
+    /// It has none: the prompt has closed them.
+    Over,
+    /// It may begin with them, and the mark that opens them.
+    MayCome,
+}
+
 /// What an answer may be.
 #[derive(Debug)]
 pub struct Answer<'a> {
@@ -38,8 +49,8 @@ pub struct Answer<'a> {
     pub format: &'a OutputFormat,
     /// The model's tokens.
     pub tokenizer: &'a Tokenizer,
-    /// Whether it begins with what the model thinks.
-    pub starts_in_reasoning: bool,
+    /// Where its thoughts are.
+    pub thoughts: Thoughts,
     /// The form of what it says; `None`: any.
     pub form: Option<Form>,
     /// Which calls of tools it has.
@@ -66,7 +77,7 @@ impl Answer<'_> {
             (Calls::May(tools), Some(_)) => ("calls | answer".to_owned(), self.calls(tools)?),
             (Calls::May(tools), None) => self.calls_or_text(tools)?,
         };
-        let mut grammar = match self.format.reasoning() {
+        let mut grammar = match self.format.reasoning().filter(|_| self.thoughts != Thoughts::Over) {
             None => format!("start: {body}\n"),
             Some(marks) => self.after_thoughts(marks, &body),
         };
@@ -79,9 +90,9 @@ impl Answer<'_> {
 
     fn after_thoughts(&self, marks: ReasoningMarks, body: &str) -> String {
         let thoughts = self.up_to("thoughts", marks.close());
-        let start = match self.starts_in_reasoning {
-            true => format!("thoughts {SPACE} body"),
-            false => format!("body | {} thoughts {SPACE} body", self.mark(marks.open())),
+        let start = match self.thoughts {
+            Thoughts::Begun => format!("thoughts {SPACE} body"),
+            _ => format!("body | {} thoughts {SPACE} body", self.mark(marks.open())),
         };
         format!("start: {start}\n{thoughts}body: {body}\n")
     }
@@ -135,17 +146,12 @@ impl Answer<'_> {
                 let call = format!("call: \"\\n\" tool \"\\n\" {close}\n");
                 (format!("call{}", again(&format!("\"\\n\" {open}"), "call")), call)
             }
-            ToolCallFormat::Mistral if self.writes_names_first(format) => {
+            ToolCallFormat::Mistral if self.format.names_tools_first() => {
                 let open = self.mark("[TOOL_CALLS]");
                 (format!("tool{}", again(&open, "tool")), String::new())
             }
             ToolCallFormat::Mistral => (format!("\"[\" tool{} \"]\"", again("\", \"", "tool")), String::new()),
         }
-    }
-
-    /// Whether a call is its tool's name, a mark, and the arguments.
-    fn writes_names_first(&self, format: ToolCallFormat) -> bool {
-        format == ToolCallFormat::Mistral && self.tokenizer.special_token("[ARGS]").is_some()
     }
 
     /// The rule of the body and further rules: any text, and calls after it.
@@ -181,7 +187,7 @@ impl Answer<'_> {
         let _ = writeln!(rules, "tool: {}", names.join(" | "));
         let field = if format == ToolCallFormat::Llama3 { "parameters" } else { "arguments" };
         for (index, Tool { name, parameters, is_strict }) in tools.iter().enumerate() {
-            let (before, after) = match self.writes_names_first(format) {
+            let (before, after) = match self.format.names_tools_first() {
                 true => (format!("{} {}", lark_string(name), self.mark("[ARGS]")), ""),
                 false => (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\""),
             };

@@ -170,7 +170,7 @@ mod tests {
         assert!(takes(schema(), "{\n  \"a\": [],\n  \"b\": \"y\"\n}"));
         assert!(!takes(schema(), r#"{"a": [1, 2], "b": "z"}"#));
         assert!(!takes(schema(), r#"{"a": [1, 2]}"#));
-        assert!(!takes(schema(), &format!("{{{}", " ".repeat(25))), "white space has a bound");
+        assert!(!takes(schema(), "{  ") && !takes(schema(), "{\n \n"), "white space has a bound");
         assert!(takes(Form::JsonObject, r#"{"any": {"thing": [null, "é"]}}"#));
         assert!(!takes(Form::JsonObject, "[]"));
         assert!(takes(Form::Regex(r"[a-z]+/\d{2}".to_owned()), "ab/12"));

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::GrammarError;
 
-/// Most white space between two tokens of JSON. Without a bound a model can write spaces for ever.
-const WHITE_SPACE: &str = r"[ \t\n\r]{1,24}";
+/// White space between two tokens of JSON: a space, or a new line and its indentation. Without a bound a model can write spaces for ever.
+const WHITE_SPACE: &str = r"( |\n[ \t]{0,16})";
 /// Fields of a schema that speak to the library and not of the answer.
 const OPTIONS: &str = "x-guidance";
 

@@ -12,7 +12,7 @@ mod compiler;
 mod form;
 mod matcher;
 
-pub use answer::{Answer, Calls, Tool};
+pub use answer::{Answer, Calls, Thoughts, Tool};
 pub use compiler::GrammarCompiler;
 pub use form::Form;
 pub use matcher::{Mask, Matcher};

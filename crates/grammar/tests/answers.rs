@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Tool};
+use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Thoughts, Tool};
 use baton_text::{DecodeOptions, OutputEvent, OutputFormat, Tokenizer};
 use serde_json::{Value, json};
 
@@ -152,7 +152,7 @@ fn calls_that_must_come_come() {
             let answer = Answer {
                 format: &format,
                 tokenizer: &tokenizer,
-                starts_in_reasoning: false,
+                thoughts: Thoughts::MayCome,
                 form: None,
                 calls,
                 one_call,
@@ -180,7 +180,7 @@ fn calls_that_may_come_are_as_their_tools_say() {
             let answer = Answer {
                 format: &format,
                 tokenizer: &tokenizer,
-                starts_in_reasoning: false,
+                thoughts: Thoughts::MayCome,
                 form: None,
                 calls,
                 one_call: false,
@@ -211,7 +211,7 @@ fn forms_come_after_thoughts() {
             let answer = Answer {
                 format: &format,
                 tokenizer: &tokenizer,
-                starts_in_reasoning,
+                thoughts: if starts_in_reasoning { Thoughts::Begun } else { Thoughts::Over },
                 form,
                 calls: Calls::None,
                 one_call: false,
@@ -224,8 +224,14 @@ fn forms_come_after_thoughts() {
         }
         let calls = Calls::May(tools());
         let form = Some(Form::JsonSchema(schema.into()));
-        let answer =
-            Answer { format: &format, tokenizer: &tokenizer, starts_in_reasoning: thinks, form, calls, one_call: true };
+        let answer = Answer {
+            format: &format,
+            tokenizer: &tokenizer,
+            thoughts: if thinks { Thoughts::Begun } else { Thoughts::MayCome },
+            form,
+            calls,
+            one_call: true,
+        };
         for seed in 0..12 {
             let output = drawn(&tokenizer, &answer.grammar().unwrap().unwrap(), &mut Random(seed), 40);
             let read = read(&format, thinks, &output);
@@ -247,7 +253,7 @@ fn a_model_without_calls_says_so() {
         let answer = Answer {
             format: &format,
             tokenizer: &tokenizer,
-            starts_in_reasoning: false,
+            thoughts: Thoughts::MayCome,
             form: None,
             calls,
             one_call: false,

@@ -181,6 +181,9 @@ pub enum RequestError {
     /// No node said anything for so long.
     #[error("no progress for {0:?}: the request was ended")]
     Stalled(Duration),
+    /// It took longer than it may.
+    #[error("not over within {0:?}: the request was ended")]
+    TimedOut(Duration),
     /// The client went away, or somebody aborted it.
     #[error("the request was aborted")]
     Aborted,
@@ -196,7 +199,7 @@ impl RequestError {
             Self::Refused(refusal) => refusal.kind,
             Self::Node { refused, .. } => refused.kind,
             Self::Contradicted(_) => ErrorKind::DataLoss,
-            Self::Stalled(_) => ErrorKind::DeadlineExceeded,
+            Self::Stalled(_) | Self::TimedOut(_) => ErrorKind::DeadlineExceeded,
             Self::Aborted => ErrorKind::Cancelled,
             Self::GoingDown => ErrorKind::Unavailable,
         }

@@ -26,6 +26,8 @@ pub struct RequestJob {
     pub block_hashes: Arc<[BlockHash]>,
     /// Its objectives, from its arrival on.
     pub slo: Slo,
+    /// How long it may take, from its arrival on.
+    pub timeout: Duration,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
     /// Another answer to the same prompt was taken in with this one, and these nodes hold it; else empty.
@@ -79,10 +81,11 @@ impl RequestJob {
         }
     }
 
-    /// The job as its prefill node gets it.
-    pub(super) fn prefill_job(&self, key: RequestKey, to: &Assignment) -> PrefillJob {
+    /// The job as its prefill node gets it, which has so much time left.
+    pub(super) fn prefill_job(&self, key: RequestKey, to: &Assignment, left: Duration) -> PrefillJob {
         let tail_tokens = if to.target.is_some() { to.placement.tail_tokens } else { 0 };
-        let (decode, fetch, terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
+        let (decode, fetch, mut terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
+        terms.timeout = terms.timeout.min(left);
         PrefillJob { decode, tail_tokens, fetch, terms, ..self.bare(key) }
     }
 

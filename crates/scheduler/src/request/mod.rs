@@ -192,16 +192,22 @@ impl RequestCore {
 
     /// When [`Self::on_wakeup`] is due. It moves on with every event, so that a shell may look at it late.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        match &self.state {
-            State::Placing | State::Ended => None,
+        let due = match &self.state {
+            State::Placing | State::Ended => return None,
+            State::Settling { until } => return Some(*until),
             State::Held { look_at } => Some(*look_at),
             State::Recovering(recovery) => recovery.look_at,
-            State::Settling { until } => Some(*until),
             State::Prefilling | State::Following | State::HandingOver | State::Decoding | State::Moving(_) => {
                 let stalled = self.heard + self.limits.stall_timeout;
                 Some(self.paced_until.map_or(stalled, |paced| paced.min(stalled)))
             }
-        }
+        };
+        due.into_iter().chain(self.deadline()).min()
+    }
+
+    /// When it has to be over.
+    fn deadline(&self) -> Option<Instant> {
+        self.arrived.checked_add(self.job.timeout)
     }
 
     /// What it asks.
@@ -295,7 +301,8 @@ impl RequestCore {
     fn begin(&mut self, now: Instant, to: Assignment) {
         let key = self.next_key();
         let node = to.placement.prefill.clone();
-        let job = self.job.prefill_job(key, &to);
+        let left = self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived));
+        let job = self.job.prefill_job(key, &to, left);
         if self.last_attempt.is_none() {
             self.timeline.placement = now.saturating_duration_since(self.arrived);
         }
@@ -640,6 +647,10 @@ impl RequestCore {
 
     /// A time has come.
     pub fn on_wakeup(&mut self, now: Instant) {
+        let has_everything = matches!(self.state, State::Settling { .. } | State::Ended);
+        if !has_everything && self.deadline().is_some_and(|deadline| now >= deadline) {
+            return self.end(now, Err(RequestError::TimedOut(self.job.timeout)));
+        }
         match &mut self.state {
             State::Held { look_at } if now >= *look_at => {
                 self.state = State::Placing;

@@ -26,6 +26,7 @@ fn job(max_tokens: u32) -> RequestJob {
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         block_hashes: Arc::from([]),
         slo: Slo::default(),
+        timeout: Duration::from_secs(3600),
         priority: 0,
         beside: Vec::new(),
     }
@@ -154,6 +155,40 @@ fn submitted(effects: &[RequestEffect]) -> Vec<String> {
         _ => None,
     });
     jobs.collect()
+}
+
+#[test]
+fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
+    let timeout = Duration::from_secs(20);
+    let mut shell = Shell::new(RequestJob { timeout, ..job(8) });
+    shell.take();
+    shell.now += Duration::from_secs(5);
+    shell.answer(Ok(to("p0", "d0")));
+    let effects = shell.take();
+    let job = effects.iter().find_map(|effect| match effect {
+        RequestEffect::Submit { job, .. } => Some(job),
+        _ => None,
+    });
+    assert_eq!(
+        job.unwrap().terms.timeout,
+        Duration::ZERO.max(QueueTerms::default().timeout.min(Duration::from_secs(15)))
+    );
+    shell.tell(0, first(1));
+    shell.tell(0, handed_over());
+    shell.now += Duration::from_secs(10);
+    shell.tell(0, token(1, 2, None));
+    assert_eq!(shell.core.next_wakeup(), Some(shell.now + Duration::from_secs(5)));
+    shell.pass(Duration::from_secs(5));
+    assert_eq!(shell.ended, Some(Err(RequestError::TimedOut(timeout))));
+    assert_eq!(shell.aborted(), [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
+
+    // Whoever waits at the door, too.
+    let mut shell = Shell::new(RequestJob { timeout, ..self::job(8) });
+    shell.take();
+    shell.answer(Err(refusal(Some(Duration::from_secs(60)))));
+    shell.take();
+    shell.pass(timeout);
+    assert_eq!(shell.ended, Some(Err(RequestError::TimedOut(timeout))));
 }
 
 #[test]

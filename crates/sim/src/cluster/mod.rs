@@ -332,6 +332,7 @@ impl<'a> World<'a> {
             sampling: Arc::new(sampling),
             block_hashes: hashes.into(),
             slo,
+            timeout: Duration::MAX,
             priority: 0,
             beside: Vec::new(),
         };

@@ -14,6 +14,7 @@ use crate::tokenizer::Tokenizer;
 pub struct OutputFormat {
     tool_calls: Option<ToolCallFormat>,
     reasoning: Option<ReasoningMarks>,
+    names_tools_first: bool,
     shown_tokens: Vec<TokenId>,
 }
 
@@ -25,7 +26,8 @@ impl OutputFormat {
         let calls = tool_calls.into_iter().flat_map(|format| format.marks().iter().copied());
         let thoughts = reasoning.into_iter().flat_map(|marks| [marks.open(), marks.close()]);
         let marks: Vec<_> = calls.chain(thoughts).collect();
-        Self { tool_calls, reasoning, shown_tokens: tokenizer.special_tokens_named(&marks) }
+        let names_tools_first = tool_calls == Some(ToolCallFormat::Mistral) && template_source.contains("[ARGS]");
+        Self { tool_calls, reasoning, names_tools_first, shown_tokens: tokenizer.special_tokens_named(&marks) }
     }
 
     /// How tool calls are written; `None` if it is not known, and they are text.
@@ -38,6 +40,11 @@ impl OutputFormat {
         self.reasoning
     }
 
+    /// Whether a call is its tool's name, `[ARGS]` and the arguments: Mistral's newer form. The parser reads both.
+    pub fn names_tools_first(&self) -> bool {
+        self.names_tools_first
+    }
+
     /// Special tokens whose text the parser needs: for [`Tokenizer::detokenizer_showing`].
     pub fn shown_tokens(&self) -> &[TokenId] {
         &self.shown_tokens
@@ -47,6 +54,11 @@ impl OutputFormat {
     pub fn starts_in_reasoning(&self, prompt: &RenderedPrompt) -> bool {
         // Contents that end so have a mark of their own inside.
         self.reasoning.is_some_and(|marks| prompt.marked.trim_ascii_end().ends_with(marks.open()))
+    }
+
+    /// Whether the prompt ends with the mark that closes what the model thinks: then it does not think.
+    pub fn reasoning_is_over(&self, prompt: &RenderedPrompt) -> bool {
+        self.reasoning.is_some_and(|marks| prompt.marked.trim_ascii_end().ends_with(marks.close()))
     }
 
     /// For one answer. `tools` are the names of those that it may ask for: the call of another one is text.
