@@ -7,12 +7,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::{TaskSet, Telemetry};
 use tokio::net::TcpListener;
+use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer as ReflectionServer};
@@ -138,6 +142,13 @@ fn reflection() -> Result<ReflectionServer<impl ServerReflection>, tonic_reflect
         .build_v1()
 }
 
+/// A node or an operator that calls the wrong port is told so.
+async fn not_here(uri: Uri, headers: HeaderMap) -> Response {
+    let message = format!("this port does not serve {}", uri.path());
+    let is_grpc = headers.get(CONTENT_TYPE).is_some_and(|given| given.as_bytes().starts_with(b"application/grpc"));
+    if is_grpc { Status::unimplemented(message).into_http() } else { (StatusCode::NOT_FOUND, message).into_response() }
+}
+
 /// The gRPC services.
 struct Services<'a> {
     door: &'a Arc<FrontDoor>,
@@ -160,7 +171,8 @@ impl Services<'_> {
 
     /// Has the messages of these services taken in within limits.
     fn taken_in(&self, routes: Routes) -> Router {
-        routes.into_axum_router().layer(middleware::from_fn_with_state(Arc::clone(&self.intake), take_in))
+        let taken_in = middleware::from_fn_with_state(Arc::clone(&self.intake), take_in);
+        routes.into_axum_router().layer(taken_in).fallback(not_here)
     }
 
     /// What clients call, and what else is on their port.

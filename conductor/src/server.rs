@@ -10,7 +10,7 @@ use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
+use baton_runtime::{Clock, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
 use baton_scheduler::{
     AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL,
 };
@@ -53,10 +53,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ports.serve(&door, &telemetry, &tasks)?;
     start_upkeep(Arc::clone(&door), telemetry, &tasks);
     start_replication(&settings, Arc::clone(&door), &tasks)?;
+    // Who reads that it serves may end it at once.
+    let mut signals = Signals::new()?;
     announce(addresses);
 
     let signal = tokio::select! {
-        signal = Shutdown::signal() => signal?,
+        signal = signals.recv() => signal,
         () = tasks.cancelled() => "a failed task",
     };
     let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);

@@ -251,7 +251,7 @@ impl Connection {
             tokio::select! {
                 result = served.as_mut() => {
                     match result {
-                        Ok(()) => linger(&self.stream).await,
+                        Ok(()) => self.linger().await,
                         Err(error) => tracing::debug!(error = crate::error_chain(&*error), "connection failed"),
                     }
                     return;
@@ -272,6 +272,15 @@ impl Connection {
                     served.as_mut().graceful_shutdown();
                 }
             }
+        }
+    }
+
+    /// Lets the peer have the last answer, unless its place is needed.
+    async fn linger(&self) {
+        tokio::select! {
+            () = linger(&self.stream) => {}
+            () = self.slot.closed() => {}
+            () = self.end.cancelled() => {}
         }
     }
 
