@@ -89,7 +89,7 @@ def first(is_wanted, ask):
 
 def running(address):
     """Requests that the conductor serves now."""
-    with urllib.request.urlopen(f"http://{address}/health") as answer:
+    with urllib.request.urlopen(f"http://{address}/ready") as answer:
         return json.load(answer)["requests"]
 
 

@@ -42,6 +42,8 @@ pub struct TextModel {
     pub grammars: GrammarCompiler,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
+    /// Bytes of the longest token: a text has so many tokens at least.
+    pub longest_token: usize,
 }
 
 /// What the nodes that serve now can take.
@@ -103,6 +105,19 @@ impl TextModel {
         check_bytes(field, bytes, self.max_prompt_bytes)
     }
 
+    /// Refuses a text that cannot fit before it is tokenized.
+    fn check_least_tokens(&self, bytes: usize, limits: Limits) -> Result<(), GenerateError> {
+        let least = bytes / self.longest_token.max(1);
+        if least < limits.context_length as usize {
+            return Ok(());
+        }
+        let most = limits.context_length;
+        let problem = format!(
+            "{bytes} bytes of text are at least {least} tokens, but the context holds {most}, the output included"
+        );
+        Err(GenerateError::invalid("prompt", problem))
+    }
+
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
     pub fn check(
         &self,
@@ -118,7 +133,7 @@ impl TextModel {
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let timeout = millis("timeout_ms", request.timeout_ms)?;
-        let Prompt { tokens, form, format, thoughts } = self.tokens(request.prompt, wire.structured_output)?;
+        let Prompt { tokens, form, format, thoughts } = self.tokens(request.prompt, wire.structured_output, limits)?;
         check_tokens(&tokens, limits)?;
         let (grammar, parser) = form.resolve(format, thoughts, &self.tokenizer, &self.grammars)?;
         if grammar.is_some() && wire.ignore_eos {
@@ -146,9 +161,11 @@ impl TextModel {
         &self,
         prompt: Option<WirePrompt>,
         form: Option<v1::StructuredOutput>,
+        limits: Limits,
     ) -> Result<Prompt<'_>, GenerateError> {
         let encode = |field, text: &str, options| {
             self.check_bytes(field, text.len())?;
+            self.check_least_tokens(text.len(), limits)?;
             self.tokenizer.encode(text, options).map_err(|error| text_error(field, &error))
         };
         let tokens = match prompt {
@@ -158,7 +175,7 @@ impl TextModel {
                 let options = EncodeOptions { add_special: true, parse_special: prompt.parse_special };
                 encode("text", &prompt.text, options)?
             }
-            Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form),
+            Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form, limits),
         };
         let form = AnswerForm::new(form, &mut [], None, false)?;
         Ok(Prompt { tokens, form, format: None, thoughts: Thoughts::Over })
@@ -168,6 +185,7 @@ impl TextModel {
         &self,
         mut prompt: v1::MessagesPrompt,
         form: Option<v1::StructuredOutput>,
+        limits: Limits,
     ) -> Result<Prompt<'_>, GenerateError> {
         if prompt.messages.is_empty() {
             return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
@@ -181,6 +199,7 @@ impl TextModel {
         let mut conversation = conversation(prompt)?;
         let form = AnswerForm::new(form, &mut conversation.tools, choice, one_call)?;
         let rendered = template.render(&conversation).map_err(|error| text_error("messages", &error))?;
+        self.check_least_tokens(rendered.bytes(), limits)?;
         let tokens = self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))?;
         let format = template.output_format();
         let thoughts = match () {
@@ -391,7 +410,8 @@ mod tests {
                 .unwrap(),
         );
         let grammars = GrammarCompiler::new(&tokenizer).unwrap();
-        TextModel { name: "mock".into(), tokenizer, template, grammars, max_prompt_bytes: 1000 }
+        let longest_token = tokenizer.longest_token();
+        TextModel { name: "mock".into(), tokenizer, template, grammars, max_prompt_bytes: 4000, longest_token }
     }
 
     fn text(text: &str) -> v1::GenerateRequest {
@@ -433,7 +453,9 @@ mod tests {
             field(ids(vec![1, 300])),
             ("token_ids", "token 300 at position 1, but the vocabulary has 300 tokens".into())
         );
-        assert_eq!(field(text(&"a".repeat(1001))).0, "text");
+        assert_eq!(field(text(&"a".repeat(4001))).0, "text");
+        let (param, problem) = field(text(&"a".repeat(64 * 16)));
+        assert!(param == "prompt" && problem.contains("bytes of text are at least 64 tokens"), "{problem}");
         assert_eq!(field(v1::GenerateRequest { model: "gpt".into(), ..text("x") }).0, "model");
         assert_eq!(field(sampling(|s| s.temperature = Some(-1.0))).0, "temperature");
         assert_eq!(field(sampling(|s| s.temperature = Some(f32::NAN))).0, "temperature");
@@ -450,7 +472,7 @@ mod tests {
         };
         assert_eq!(field(messages(|p| p.messages.clear())).0, "messages");
         assert_eq!(field(messages(|p| p.messages.resize_with(65_537, Default::default))).0, "messages");
-        assert_eq!(field(messages(|p| p.messages[0].reasoning = "x".repeat(1001))).0, "messages");
+        assert_eq!(field(messages(|p| p.messages[0].reasoning = "x".repeat(4001))).0, "messages");
         assert_eq!(
             field(messages(|p| p.tools = vec!["{}".into(), "[]".into()])),
             ("tools", "number 1 is no JSON object".into())

@@ -403,7 +403,6 @@ impl Relay {
             timeline: Some((&timeline).into()),
             prefill_node: placement.map(|placement| placement.prefill.to_string()).unwrap_or_default(),
             decode_node: decode.as_ref().map(ToString::to_string).unwrap_or_default(),
-            ..v1::Finished::default()
         });
         let first_token = self.core.first_token().map(|(attempt, _)| attempt);
         self.record.end(RequestEnd { outcome: outcome.clone(), timeline, usage, tbt, decode, first_token });

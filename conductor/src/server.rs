@@ -154,7 +154,15 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
         let own = || Ok(Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?));
         let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| anyhow::Ok(Some(given)))?;
         let grammars = GrammarCompiler::new(&tokenizer)?;
-        return Ok(TextModel { name: named("mock".into()), tokenizer, template, grammars, max_prompt_bytes });
+        let longest_token = tokenizer.longest_token();
+        return Ok(TextModel {
+            name: named("mock".into()),
+            tokenizer,
+            template,
+            grammars,
+            max_prompt_bytes,
+            longest_token,
+        });
     }
     if settings.engine != "cpu" {
         bail!(BadSetting::invalid("engine", format!("'{}', but must be cpu or mock", settings.engine)));
@@ -172,7 +180,8 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     };
     let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| Ok(Some(given)))?;
     let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
-    Ok(TextModel { name: named(model_name(path)), tokenizer, template, grammars, max_prompt_bytes })
+    let (name, longest_token) = (named(model_name(path)), tokenizer.longest_token());
+    Ok(TextModel { name, tokenizer, template, grammars, max_prompt_bytes, longest_token })
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.

@@ -1,6 +1,6 @@
 //! OpenAI's APIs over HTTP, served by a cluster.
 
-use baton_cluster_tests::{Cluster, HttpAnswer};
+use baton_cluster_tests::{Ask, Cluster, HttpAnswer};
 use serde_json::{Value, json};
 
 async fn post(cluster: &Cluster, path: &str, body: Value) -> anyhow::Result<Value> {
@@ -148,5 +148,39 @@ async fn what_a_user_says_is_no_order() -> anyhow::Result<()> {
     assert_eq!(marks, [258, 259, 258], "of the template: the user's turn, its end, and the assistant's");
     let text = post(&cluster, "/detokenize", json!({"tokens": tokens})).await?["prompt"].take();
     assert!(text.as_str().unwrap().contains(said), "{text}");
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn what_takes_longer_than_it_may_ends_at_its_nodes_too() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().decode_flags(&["--mock-row-us", "20000"]).start().await?;
+    let second = std::time::Duration::from_secs(1);
+    let body = |more: Value| {
+        let mut body = json!({"prompt": "x", "max_tokens": 3000, "ignore_eos": true});
+        more.as_object().into_iter().flatten().for_each(|(field, value)| body[field] = value.clone());
+        body
+    };
+    let began = std::time::Instant::now();
+    let (status, wrong) = error(&cluster, "/v1/completions", body(json!({"baton": {"timeout_ms": 300}}))).await?;
+    assert_eq!((status, &wrong["type"]), (504, &json!("deadline_exceeded")), "{wrong}");
+    assert!(began.elapsed() < 3 * second, "{:?}", began.elapsed());
+    cluster.wait_idle(2 * second).await?;
+    let headers = [("x-baton-timeout-ms", "300")];
+    let streamed = body(json!({"stream": true})).to_string();
+    let answer = cluster.http_with("/v1/completions", &headers, Some(&streamed)).await?;
+    assert!(answer.status == 200 && answer.body.contains("not over within 300ms") && !answer.body.contains("[DONE]"));
+
+    let ask = Ask::text("x").max_tokens(3000).ignore_eos();
+    let mut request = tonic::Request::new(ask.0);
+    request.set_timeout(second / 3);
+    let mut stream = cluster.inference().generate(request).await?.into_inner();
+    let status = loop {
+        match stream.message().await {
+            Ok(message) => assert!(message.is_some(), "it ended as if it was whole"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status}");
+    cluster.wait_idle(2 * second).await?;
     cluster.stop().await
 }

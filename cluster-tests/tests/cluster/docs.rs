@@ -13,7 +13,7 @@ const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md",
 const LEAST_SHARE_RUN: f64 = 0.8;
 /// In the script: waits for what a `background` block started.
 const AWAIT_READY: &str =
-    "for _ in $(seq 600); do curl -sf http://127.0.0.1:8080/ready >/dev/null && break; sleep 0.2; done\n";
+    "for _ in $(seq 600); do curl -s http://127.0.0.1:8080/ready >/dev/null && break; sleep 0.2; done\n";
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {

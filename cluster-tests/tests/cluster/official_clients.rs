@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_cluster_tests::{Builder, Cluster, model};
+use baton_cluster_tests::{Builder, Cluster, binary, model};
 use tokio::process::Command;
 
 /// Longest run of a script.
@@ -80,6 +80,15 @@ async fn anthropic_messages() -> anyhow::Result<()> {
 async fn grpc_generate() -> anyhow::Result<()> {
     let cluster = family(&model(), "hermes2").start().await?;
     run("grpc_generate.py", &cluster, &[&cluster.conductor.ready.grpc]).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn the_rust_example_streams_an_answer() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let mut example = Command::new(binary("examples/generate")?);
+    let output = example.arg("Hi").env("BATON_CONDUCTOR", &cluster.conductor.ready.grpc).output().await?;
+    assert!(output.status.success() && !output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     cluster.stop().await
 }
 

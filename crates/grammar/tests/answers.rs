@@ -134,7 +134,10 @@ fn check_calls(calls: &[(String, Value)], output: &str) {
             "get_weather" => {
                 let city = arguments["city"].as_str().expect("a city");
                 assert!(["Paris", "</tool_call>", "{\"]"].contains(&city), "{output}");
-                assert!(arguments.get("days").is_none_or(|days| (1..=9).contains(&days.as_i64().unwrap())), "{output}");
+                assert!(
+                    arguments.get("days").is_none_or(|days| days.as_i64().is_some_and(|days| (1..=9).contains(&days))),
+                    "{output}"
+                );
             }
             other => panic!("{other}: {output}"),
         }

@@ -50,6 +50,12 @@ impl RenderedPrompt {
     pub fn text(&self) -> String {
         without(&self.marked, self.mark).into_owned()
     }
+
+    /// Bytes of the text.
+    pub fn bytes(&self) -> usize {
+        let marks = self.mark.map_or(0, |mark| self.marked.matches(mark).count() * mark.len_utf8());
+        self.marked.len() - marks
+    }
 }
 
 /// A compiled chat template; clones share it.

@@ -186,6 +186,11 @@ impl Tokenizer {
         self.parts.vocabulary.len() as u32
     }
 
+    /// Bytes of the longest token.
+    pub fn longest_token(&self) -> usize {
+        (0..self.vocab_size()).filter_map(|id| self.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(0)
+    }
+
     /// The token that begins a text.
     pub fn bos(&self) -> Option<TokenId> {
         self.parts.bos
