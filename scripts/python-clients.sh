@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prints the path of a Python that has the official clients of OpenAI and Anthropic, and gRPC. It makes a virtual environment for it where there is none:
-# 140 MB out of PyPI. BATON_PYTHON=/path overrides; BATON_CACHE says where it is kept. Exit status 77: they cannot be had here.
+# Prints the path of a Python that has the official clients of OpenAI and Anthropic, gRPC and Schemathesis. It makes a virtual environment for it where
+# there is none: 200 MB out of PyPI. BATON_PYTHON=/path overrides; BATON_CACHE says where it is kept. Exit status 77: they cannot be had here.
 set -euo pipefail
 requirements=$(dirname "$(realpath "$0")")/python-clients.txt
-modules=(anthropic grpc grpc_tools openai)
+modules=(anthropic grpc grpc_tools openai schemathesis)
 say() { echo "python-clients: $*" >&2; }
 has_all() { "$1" -c "import ${modules[0]}$(printf ', %s' "${modules[@]:1}")" 2>/dev/null; }
 

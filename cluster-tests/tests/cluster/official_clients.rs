@@ -1,4 +1,4 @@
-//! The official clients of OpenAI and Anthropic, and gRPC's for Python, as they are: the scripts of `clients/`.
+//! The official clients of OpenAI and Anthropic, gRPC's for Python and Schemathesis, as they are: the scripts of `clients/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -89,6 +89,14 @@ async fn the_rust_example_streams_an_answer() -> anyhow::Result<()> {
     let mut example = Command::new(binary("examples/generate")?);
     let output = example.arg("Hi").env("BATON_CONDUCTOR", &cluster.conductor.ready.grpc).output().await?;
     assert!(output.status.success() && !output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    cluster.stop().await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn answers_fit_the_openapi_document() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    run("openapi.py", &cluster, &[]).await?;
     cluster.stop().await
 }
 
