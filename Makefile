@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the
 
 bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve under the same load: an hour or more, the first time 10 minutes more and 6 GB (RATE=0.4 ...)
 	@scripts/bench-serve.sh
+
+bench-clients: build ## `baton bench serve` beside AIPerf, on one cluster of 1 + 1 under the same load: 9 minutes (RATE=2 ...)
+	@scripts/bench-clients.sh
 
 sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake's and a cache-aware router's at 1 to 4 times its speed (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }
