@@ -49,6 +49,9 @@ impl Stream for ResponseStream {
         {
             finished.prefill_node.clear();
             finished.decode_node.clear();
+            if let Some(timeline) = &mut finished.timeline {
+                (timeline.kv_transfer, timeline.prefix_fetch, timeline.moved) = (None, None, None);
+            }
         }
         self.unfinished = match &outgoing.response {
             Ok(v1::GenerateResponse { event: Some(Event::Finished(_)), .. }) => self.unfinished.saturating_sub(1),
@@ -91,7 +94,12 @@ impl v1::inference_server::Inference for InferenceService {
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
-        Ok(Response::new(v1::ListModelsResponse { models: vec![self.door.model_card()] }))
+        let mut card = self.door.model_card();
+        if !self.names_nodes {
+            (card.prefill_nodes, card.decode_nodes) = (0, 0);
+            card.fingerprint.clear();
+        }
+        Ok(Response::new(v1::ListModelsResponse { models: vec![card] }))
     }
 }
 

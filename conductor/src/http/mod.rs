@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
@@ -74,7 +75,11 @@ async fn models(State(shared): State<Shared>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model_json(&shared.door.model_card())] }))
 }
 
-async fn model(State(shared): State<Shared>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
+async fn model(
+    State(shared): State<Shared>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, HttpError> {
+    let Ok(Path(id)) = id else { return Err(HttpError::new(StatusCode::NOT_FOUND, "there is no such model")) };
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.door.model.check_model(&id).map_err(unknown)?;
     Ok(Json(model_json(&shared.door.model_card())))

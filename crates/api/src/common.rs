@@ -24,6 +24,9 @@ objects! {
         /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
         #[serde(default, deserialize_with = "or_default")]
         pub(crate) include_usage: bool,
+        /// With it, every chunk tells the usage so far, as vLLM's do.
+        #[serde(default, deserialize_with = "or_default")]
+        pub(crate) continuous_usage_stats: bool,
         /// Chunks have no padding.
         #[serde(default, rename = "include_obfuscation")]
         _include_obfuscation: Ignored,
@@ -221,6 +224,16 @@ impl TotalUsage {
             self.prompt_tokens += u64::from(usage.prompt_tokens);
             self.cached_tokens += u64::from(usage.cached_tokens);
         }
+    }
+
+    /// Adds a prompt that was taken in.
+    pub(crate) fn prompt(&mut self, tokens: &[u32]) {
+        self.prompt_tokens += tokens.len() as u64;
+    }
+
+    /// Adds some more of an answer.
+    pub(crate) fn output(&mut self, tokens: &[u32]) {
+        self.completion_tokens += tokens.len() as u64;
     }
 
     /// As OpenAI gives it; how much of it was reasoning, if that is known.

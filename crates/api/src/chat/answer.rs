@@ -5,7 +5,7 @@ use baton_proto::v1::{self, TokenLogprobs};
 use serde::Serialize;
 
 use crate::answer::{Answer, Chunk, Head};
-use crate::common::{Object, TotalUsage};
+use crate::common::{Object, StreamOptions, TotalUsage};
 use crate::error::{Failure, to_json};
 use crate::logprobs::{Half, Tokens};
 
@@ -15,6 +15,8 @@ pub(crate) struct ChatAnswer {
     wants_logprobs: bool,
     choices: Vec<Choice>,
     usage: TotalUsage,
+    /// Of what was told already.
+    so_far: TotalUsage,
     reasoning_tokens: u64,
 }
 
@@ -171,7 +173,14 @@ fn content_logprobs(tokens: &[TokenLogprobs]) -> ContentLogprobs<'_> {
 impl ChatAnswer {
     pub(super) fn new(head: Head, n: u32, wants_logprobs: bool) -> Self {
         let choices = std::iter::repeat_with(Choice::default).take(n as usize).collect();
-        Self { head, wants_logprobs, choices, usage: TotalUsage::default(), reasoning_tokens: 0 }
+        Self {
+            head,
+            wants_logprobs,
+            choices,
+            usage: TotalUsage::default(),
+            so_far: TotalUsage::default(),
+            reasoning_tokens: 0,
+        }
     }
 
     fn object<'a, C>(&'a self, object: &'static str, choices: Vec<C>) -> Object<'a, C> {
@@ -183,7 +192,8 @@ impl ChatAnswer {
         let logprobs = logprobs.map(content_logprobs);
         let finish_reason = self.choices[index as usize].finish_reason.as_deref();
         let object = self.object("chat.completion.chunk", vec![ChunkChoice { index, delta, logprobs, finish_reason }]);
-        let usage = self.head.options.include_usage.then_some(None);
+        let StreamOptions { include_usage, continuous_usage_stats, .. } = self.head.options;
+        let usage = include_usage.then(|| continuous_usage_stats.then(|| self.so_far.json(None)));
         Chunk { event: None, data: to_json(&Object { usage, ..object }) }
     }
 }
@@ -195,6 +205,7 @@ impl Answer for ChatAnswer {
             Some(Event::Accepted(accepted)) => {
                 self.head.id = format!("chatcmpl-{}", accepted.request_id);
                 self.head.model = accepted.model;
+                self.so_far.prompt(&accepted.prompt_token_ids);
                 if !self.head.streams {
                     return Vec::new();
                 }
@@ -213,6 +224,7 @@ impl Answer for ChatAnswer {
                     choice.push(delta);
                     return Vec::new();
                 }
+                self.so_far.output(&delta.token_ids);
                 vec![self.chunk(sample, Delta::of(&delta), self.wants_logprobs.then_some(&delta.logprobs))]
             }
             Some(Event::Finished(finished)) => {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Prompt;
 use crate::Decode;
 use crate::answer::{Answer, Chunk, Head};
-use crate::common::{Object, TotalUsage};
+use crate::common::{Object, StreamOptions, TotalUsage};
 use crate::error::{Failure, to_json};
 use crate::logprobs::{Columns, Scored};
 
@@ -34,6 +34,8 @@ pub(super) struct CompletionAnswer {
     /// Of all prompts: `best_of` for each.
     choices: Vec<Choice>,
     usage: TotalUsage,
+    /// Of what was told already.
+    so_far: TotalUsage,
     decode: Arc<Decode>,
 }
 
@@ -104,6 +106,7 @@ impl CompletionAnswer {
             prompts: prompts.into_iter().map(|prompt| Echo { prompt, tokens: Vec::new() }).collect(),
             choices: std::iter::repeat_with(Choice::default).take(choices).collect(),
             usage: TotalUsage::default(),
+            so_far: TotalUsage::default(),
             decode,
         }
     }
@@ -163,8 +166,9 @@ impl CompletionAnswer {
             finish_reason: self.choices[index].finish_reason.as_deref(),
         };
         let is_last = choice.finish_reason.is_some() && self.is_whole();
-        let usage = match self.head.options.include_usage {
-            true => Some(None),
+        let StreamOptions { include_usage, continuous_usage_stats, .. } = self.head.options;
+        let usage = match include_usage {
+            true => Some(continuous_usage_stats.then(|| self.so_far.json(None))),
             // Clients that do not ask for it find it in the last chunk.
             false => is_last.then(|| Some(self.usage.json(None))),
         };
@@ -195,6 +199,7 @@ impl Answer for CompletionAnswer {
                     self.head.id = format!("cmpl-{}", accepted.request_id);
                     self.head.model = accepted.model;
                 }
+                self.so_far.prompt(&accepted.prompt_token_ids);
                 self.prompts[index].tokens = accepted.prompt_token_ids;
                 // With log-probabilities, the prompt comes when they do.
                 if self.asked.logprobs {
@@ -209,6 +214,7 @@ impl Answer for CompletionAnswer {
             // A token that shows no text, or none yet, is a chunk, too: clients see that the answer goes on.
             Some(Event::Delta(delta)) if delta.text.is_empty() && delta.token_ids.is_empty() => Vec::new(),
             Some(Event::Delta(delta)) => {
+                self.so_far.output(&delta.token_ids);
                 let piece = self.choices[choice].delta(delta);
                 self.put(choice, piece).into_iter().collect()
             }

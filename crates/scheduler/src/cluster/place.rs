@@ -71,7 +71,9 @@ pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessme
     match admission.admit(assessment).and_then(|()| assessment.check_wait()) {
         Ok(()) => Ok(admission.pace(assessment)),
         Err(excess) => {
-            let hold = admission.hold(assessment.slo_left(), assessment.ttft_high, &excess);
+            // An objective of years is no reason to wait for years.
+            let may_wait = assessment.max_wait.is_none_or(|limit| assessment.waited < limit);
+            let hold = admission.hold(assessment.slo_left(), assessment.ttft_high, &excess).filter(|_| may_wait);
             Err(Refusal { hold, ..refusal_of(&excess, assessment.relief) })
         }
     }
