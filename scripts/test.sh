@@ -30,6 +30,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"
+python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages "test: Python's venv, for the official clients" python3-venv || true
 clients=$(scripts/python-clients.sh) && status=0 || status=$?
 # CI must have them.
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
