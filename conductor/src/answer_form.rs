@@ -124,8 +124,8 @@ fn tool(index: usize, json: &mut Value) -> Result<Tool, GenerateError> {
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => no_arguments(),
         Some(Value::Object(schema)) if schema.is_empty() => no_arguments(),
-        Some(Value::Object(schema)) => schema.clone(),
-        Some(_) => return Err(invalid("its parameters are no JSON object")),
+        Some(Value::Object(schema)) if schema.get("type").is_none_or(|kind| kind == "object") => schema.clone(),
+        Some(_) => return Err(invalid("its parameters are no schema of a JSON object")),
     };
     Ok(Tool { name: name.to_owned(), parameters, is_strict: strict == Some(Value::Bool(true)) })
 }

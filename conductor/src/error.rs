@@ -68,6 +68,10 @@ impl GenerateError {
     /// What its client is told: nothing of the nodes and what they said. That is in the log and in the request's record, by its id.
     pub fn told(&self) -> String {
         match self {
+            // What is wrong with the request itself says nothing of the node.
+            Self::Request(RequestError::Node { refused, .. }) if refused.kind == ErrorKind::Invalid => {
+                refused.message.clone()
+            }
             Self::Request(RequestError::Node { refused, .. }) => {
                 format!("a node could not serve the request: {}", refused.kind.as_str())
             }

@@ -178,7 +178,11 @@ impl FrontDoor {
         self.model.check_size(&request)?;
         let entry = self.enter(&request.idempotency_key)?;
         let more = (1..check_n(request.n)?).map(|_| self.enter("")).collect::<Result<Vec<_>, _>>()?;
-        let checked = self.check(request).await?;
+        let wanted = request.timeout_ms.map(|ms| Duration::try_from_secs_f64(ms / 1e3).unwrap_or(self.limits.max_time));
+        let time =
+            wanted.filter(|time| !time.is_zero()).map_or(self.limits.max_time, |time| time.min(self.limits.max_time));
+        let checking = tokio::time::timeout(time, self.check(request)).await;
+        let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
         let job = self.job(entry.request(), checked)?;
         let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());

@@ -191,7 +191,7 @@ impl Answer<'_> {
                 true => (format!("{} {}", lark_string(name), self.mark("[ARGS]")), ""),
                 false => (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\""),
             };
-            let arguments = json_rule(Value::Object(parameters.clone()), !is_strict);
+            let arguments = json_rule(Value::Object(parameters.clone()), !is_strict)?;
             let _ = writeln!(rules, "tool_{index}: {before} arguments_{index} {after}\narguments_{index}: {arguments}");
         }
         Ok(())

@@ -8,6 +8,8 @@ use crate::GrammarError;
 
 /// White space between two tokens of JSON: a space, or a new line and its indentation. Without a bound a model can write spaces for ever.
 const WHITE_SPACE: &str = r"( |\n[ \t]{0,16})";
+/// Largest common multiple of the values of `multipleOf`.
+const MOST_REMAINDERS: u64 = 10_000;
 /// Fields of a schema that speak to the library and not of the answer.
 const OPTIONS: &str = "x-guidance";
 
@@ -33,12 +35,16 @@ impl Form {
     /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
     pub fn rule(&self) -> Result<String, GrammarError> {
         match self {
-            Self::JsonObject => Ok(json_rule(json!({ "type": "object" }), false)),
+            Self::JsonObject => json_rule(json!({ "type": "object" }), false),
             Self::JsonSchema(schema) => schema_rule(schema),
             Self::Regex(regex) if whole(regex).is_empty() => {
                 Err(GrammarError::Invalid("the regex is empty".to_owned()))
             }
             Self::Regex(regex) => Ok(format!("%lark {{\nstart: /{}/\n}}", escaped_regex(whole(regex)))),
+            // A schema in a grammar could not be looked at before it is compiled.
+            Self::Lark(grammar) if grammar.contains("%json") => {
+                Err(GrammarError::Invalid("%json is not taken in a grammar: give the schema by itself".to_owned()))
+            }
             Self::Lark(grammar) => Ok(format!("%lark {{\n{grammar}\n}}")),
             Self::Choices(texts) if texts.is_empty() => Err(GrammarError::Invalid("there is no choice".to_owned())),
             Self::Choices(texts) => {
@@ -53,26 +59,67 @@ impl Form {
 fn schema_rule(schema: &str) -> Result<String, GrammarError> {
     let invalid = |problem: String| GrammarError::Invalid(format!("the schema {problem}"));
     match serde_json::from_str(schema) {
-        Ok(Value::Object(schema)) => Ok(json_rule(Value::Object(schema), false)),
+        Ok(Value::Object(schema)) => json_rule(Value::Object(schema), false),
         // Any JSON.
-        Ok(Value::Bool(true)) => Ok(json_rule(Value::Object(Map::new()), false)),
+        Ok(Value::Bool(true)) => json_rule(Value::Object(Map::new()), false),
         Ok(_) => Err(invalid("is no JSON object".to_owned())),
         Err(error) => Err(invalid(format!("is no JSON: {error}"))),
     }
 }
 
 /// `lenient`: what the library does not know of a schema is left out, and not an error.
-pub(crate) fn json_rule(mut schema: Value, lenient: bool) -> String {
+pub(crate) fn json_rule(mut schema: Value, lenient: bool) -> Result<String, GrammarError> {
+    check_multiples(&schema)?;
     if let Value::Object(fields) = &mut schema {
         fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE, "lenient": lenient }));
     }
-    format!("%json {schema}")
+    Ok(format!("%json {schema}"))
+}
+
+/// The library has a state for each remainder, and of several at once for each remainder by their least common multiple: a million takes half a minute.
+fn check_multiples(schema: &Value) -> Result<(), GrammarError> {
+    let mut common = 1;
+    let mut left = vec![schema];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Array(items) => left.extend(items),
+            Value::Object(fields) => {
+                if let Some(divisor) = fields.get("multipleOf").and_then(Value::as_number) {
+                    common = least_common_multiple(common, coefficient(&divisor.to_string()));
+                }
+                left.extend(fields.values());
+            }
+            _ => {}
+        }
+    }
+    if common <= MOST_REMAINDERS {
+        return Ok(());
+    }
+    Err(GrammarError::Invalid(format!(
+        "the values of multipleOf have a common multiple of more than {MOST_REMAINDERS}, without their decimal point"
+    )))
+}
+
+/// The digits of a number as a whole number: 125 of 1.25.
+fn coefficient(number: &str) -> u64 {
+    let digits: String = number.chars().take_while(|c| !matches!(c, 'e' | 'E')).filter(char::is_ascii_digit).collect();
+    // What is written with an exponent may have many more.
+    let is_plain = !number.contains(['e', 'E']);
+    digits.parse().ok().filter(|_| is_plain).unwrap_or(u64::MAX)
+}
+
+fn least_common_multiple(a: u64, b: u64) -> u64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor.max(1)).saturating_mul(b)
 }
 
 /// A text as a literal of Lark.
 pub(crate) fn lark_string(text: &str) -> String {
-    // Lark's strings are those of JSON.
-    Value::from(text).to_string()
+    // Lark's strings are those of JSON, but for one control character.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// Without the anchors that it has in any case.
@@ -88,7 +135,10 @@ fn escaped_regex(regex: &str) -> String {
     for c in regex.chars() {
         match c {
             '/' if !is_escaped => escaped.push_str("\\/"),
-            '\n' => escaped.push_str("\\n"),
+            '\n' => {
+                // The backslash that is there is this one's.
+                escaped.push_str(if is_escaped { "n" } else { "\\n" });
+            }
             c => {
                 // Nothing is ever written that `String` cannot take.
                 let _ = escaped.write_char(c);

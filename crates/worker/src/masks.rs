@@ -57,13 +57,16 @@ impl Masks {
 
     /// The mask of a sequence of this step, once it is made.
     pub(crate) fn take(&mut self, key: RequestKey) -> Result<Mask, Refused> {
-        let refused = |message| Refused { kind: ErrorKind::Internal, message };
+        let refused = |kind, message| Refused { kind, message };
         loop {
             if let Some(made) = self.ready.remove(&key) {
-                return made.map_err(|error| refused(error.to_string()));
+                // Of the request, and not of this node: no other one would do better.
+                return made.map_err(|error| refused(ErrorKind::Invalid, format!("structured_output: {error}")));
             }
-            let (step, key, mask) =
-                self.made.recv().map_err(|_| refused("the thread that makes masks is gone".to_owned()))?;
+            let (step, key, mask) = self
+                .made
+                .recv()
+                .map_err(|_| refused(ErrorKind::Internal, "the thread that makes masks is gone".to_owned()))?;
             // Of a step before: a sequence that drew no token after all.
             if step == self.step {
                 self.ready.insert(key, mask);
@@ -182,7 +185,7 @@ mod tests {
         );
         masks.begin(StepId(1), [&bad, &strays, &good].into_iter());
         assert!(masks.take(bad.key).is_err());
-        assert_eq!(masks.take(strays.key).unwrap_err().kind, ErrorKind::Internal);
+        assert_eq!(masks.take(strays.key).unwrap_err().kind, ErrorKind::Invalid);
         assert_eq!(allowed(&masks.take(good.key).unwrap()), "a");
         // What nobody took is not taken for another step's.
         masks.begin(StepId(2), [&good].into_iter());
