@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::other_answers::{Decodes, OtherAnswers};
 use crate::output::OutputText;
-use crate::prompt::{CheckedRequest, Limits, TextModel};
+use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
 use crate::records::Records;
 use crate::relay::Relay;
 use crate::tally::SharedTally;
@@ -178,9 +178,7 @@ impl FrontDoor {
         self.model.check_size(&request)?;
         let entry = self.enter(&request.idempotency_key)?;
         let more = (1..check_n(request.n)?).map(|_| self.enter("")).collect::<Result<Vec<_>, _>>()?;
-        let wanted = request.timeout_ms.map(|ms| Duration::try_from_secs_f64(ms / 1e3).unwrap_or(self.limits.max_time));
-        let time =
-            wanted.filter(|time| !time.is_zero()).map_or(self.limits.max_time, |time| time.min(self.limits.max_time));
+        let time = self.time(timeout(request.timeout_ms)?);
         let checking = tokio::time::timeout(time, self.check(request)).await;
         let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
@@ -225,10 +223,15 @@ impl FrontDoor {
             sampling: Arc::new(checked.sampling),
             block_hashes: block_hashes.into(),
             slo: checked.slo.or(self.limits.default_slo),
-            timeout: checked.timeout.map_or(self.limits.max_time, |timeout| timeout.min(self.limits.max_time)),
+            timeout: self.time(checked.timeout),
             priority: checked.priority,
             beside: Vec::new(),
         })
+    }
+
+    /// How long a request may take that asks for so much.
+    fn time(&self, wanted: Option<Duration>) -> Duration {
+        wanted.map_or(self.limits.max_time, |wanted| wanted.min(self.limits.max_time))
     }
 
     fn full(&self) -> GenerateError {

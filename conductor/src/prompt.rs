@@ -132,7 +132,7 @@ impl TextModel {
         StopStrings::new(&wire.stop).map_err(|error| GenerateError::invalid("stop", error.to_string()))?;
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
-        let timeout = millis("timeout_ms", request.timeout_ms)?;
+        let timeout = timeout(request.timeout_ms)?;
         let Prompt { tokens, form, format, thoughts } = self.tokens(request.prompt, wire.structured_output, limits)?;
         check_tokens(&tokens, limits)?;
         let (grammar, parser) = form.resolve(format, thoughts, &self.tokenizer, &self.grammars)?;
@@ -385,6 +385,11 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
 
 fn slo(wire: v1::ServiceLevelObjectives) -> Result<Slo, GenerateError> {
     Ok(Slo { ttft: millis("slo.ttft_ms", wire.ttft_ms)?.map(Ttft), tbt: millis("slo.tbt_ms", wire.tbt_ms)?.map(Tbt) })
+}
+
+/// How long a request asks to be served at most.
+pub fn timeout(timeout_ms: Option<f64>) -> Result<Option<Duration>, GenerateError> {
+    millis("timeout_ms", timeout_ms)
 }
 
 /// A time; 0 is none.

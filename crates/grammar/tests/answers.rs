@@ -99,6 +99,11 @@ fn drawn(tokenizer: &Tokenizer, grammar: &str, random: &mut Random, most: usize)
     }
 }
 
+/// An answer of which nothing is asked.
+fn any<'a>(format: &'a OutputFormat, tokenizer: &'a Tokenizer) -> Answer<'a> {
+    Answer { format, tokenizer, thoughts: Thoughts::MayCome, form: None, calls: Calls::None, one_call: false }
+}
+
 struct Read {
     reasoning: String,
     text: String,
@@ -152,14 +157,7 @@ fn calls_that_must_come_come() {
         let mut most_calls = 0;
         for (seed, one_call) in (0..12).zip([false, true].into_iter().cycle()) {
             let calls = Calls::Must(tools());
-            let answer = Answer {
-                format: &format,
-                tokenizer: &tokenizer,
-                thoughts: Thoughts::MayCome,
-                form: None,
-                calls,
-                one_call,
-            };
+            let answer = Answer { calls, one_call, ..any(&format, &tokenizer) };
             let grammar = answer.grammar().unwrap().unwrap();
             let output = drawn(&tokenizer, &grammar, &mut Random(seed), 60);
             let read = read(&format, false, &output);
@@ -180,14 +178,7 @@ fn calls_that_may_come_are_as_their_tools_say() {
         let (mut with_calls, mut without) = (0, 0);
         for seed in 0..40 {
             let calls = Calls::May(tools());
-            let answer = Answer {
-                format: &format,
-                tokenizer: &tokenizer,
-                thoughts: Thoughts::MayCome,
-                form: None,
-                calls,
-                one_call: false,
-            };
+            let answer = Answer { calls, ..any(&format, &tokenizer) };
             let grammar = answer.grammar().unwrap().unwrap();
             let output = drawn(&tokenizer, &grammar, &mut Random(seed), 40);
             let read = read(&format, false, &output);
@@ -208,33 +199,23 @@ fn forms_come_after_thoughts() {
         let tokenizer = tokenizer(family);
         let format = OutputFormat::detect(family.template, &tokenizer);
         let thinks = format.reasoning().is_some();
-        for (seed, starts) in (0..12).zip([false, true].into_iter().cycle()) {
+        let kinds = [Thoughts::MayCome, Thoughts::Begun, Thoughts::Over];
+        for (seed, thoughts) in (0..18).zip(kinds.into_iter().cycle()) {
             let form = Some(Form::JsonSchema(schema.into()));
-            let starts_in_reasoning = starts && thinks;
-            let answer = Answer {
-                format: &format,
-                tokenizer: &tokenizer,
-                thoughts: if starts_in_reasoning { Thoughts::Begun } else { Thoughts::Over },
-                form,
-                calls: Calls::None,
-                one_call: false,
-            };
+            // A model without marks has begun nothing.
+            let thoughts = if thinks { thoughts } else { Thoughts::MayCome };
+            let answer = Answer { thoughts, form, ..any(&format, &tokenizer) };
             let output = drawn(&tokenizer, &answer.grammar().unwrap().unwrap(), &mut Random(seed), 40);
-            let read = read(&format, starts_in_reasoning, &output);
+            let read = read(&format, thoughts == Thoughts::Begun, &output);
+            assert!(thoughts != Thoughts::Over || read.reasoning.is_empty(), "{output:?}");
             let value: Value =
                 serde_json::from_str(&read.text).unwrap_or_else(|error| panic!("{}: {error}: {output:?}", family.name));
             assert!(value["ok"].is_boolean(), "{output:?}");
         }
         let calls = Calls::May(tools());
         let form = Some(Form::JsonSchema(schema.into()));
-        let answer = Answer {
-            format: &format,
-            tokenizer: &tokenizer,
-            thoughts: if thinks { Thoughts::Begun } else { Thoughts::MayCome },
-            form,
-            calls,
-            one_call: true,
-        };
+        let thoughts = if thinks { Thoughts::Begun } else { Thoughts::MayCome };
+        let answer = Answer { thoughts, form, calls, one_call: true, ..any(&format, &tokenizer) };
         for seed in 0..12 {
             let output = drawn(&tokenizer, &answer.grammar().unwrap().unwrap(), &mut Random(seed), 40);
             let read = read(&format, thinks, &output);
@@ -252,17 +233,7 @@ fn forms_come_after_thoughts() {
 fn a_model_without_calls_says_so() {
     let tokenizer = Tokenizer::bytes();
     let format = OutputFormat::detect("{{ messages }}", &tokenizer);
-    let of = |calls| {
-        let answer = Answer {
-            format: &format,
-            tokenizer: &tokenizer,
-            thoughts: Thoughts::MayCome,
-            form: None,
-            calls,
-            one_call: false,
-        };
-        answer.grammar()
-    };
+    let of = |calls| Answer { calls, ..any(&format, &tokenizer) }.grammar();
     assert_eq!(of(Calls::None), Ok(None));
     assert!(of(Calls::Must(tools())).unwrap_err().to_string().contains("chat template"));
     assert!(of(Calls::May(tools())).is_err());
