@@ -185,7 +185,7 @@ impl FrontDoor {
         let job = self.job(entry.request(), checked)?;
         let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let (others, decodes) = OtherAnswers::new(more, &job, &text, &out).unzip();
+        let (others, decodes) = OtherAnswers::new(more, (&job, arrived), &text, &out).unzip();
         let mut relay = self.relay((0, decodes), arrived, job, text, entry, out);
         relay.admitted().await?;
         if observed {

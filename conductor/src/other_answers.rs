@@ -4,6 +4,7 @@
 //! is a request of its own to the cluster, with the seed of the first plus its number: it is placed, moved and recovered alone.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use baton_scheduler::RequestJob;
 use baton_types::{NodeId, SamplingParams};
@@ -21,7 +22,9 @@ pub struct OtherAnswers {
     first_decodes: oneshot::Receiver<Vec<NodeId>>,
     /// Their places among the requests served, from the beginning on: there is room for all or for none.
     entries: Vec<Entry>,
+    /// Of the first one, and when that arrived.
     job: RequestJob,
+    arrived: Instant,
     text: OutputText,
     out: mpsc::Sender<Outgoing>,
 }
@@ -30,7 +33,7 @@ impl OtherAnswers {
     /// Those that have these places, beside the first one; `None` if there are none.
     pub fn new(
         entries: Vec<Entry>,
-        first: &RequestJob,
+        (first, arrived): (&RequestJob, Instant),
         text: &OutputText,
         out: &mpsc::Sender<Outgoing>,
     ) -> Option<(Self, Decodes)> {
@@ -38,23 +41,31 @@ impl OtherAnswers {
             return None;
         }
         let (decodes, first_decodes) = oneshot::channel();
-        Some((Self { first_decodes, entries, job: first.clone(), text: text.clone(), out: out.clone() }, decodes))
+        Some((
+            Self { first_decodes, entries, job: first.clone(), arrived, text: text.clone(), out: out.clone() },
+            decodes,
+        ))
     }
 
-    /// Serves them, each by a task of its own.
+    /// Serves them, each by a task of its own. One that waits for room lets those after it wait, too.
     pub async fn run(self, door: &Arc<FrontDoor>) {
         // If the first one ends without, its error has told the client.
         let Ok(beside) = self.first_decodes.await else { return };
         for (sample, entry) in (1..).zip(self.entries) {
+            let now = door.clock.now();
             let job = RequestJob {
                 request: entry.request(),
                 sampling: Arc::new(sampling_of(&self.job.sampling, sample)),
+                timeout: self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived)),
                 beside: beside.clone(),
                 ..self.job.clone()
             };
-            let mut relay =
-                door.relay((sample, None), door.clock.now(), job, self.text.clone(), entry, self.out.clone());
-            door.tasks.spawn_request("relay", async move { relay.run_beside().await });
+            let mut relay = door.relay((sample, None), now, job, self.text.clone(), entry, self.out.clone());
+            match relay.admitted().await {
+                Ok(()) => door.tasks.spawn_request("relay", async move { relay.run().await }),
+                // The whole answer ends with it.
+                Err(error) => return relay.refused(error).await,
+            }
         }
     }
 }

@@ -88,16 +88,11 @@ impl Relay {
         self.door.clock.now()
     }
 
-    /// Relays an answer that was taken in with another one, from its placement to its end.
-    pub async fn run_beside(&mut self) {
-        match self.admitted().await {
-            Ok(()) => self.run().await,
-            // The client may be gone, or not read.
-            Err(error) => {
-                let last = Outgoing { response: Err(error), heard: None };
-                let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
-            }
-        }
+    /// Ends an answer that was taken in with another one and is not served after all.
+    pub async fn refused(self, error: GenerateError) {
+        let last = Outgoing { response: Err(error), heard: None };
+        // The client may be gone, or not read.
+        let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
     }
 
     /// Waits until the request is taken in, which may be at once, or refused.

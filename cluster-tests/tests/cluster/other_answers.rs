@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_cluster_tests::{Answer, Ask, Cluster, model};
+use baton_proto::v1::generate_response::Event;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -60,7 +61,6 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
     let mut stream = cluster.inference().generate(ask().n(3).0).await?.into_inner();
     let (mut tokens, mut killed, mut finished) = (vec![Vec::new(); 3], false, 0);
     while let Some(response) = stream.message().await? {
-        use baton_proto::v1::generate_response::Event;
         match response.event {
             Some(Event::Delta(delta)) => tokens[response.sample as usize].extend(delta.token_ids),
             Some(Event::Finished(_)) => finished += 1,
@@ -81,7 +81,7 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
     // One that is aborted ends all.
     let mut stream = cluster.inference().generate(ask().max_tokens(5000).n(3).0).await?.into_inner();
     let accepted = stream.message().await?.and_then(|response| response.event);
-    let Some(baton_proto::v1::generate_response::Event::Accepted(accepted)) = accepted else { panic!("{accepted:?}") };
+    let Some(Event::Accepted(accepted)) = accepted else { panic!("{accepted:?}") };
     let request_id = accepted.request_id;
     cluster.inference().abort(baton_proto::v1::AbortRequest { request_id }).await?;
     let status = loop {
@@ -97,6 +97,54 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
         })
         .await?;
     cluster.stop().await
+}
+
+/// A request for many answers takes what others leave.
+#[tokio::test]
+async fn many_answers_do_not_keep_a_neighbour_from_its_tokens() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().prefill(1).decode(1).decode_flags(&["--mock-row-us", "500"]).start().await?;
+    let ask = |n| Ask::text("a prompt").max_tokens(60).ignore_eos().n(n);
+    let alone = gap(&cluster, ask(1)).await?;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let mut stream = cluster.inference().generate(ask(64).0).await?.into_inner();
+        streams.push(tokio::spawn(async move {
+            let mut finished = 0;
+            while let Some(response) = stream.message().await? {
+                finished += usize::from(matches!(response.event, Some(Event::Finished(_))));
+            }
+            anyhow::Ok(finished)
+        }));
+    }
+    cluster
+        .wait_for("a batch that is full but for what is left to others", SECOND * 10, || async {
+            Ok(cluster.nodes().await?.iter().any(|node| node.placed >= 48))
+        })
+        .await?;
+    let mut gaps = Vec::new();
+    for _ in 0..5 {
+        gaps.push(gap(&cluster, ask(1)).await?);
+    }
+    println!("longest gap of a neighbour: {gaps:?}, alone {alone:?}");
+    assert!(gaps.iter().all(|gap| *gap < SECOND), "{gaps:?}");
+    for stream in streams {
+        assert_eq!(stream.await??, 64);
+    }
+    cluster.stop().await
+}
+
+/// The longest time between two tokens of an answer.
+async fn gap(cluster: &Cluster, ask: Ask) -> anyhow::Result<Duration> {
+    let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
+    let (mut longest, mut last) = (Duration::ZERO, None);
+    while let Some(response) = stream.message().await? {
+        if matches!(response.event, Some(Event::Delta(_))) {
+            let now = std::time::Instant::now();
+            longest = longest.max(last.map_or(Duration::ZERO, |last| now - last));
+            last = Some(now);
+        }
+    }
+    Ok(longest)
 }
 
 #[tokio::test]

@@ -274,8 +274,12 @@ impl Cluster {
         let mut candidates: Vec<_> =
             nodes.into_iter().map(|node| self.decode_candidate(asked, node, held(node))).collect();
         // A refusal for the sake of those admitted is for where there is no other node.
-        if candidates.iter().any(|candidate| !candidate.breaks) {
+        if request.yields() || candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);
+        }
+        if candidates.is_empty() {
+            let message = "other requests would miss their time between tokens".to_owned();
+            return refuse(ErrorKind::Overloaded, message, Some(RETRY_UNAVAILABLE));
         }
         Ok(candidates)
     }
@@ -284,7 +288,9 @@ impl Cluster {
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         nodes.retain(|node| has_room(asked, node));
-        if nodes.is_empty() {
+        if asked.request.yields() {
+            nodes.retain(|node| has_seat_to_spare(node));
+        } else if nodes.is_empty() {
             nodes.extend(all.iter().filter(|node| has_seat(node)));
         }
         if !nodes.is_empty() {
@@ -368,6 +374,12 @@ fn no_prefill_node<T>(now: Instant, tokens: u32, full: &[&ClusterNode]) -> Resul
 /// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here is there even if nothing is shared.
 fn free_blocks(node: &ClusterNode) -> usize {
     (node.info().layout.num_blocks as usize).saturating_sub(node.charges.blocks)
+}
+
+/// Whether a quarter of the node's batch stays free for others after one more sequence.
+fn has_seat_to_spare(node: &ClusterNode) -> bool {
+    let batch = node.info().profile.max_running as usize;
+    batch == 0 || node.charges.sequences() < batch - batch / 4
 }
 
 pub(super) fn has_seat(node: &ClusterNode) -> bool {

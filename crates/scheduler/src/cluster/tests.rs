@@ -165,6 +165,40 @@ fn another_answer_goes_where_the_first_one_is_if_it_can() {
 }
 
 #[test]
+fn answers_after_the_first_leave_room_to_others_for_a_while() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::Baton);
+    let beside = [id("p1"), id("d1")];
+    let other =
+        |n| PlacementRequest { beside: &beside, accepted: true, max_tokens: 1, wants_decode: true, ..request(n, &[]) };
+    let mut at = BTreeMap::new();
+    let refused = (0..).find_map(|n| match place(&mut cluster, now, &other(n)) {
+        Ok(placed) => {
+            *at.entry(placed.decode.unwrap()).or_insert(0) += 1;
+            cluster.on_first_token(now, key(n));
+            None
+        }
+        Err(refusal) => Some(refusal),
+    });
+    assert_eq!(refused.unwrap().kind, ErrorKind::Overloaded);
+    // Batches of eight, of which a quarter stays free; and the first one's nodes are filled first.
+    assert_eq!(at, BTreeMap::from([(id("d0"), 6), (id("d1"), 6)]));
+    assert!(place(&mut cluster, now, &request(50, &[])).is_ok(), "a neighbour has a seat");
+    let patient = PlacementRequest { waited: SECOND * 5, ..other(51) };
+    assert!(place(&mut cluster, now, &patient).is_ok(), "it has waited long enough");
+    assert_eq!(place(&mut cluster, now, &other(52)).unwrap_err().kind, ErrorKind::Overloaded);
+
+    // Nor do they slow others beyond their objective.
+    let mut cluster = self::cluster(now, PlacementKind::Baton);
+    for n in 0..2 {
+        let slo = Slo { ttft: None, tbt: Some(Tbt(Duration::from_micros(11_500))) };
+        place(&mut cluster, now, &PlacementRequest { slo, ..request(n, &[]) }).unwrap();
+    }
+    assert_eq!(place(&mut cluster, now, &other(9)).unwrap_err().kind, ErrorKind::Overloaded);
+    assert!(place(&mut cluster, now, &PlacementRequest { waited: SECOND * 5, ..other(9) }).is_ok());
+}
+
+#[test]
 fn each_node_is_matched_with_what_it_holds() {
     let now = Instant::now();
     let cluster = cluster(now, PlacementKind::CacheAware);

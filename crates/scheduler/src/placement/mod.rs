@@ -22,6 +22,10 @@ pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, esti
 pub use load_balance::LoadBalance;
 pub use round_robin::RoundRobin;
 
+/// How long an answer after a request's first one leaves room to others. Those of a request begin one after the other, so that in a full cluster one
+/// of them joins in each such time.
+const LONGEST_YIELD: Duration = Duration::from_secs(5);
+
 /// What placement needs to know of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacementRequest<'a> {
@@ -47,7 +51,7 @@ pub struct PlacementRequest<'a> {
     pub bypass_cache: bool,
     /// Nodes that are not to be taken.
     pub exclude: &'a [NodeId],
-    /// Nodes that are taken if they can: they hold the whole prompt, or will.
+    /// Of an answer after a request's first one: the nodes of that one. They hold the prompt, and are taken if they can.
     pub beside: &'a [NodeId],
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
     pub accepted: bool,
@@ -57,6 +61,11 @@ impl PlacementRequest<'_> {
     /// What its objectives leave now.
     pub fn slo_left(&self) -> Slo {
         self.slo.after(self.waited)
+    }
+
+    /// Whether it leaves room to others: an answer after the first one, for a while. A request for a hundred answers must not keep a neighbour from its second token.
+    pub fn yields(&self) -> bool {
+        !self.beside.is_empty() && self.waited < LONGEST_YIELD
     }
 
     /// Seconds in which its first token should come, of which `compute` are its own: what its objective leaves, and not more than its longest wait and that.

@@ -77,7 +77,8 @@ impl RequestJob {
             priority: self.priority,
             bypass_cache: self.bypasses_cache(),
             exclude,
-            beside: &self.beside,
+            // If one of those is lost, the policy finds who holds most.
+            beside: if key.attempt.0 == 0 { &self.beside } else { &[] },
         }
     }
 

@@ -275,9 +275,10 @@ impl RequestCore {
     /// Before it is taken in: it is refused, or waits while its objective leaves time for the cluster to get room.
     fn on_refused(&mut self, now: Instant, refusal: Refusal) {
         let waited = now.saturating_duration_since(self.arrived);
-        // What was taken in with another answer waits for room as long as anything waits.
+        let is_held = waited <= self.limits.stall_timeout;
+        // What was taken in with another answer waits for room as long as the request may take.
         let room = Some(RECOVERY_POLL).filter(|_| !self.job.beside.is_empty() && refusal.kind != ErrorKind::Invalid);
-        match refusal.hold.or(room).filter(|_| waited <= self.limits.stall_timeout) {
+        match refusal.hold.filter(|_| is_held).or(room) {
             Some(hold) => {
                 if !std::mem::replace(&mut self.was_held, true) {
                     self.effects.push_back(RequestEffect::Note(RequestNote::Held));
