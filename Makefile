@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve unde
 
 bench-clients: build ## `baton bench serve` beside AIPerf, on one cluster of 1 + 1 under the same load: 9 minutes (RATE=2 ...)
 	@scripts/bench-clients.sh
+
+bench-structured: build ## What structured output costs: gaps between tokens of 16 answers at a time, free and held to a JSON schema: 2 minutes (ROUNDS=5)
+	@scripts/bench-structured.sh
 
 sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake's and a cache-aware router's at 1 to 4 times its speed (TRACE=FILE, SIM="--jitter 3 ...")
 	@test -n "$(TRACE)" || { echo "make sim: TRACE: expected a file, as in make sim TRACE=trace.jsonl" >&2; exit 2; }

@@ -21,6 +21,7 @@ pub struct Builder {
     prefill: usize,
     decode: usize,
     conductor_flags: Vec<String>,
+    descriptors: Option<u32>,
     prefill_flags: Vec<String>,
     decode_flags: Vec<String>,
 }
@@ -60,6 +61,7 @@ impl Cluster {
             prefill: 1,
             decode: 1,
             conductor_flags: Vec::new(),
+            descriptors: None,
             prefill_flags: Vec::new(),
             decode_flags: Vec::new(),
         }
@@ -85,6 +87,12 @@ impl Builder {
     /// Number of decode nodes.
     pub fn decode(mut self, n: usize) -> Self {
         self.decode = n;
+        self
+    }
+
+    /// How many descriptors the conductor may have.
+    pub fn descriptors(mut self, descriptors: u32) -> Self {
+        self.descriptors = Some(descriptors);
         self
     }
 
@@ -146,7 +154,11 @@ impl Builder {
         if !arguments.iter().any(|flag| flag == "--prompts-at-decode") {
             arguments.extend(flags(&["--prompts-at-decode", "fallback"]));
         }
-        let conductor = Process::start("baton-conductor", &arguments, folder.path().join("conductor.log")).await?;
+        let log = folder.path().join("conductor.log");
+        let conductor = match self.descriptors {
+            Some(descriptors) => Process::start_within(descriptors, "baton-conductor", &arguments, log).await?,
+            None => Process::start("baton-conductor", &arguments, log).await?,
+        };
         let ready = &conductor.ready;
         let address = format!("http://{}", ready.nodes.as_ref().unwrap_or(&ready.grpc));
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());

@@ -82,7 +82,22 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
 impl Process {
     /// Starts a binary and waits until it is ready.
     pub async fn start(name: &str, arguments: &[String], log: PathBuf) -> anyhow::Result<Self> {
-        let mut command = Command::new(binary(name)?);
+        Self::run(Command::new(binary(name)?), name, arguments, log).await
+    }
+
+    /// The same of one that may have so many descriptors.
+    pub async fn start_within(
+        descriptors: u32,
+        name: &str,
+        arguments: &[String],
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={descriptors}")).arg(binary(name)?);
+        Self::run(command, name, arguments, log).await
+    }
+
+    async fn run(mut command: Command, name: &str, arguments: &[String], log: PathBuf) -> anyhow::Result<Self> {
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         command.stderr(std::fs::File::create(&log)?);
         // The test's own environment must not decide settings.

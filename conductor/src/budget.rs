@@ -1,4 +1,4 @@
-//! What the bodies of requests may take of the memory, over all connections.
+//! What the bodies of requests, and answers that are kept until they are whole, may take of the memory, over all connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -84,7 +84,7 @@ pub struct Settings {
     pub max_requests: usize,
     /// Connections of clients at once; fewer if this process may not have so many descriptors.
     pub max_connections: usize,
-    /// Memory that the bodies of all requests may take while they are read, bytes.
+    /// Memory that the bodies of all requests may take while they are read, bytes; and that answers may which are kept until they are whole.
     pub max_body_bytes_total: usize,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
@@ -139,7 +139,7 @@ impl Default for Settings {
             chat_template: None,
             engine: "cpu".into(),
             model_name: None,
-            max_requests: 4096,
+            max_requests: 16_384,
             max_connections: 16_384,
             max_body_bytes_total: 256 << 20,
             max_prompt_bytes: 8 << 20,
@@ -236,13 +236,13 @@ pub struct Flags {
     /// How often is looked for prefixes to copy, seconds [default: 5]
     #[arg(long, value_name = "SECONDS")]
     pub replicate_interval_s: Option<f64>,
-    /// Requests served at once [default: 4096]
+    /// Requests served at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,
     /// Connections of clients at once [default: 16384, or what descriptors allow]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Memory that the bodies of all requests may take while they are read, bytes [default: 256 MiB]
+    /// Memory that the bodies of all requests may take while they are read, bytes; and as much that answers may which are not streamed [default: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes_total: Option<usize>,
     /// How long a drain may take, seconds [default: 30]

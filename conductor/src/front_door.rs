@@ -31,6 +31,8 @@ const QUEUED_RESPONSES: usize = 64;
 
 /// Most answers of a request.
 const MAX_ANSWERS: u32 = 128;
+/// Longest id that a client gives its request, bytes.
+pub const MAX_CLIENT_ID_BYTES: usize = 128;
 
 /// One message to a client.
 pub struct Outgoing {
@@ -149,9 +151,14 @@ impl FrontDoor {
     }
 
     /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
-    pub async fn generate(self: &Arc<Self>, request: v1::GenerateRequest) -> Result<Responses, GenerateError> {
+    /// Its answers have the id and those that follow it.
+    pub async fn generate(
+        self: &Arc<Self>,
+        id: RequestId,
+        request: v1::GenerateRequest,
+    ) -> Result<Responses, GenerateError> {
         let arrived = self.clock.now();
-        let outcome = self.admit(request, arrived).await;
+        let outcome = self.admit(id, request, arrived).await;
         self.metrics.on_admission(&outcome);
         self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
         let Admitted { mut relay, others, responses } = outcome?;
@@ -165,6 +172,7 @@ impl FrontDoor {
 
     async fn admit(
         self: &Arc<Self>,
+        id: RequestId,
         request: v1::GenerateRequest,
         arrived: Instant,
     ) -> Result<Admitted, GenerateError> {
@@ -176,8 +184,11 @@ impl FrontDoor {
         }
         // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
         self.model.check_size(&request)?;
-        let entry = self.enter(&request.idempotency_key)?;
-        let more = (1..check_n(request.n)?).map(|_| self.enter("")).collect::<Result<Vec<_>, _>>()?;
+        let client_id: Arc<str> = check_client_id(&request.client_request_id)?.into();
+        let enter =
+            |id, key: &str| self.live.enter(id, Arc::clone(&client_id), key).map_err(|error| self.cannot_enter(error));
+        let entry = enter(id, &request.idempotency_key)?;
+        let more = (1..check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
         let time = self.time(timeout(request.timeout_ms)?);
         let checking = tokio::time::timeout(time, self.check(request)).await;
         let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
@@ -194,11 +205,6 @@ impl FrontDoor {
         Ok(Admitted { relay, others, responses })
     }
 
-    fn enter(&self, idempotency_key: &str) -> Result<Entry, GenerateError> {
-        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
-        self.live.enter(id, idempotency_key).map_err(|error| self.cannot_enter(error))
-    }
-
     /// The relay of an answer that has not been placed.
     pub(crate) fn relay(
         self: &Arc<Self>,
@@ -209,7 +215,8 @@ impl FrontDoor {
         entry: Entry,
         out: mpsc::Sender<Outgoing>,
     ) -> Relay {
-        let record = self.records.open(job.request, job.tokens.len() as u32, job.sampling.max_tokens);
+        let client_id = Arc::clone(&entry.client_id);
+        let record = self.records.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
         let core = RequestCore::new(self.clock.now(), arrived, job, self.limits.request);
         Relay::new(Arc::clone(self), (sample, decodes), core, text, record, entry, out)
     }
@@ -267,7 +274,7 @@ impl FrontDoor {
     pub async fn explain(&self, request: v1::GenerateRequest) -> Result<(u32, Explanation), GenerateError> {
         self.model.check_size(&request)?;
         let checked = self.check(request).await?;
-        let id = RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()));
+        let id = new_request_id();
         let job = self.job(id, checked)?;
         let key = RequestKey { request: id, attempt: Attempt(0) };
         let wanted = job.placement_request(key, &[], Duration::ZERO);
@@ -308,6 +315,19 @@ impl FrontDoor {
             Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
         })
     }
+}
+
+/// The id of a request that comes now.
+pub fn new_request_id() -> RequestId {
+    RequestId(u128::from(random_u64()) << 64 | u128::from(random_u64()))
+}
+
+fn check_client_id(id: &str) -> Result<&str, GenerateError> {
+    if id.len() <= MAX_CLIENT_ID_BYTES {
+        return Ok(id);
+    }
+    let problem = format!("{} bytes, but at most {MAX_CLIENT_ID_BYTES} are taken", id.len());
+    Err(GenerateError::invalid("client_request_id", problem))
 }
 
 /// How many answers are wanted.

@@ -62,6 +62,8 @@ pub struct LiveRequests {
 pub struct Entry {
     registry: LiveRequests,
     request: RequestId,
+    /// The client's own id of it; empty if there is none.
+    pub client_id: Arc<str>,
     /// What happens to the request.
     pub events: mpsc::UnboundedReceiver<Told>,
     /// Cancelled by `Abort`.
@@ -87,7 +89,7 @@ impl LiveRequests {
     }
 
     /// Enters a request; an empty idempotency key is none.
-    pub fn enter(&self, request: RequestId, idempotency_key: &str) -> Result<Entry, EnterError> {
+    pub fn enter(&self, request: RequestId, client_id: Arc<str>, idempotency_key: &str) -> Result<Entry, EnterError> {
         let mut inner = self.lock();
         if inner.requests.len() >= self.limit {
             return Err(EnterError::Full);
@@ -102,7 +104,7 @@ impl LiveRequests {
         let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
         let live = Live { events, aborted: aborted.clone(), idempotency_key };
         inner.requests.insert(request, live);
-        Ok(Entry { registry: self.clone(), request, events: receiver, aborted })
+        Ok(Entry { registry: self.clone(), request, client_id, events: receiver, aborted })
     }
 
     /// Delivers what a node said at that time. `false`: the request is over.
@@ -164,7 +166,7 @@ mod tests {
     #[test]
     fn a_request_is_told_until_it_leaves() {
         let live = LiveRequests::new(4);
-        let mut entry = live.enter(RequestId(1), "").unwrap();
+        let mut entry = live.enter(RequestId(1), "".into(), "").unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
         assert!(live.deliver(key, now(), RequestEvent::Offered(3)));
         live.node_lost(now(), &NodeId::new("p").unwrap(), Generation(4));
@@ -181,12 +183,12 @@ mod tests {
     #[test]
     fn the_number_of_requests_and_the_keys_are_bounded() {
         let live = LiveRequests::new(2);
-        let first = live.enter(RequestId(1), "k").unwrap();
-        assert_eq!(live.enter(RequestId(2), "k").err(), Some(EnterError::Duplicate(RequestId(1))));
-        let _second = live.enter(RequestId(3), "").unwrap();
-        assert_eq!(live.enter(RequestId(4), "").err(), Some(EnterError::Full));
+        let first = live.enter(RequestId(1), "".into(), "k").unwrap();
+        assert_eq!(live.enter(RequestId(2), "".into(), "k").err(), Some(EnterError::Duplicate(RequestId(1))));
+        let _second = live.enter(RequestId(3), "".into(), "").unwrap();
+        assert_eq!(live.enter(RequestId(4), "".into(), "").err(), Some(EnterError::Full));
         drop(first);
-        assert!(live.enter(RequestId(5), "k").is_ok());
+        assert!(live.enter(RequestId(5), "".into(), "k").is_ok());
         assert_eq!(live.lock().keys.len(), 0);
     }
 }

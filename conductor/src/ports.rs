@@ -44,6 +44,7 @@ pub struct Ports {
     max_connections: usize,
     limits: ConnectionLimits,
     budget: Budget,
+    answers: Budget,
     cors: Option<CorsLayer>,
 }
 
@@ -60,6 +61,19 @@ pub struct Addresses {
     pub nodes: Option<SocketAddr>,
 }
 
+impl Addresses {
+    /// Whom the clients' port of gRPC serves, too, though others than this host reach it.
+    pub fn exposed(&self) -> Option<&'static str> {
+        match (self.operators, self.nodes) {
+            _ if self.grpc.ip().is_loopback() => None,
+            (None, None) => Some("operators and nodes"),
+            (None, Some(_)) => Some("operators"),
+            (Some(_), None) => Some("nodes"),
+            (Some(_), Some(_)) => None,
+        }
+    }
+}
+
 impl Ports {
     /// Binds what the settings name. Answers that clients do not read are ended after `stall`.
     pub async fn bind(settings: &Settings, stall: Duration) -> anyhow::Result<Self> {
@@ -72,6 +86,7 @@ impl Ports {
             max_connections: settings.max_connections,
             limits: ConnectionLimits { stall, ..ConnectionLimits::default() },
             budget: Budget::new(settings.max_body_bytes_total),
+            answers: Budget::new(settings.max_body_bytes_total),
         })
     }
 
@@ -112,7 +127,7 @@ impl Ports {
             tasks,
         );
         let health = health::routes(Arc::clone(door), if operators_here { operators() } else { Tells::Clients });
-        let mut routes = http::router(Arc::clone(door), health, self.budget);
+        let mut routes = http::router(Arc::clone(door), health, self.budget, self.answers);
         if let Some(cors) = self.cors {
             routes = routes.layer(cors);
         }
@@ -201,5 +216,26 @@ impl Services<'_> {
         let ours = self.taken_in(Routes::new(self.cluster()));
         let routes = Routes::from(ours.merge(http));
         Ok(routes.add_service(self.health()).add_service(reflection()?).prepare())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_reach_is_told() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let exposed = |grpc: &str, operators: bool, nodes: bool| {
+            let own = |is_set: bool| is_set.then(|| address("10.0.0.1:1"));
+            Addresses { grpc: address(grpc), http: address(grpc), operators: own(operators), nodes: own(nodes) }
+                .exposed()
+        };
+        assert_eq!(exposed("127.0.0.1:1", false, false), None);
+        assert_eq!(exposed("[::1]:1", false, false), None);
+        assert_eq!(exposed("0.0.0.0:1", false, false), Some("operators and nodes"));
+        assert_eq!(exposed("0.0.0.0:1", false, true), Some("operators"));
+        assert_eq!(exposed("0.0.0.0:1", true, false), Some("nodes"));
+        assert_eq!(exposed("0.0.0.0:1", true, true), None);
     }
 }

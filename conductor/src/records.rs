@@ -22,6 +22,8 @@ const TURNS: usize = 8;
 pub struct RequestRecord {
     /// The request.
     pub request: RequestId,
+    /// The client's own id of it; empty if there is none.
+    pub client_id: Arc<str>,
     /// Of its prompt.
     pub prompt_tokens: u32,
     /// Most tokens to generate.
@@ -115,6 +117,7 @@ impl RequestRecord {
         let explanation = last.map(|decision| &decision.explanation);
         tracing::info!(
             request = %self.request,
+            client_request = Some(&*self.client_id).filter(|id| !id.is_empty()),
             outcome = end.outcome.as_ref().map_or_else(|error| error.kind().as_str(), |finish| finish.as_str()),
             error = end.outcome.as_ref().err().map(tracing::field::display),
             prefill = placement.map(|placement| placement.prefill.as_str()),
@@ -149,7 +152,7 @@ fn verdict_counts(counts: &[(Verdict, usize)]) -> String {
     counts.iter().map(|(verdict, nodes)| format!("{nodes} {verdict}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Whose id begins with some digits.
+/// Whom an id names.
 #[derive(Debug)]
 pub enum Found {
     /// That of no request that is remembered.
@@ -208,7 +211,13 @@ impl Drop for OpenRecord {
 
 /// The records of the last requests that were to be placed.
 #[derive(Default)]
-pub struct Records(Mutex<VecDeque<(RequestId, Arc<Mutex<RequestRecord>>)>>);
+pub struct Records(Mutex<VecDeque<Kept>>);
+
+struct Kept {
+    request: RequestId,
+    client_id: Arc<str>,
+    record: Arc<Mutex<RequestRecord>>,
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every critical section leaves the record whole, so a panic elsewhere does not spoil it.
@@ -217,26 +226,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Records {
     /// A request is about to be placed.
-    pub fn open(&self, request: RequestId, prompt_tokens: u32, max_tokens: u32) -> OpenRecord {
+    pub fn open(&self, request: RequestId, client_id: Arc<str>, prompt_tokens: u32, max_tokens: u32) -> OpenRecord {
         let (decisions, decisions_left_out, end) = (Vec::new(), 0, None);
-        let record = RequestRecord { request, prompt_tokens, max_tokens, decisions, decisions_left_out, end };
-        let record = Arc::new(Mutex::new(record));
+        let record =
+            RequestRecord { request, client_id, prompt_tokens, max_tokens, decisions, decisions_left_out, end };
+        let kept = Kept { request, client_id: Arc::clone(&record.client_id), record: Arc::new(Mutex::new(record)) };
+        let record = Arc::clone(&kept.record);
         let mut records = lock(&self.0);
         if records.len() == RECORDS {
             records.pop_front();
         }
-        records.push_back((request, Arc::clone(&record)));
+        records.push_back(kept);
         OpenRecord(record)
     }
 
-    /// The record, as it stands, of the request whose id begins so.
-    pub fn find(&self, prefix: &RequestIdPrefix) -> Found {
+    /// The record, as it stands, of the request that has this id, its own or the client's, or whose own begins so.
+    pub fn find(&self, id: &str) -> Found {
+        let prefix: Option<RequestIdPrefix> = id.parse().ok();
+        let is_meant = |kept: &&Kept| {
+            prefix.as_ref().is_some_and(|prefix| prefix.matches(kept.request))
+                || !id.is_empty() && *kept.client_id == *id
+        };
         let records = lock(&self.0);
-        let matching: Vec<_> = records.iter().rev().filter(|(id, _)| prefix.matches(*id)).collect();
+        let matching: Vec<_> = records.iter().rev().filter(is_meant).collect();
         match matching[..] {
             [] => Found::None,
-            [(_, record)] => Found::One(Box::new(lock(record).clone())),
-            _ => Found::Several(matching.iter().map(|(id, _)| *id).collect()),
+            [Kept { record, .. }] => Found::One(Box::new(lock(record).clone())),
+            _ => Found::Several(matching.iter().map(|kept| kept.request).collect()),
         }
     }
 
@@ -288,7 +304,7 @@ mod tests {
 
     impl Records {
         fn of(&self, request: RequestId) -> Option<RequestRecord> {
-            match self.find(&request.to_string().parse().unwrap()) {
+            match self.find(&request.to_string()) {
                 Found::One(record) => Some(*record),
                 Found::None | Found::Several(_) => None,
             }
@@ -302,7 +318,7 @@ mod tests {
     #[test]
     fn a_held_request_is_one_decision_and_then_its_placement() {
         let records = Records::default();
-        let open = records.open(RequestId(1), 10, 20);
+        let open = records.open(RequestId(1), "".into(), 10, 20);
         (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full")));
         open.decided(Attempt(0), ms(100), placed());
         open.failed(&"it died");
@@ -327,18 +343,21 @@ mod tests {
         let records = Records::default();
         let ids =
             ["aaaaaa1", "aaaaaa2", "bbbbbb1"].map(|digits| RequestId(u128::from_str_radix(digits, 16).unwrap() << 100));
-        let _open: Vec<_> = ids.iter().map(|id| records.open(*id, 1, 1)).collect();
-        let find = |digits: &str| records.find(&digits.parse().unwrap());
+        let _open: Vec<_> = ids.iter().map(|id| records.open(*id, format!("mine-{id}").into(), 1, 1)).collect();
+        let find = |id: &str| records.find(id);
         assert!(matches!(find("bbbbbb"), Found::One(record) if record.request == ids[2]));
         assert!(matches!(find("aaaaaa2"), Found::One(record) if record.request == ids[1]));
         assert!(matches!(find("aaaaaa"), Found::Several(several) if several == [ids[1], ids[0]]));
-        assert!(matches!(find("cccccc"), Found::None));
+        assert!(matches!(find("cccccc"), Found::None) && matches!(find(""), Found::None));
+        let mine = format!("mine-{}", ids[0]);
+        assert!(matches!(find(&mine), Found::One(record) if record.request == ids[0]));
+        assert!(matches!(find(&mine[..20]), Found::None), "all of it");
     }
 
     #[test]
     fn the_first_end_counts() {
         let records = Records::default();
-        let open = records.open(RequestId(1), 10, 20);
+        let open = records.open(RequestId(1), "".into(), 10, 20);
         let (timeline, usage) = (Timeline::default(), Usage::default());
         let end = |outcome| {
             let timeline = timeline.clone();
@@ -353,7 +372,7 @@ mod tests {
     #[test]
     fn a_request_that_went_on_elsewhere_says_where_and_has_no_prediction_for_there() {
         let records = Records::default();
-        let open = records.open(RequestId(1), 10, 20);
+        let open = records.open(RequestId(1), "".into(), 10, 20);
         let node = |name| Some(NodeId::new(name).unwrap());
         let Ok(chosen) = placed().decision.clone() else { panic!("it was placed") };
         let estimated_tbt = Some(Tbt(ms(30)));
@@ -375,7 +394,7 @@ mod tests {
     #[test]
     fn the_prediction_is_of_the_attempt_that_gave_the_first_token() {
         let records = Records::default();
-        let open = records.open(RequestId(1), 10, 20);
+        let open = records.open(RequestId(1), "".into(), 10, 20);
         open.decided(Attempt(0), ms(1), placed());
         open.decided(Attempt(1), ms(1400), placed());
         let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
@@ -387,12 +406,12 @@ mod tests {
     #[test]
     fn decisions_and_requests_are_bounded() {
         let records = Records::default();
-        let open = records.open(RequestId(0), 1, 1);
+        let open = records.open(RequestId(0), "".into(), 1, 1);
         (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed()));
         let record = records.of(RequestId(0)).unwrap();
         let attempts: Vec<_> = record.decisions.iter().map(|decision| decision.attempt.0).collect();
         assert_eq!((attempts, record.decisions_left_out), (vec![0, 7, 8, 9], 6));
-        let kept: Vec<_> = (1..=RECORDS as u128).map(|n| records.open(RequestId(n), 1, 1)).collect();
+        let kept: Vec<_> = (1..=RECORDS as u128).map(|n| records.open(RequestId(n), "".into(), 1, 1)).collect();
         assert_eq!((records.len(), records.of(RequestId(0)).is_none()), (RECORDS, true));
         assert!(records.of(RequestId(1)).is_some() && kept.len() == RECORDS);
     }

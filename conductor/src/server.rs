@@ -31,7 +31,7 @@ const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
 /// Longest that a setting lets a request wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// One of so many of the requests served at once may wait at the door.
-const HELD_SHARE: usize = 8;
+const HELD_SHARE: usize = 32;
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
@@ -55,6 +55,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     start_replication(&settings, Arc::clone(&door), &tasks)?;
     // Who reads that it serves may end it at once.
     let mut signals = Signals::new()?;
+    if let Some(whom) = addresses.exposed() {
+        tracing::warn!(
+            address = %addresses.grpc,
+            "whoever reaches the clients' gRPC port can do what {whom} do; --operators and --nodes move that to ports of their own"
+        );
+    }
     announce(addresses);
 
     let signal = tokio::select! {

@@ -1,6 +1,8 @@
 //! OpenAI's APIs over HTTP, served by a cluster.
 
 use baton_cluster_tests::{Ask, Cluster, HttpAnswer};
+use baton_proto::v1::RecallRequest;
+use baton_types::RequestId;
 use serde_json::{Value, json};
 
 async fn post(cluster: &Cluster, path: &str, body: Value) -> anyhow::Result<Value> {
@@ -135,6 +137,38 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     let answer = cluster.http_with("/v1/completions", &[], Some(r#"{"prompt": "x"}"#)).await?;
     let body: Value = serde_json::from_str(&answer.body)?;
     assert_eq!(body["id"], format!("cmpl-{}", answer.headers["x-request-id"]));
+
+    // Operators find a request by what its client was told, refused or not, and by the client's own id.
+    let recall = async |id: &str| cluster.operator().recall(RecallRequest { request_id: id.to_owned() }).await;
+    let late = json!({"prompt": "x", "baton": {"ttft_slo_ms": 0.001}}).to_string();
+    let refused = cluster.http_with("/v1/completions", &[], Some(&late)).await?;
+    assert_eq!(refused.status, 429);
+    let record = recall(&refused.headers["x-request-id"]).await?.into_inner();
+    assert!(record.end.is_some_and(|end| end.failure.is_some()));
+    assert!(recall("mine").await?.into_inner().end.is_some_and(|end| end.failure.is_none()));
+    let two = json!({"prompt": ["x", "y"], "n": 2, "max_tokens": 4}).to_string();
+    let two = cluster.http_with("/v1/completions", &[], Some(&two)).await?;
+    let first: RequestId = two.headers["x-request-id"].parse()?;
+    for answer in 0..4 {
+        assert_eq!(recall(&first.plus(answer).to_string()).await?.into_inner().max_tokens, 4, "answer {answer}");
+    }
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_kept_is_not() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "1000000"]).start().await?;
+    let body = |stream: bool| {
+        let body =
+            json!({"prompt": "x", "n": 4, "max_tokens": 500, "ignore_eos": true, "logprobs": 5, "stream": stream});
+        body.to_string()
+    };
+    let whole = cluster.http_with("/v1/completions", &[], Some(&body(false))).await?;
+    assert_eq!((whole.status, whole.headers["x-should-retry"].as_str()), (503, "false"), "{}", whole.body);
+    assert!(whole.body.contains("stream it"), "{}", whole.body);
+    let streamed = cluster.http_with("/v1/completions", &[], Some(&body(true))).await?;
+    assert!(streamed.status == 200 && streamed.body.ends_with("[DONE]\n\n"));
+    cluster.wait_idle(std::time::Duration::from_secs(5)).await?;
     cluster.stop().await
 }
 

@@ -82,6 +82,19 @@ async fn those_who_only_connect_keep_nobody_out() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn connections_leave_descriptors_for_what_is_served() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().descriptors(256).start().await?;
+    let mut silent = Vec::new();
+    for _ in 0..240 {
+        silent.push(TcpStream::connect(http(&cluster)).await?);
+    }
+    for _ in 0..20 {
+        tokio::time::timeout(SECOND, ask_small(&cluster)).await.context("a small prompt beside them")??;
+    }
+    cluster.stop().await
+}
+
+#[tokio::test]
 async fn bodies_share_a_budget_that_recovers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "120000"]).start().await?;
     let large = json!({"prompt": "x".repeat(25_000), "max_tokens": 1}).to_string();
@@ -178,6 +191,10 @@ async fn memory_is_bounded_whatever_is_posted() -> anyhow::Result<()> {
         let refused = ["HTTP/1.1 429", "HTTP/1.1 400"].iter().any(|status| answer.starts_with(status));
         assert!(refused || answer.is_empty(), "{answer}");
     }
+
+    let letters = json!({"prompt": "a".repeat((8 << 20) - 1), "max_tokens": 1}).to_string();
+    let answer = tokio::time::timeout(SECOND, ask(http(&cluster), &post(letters.len(), &letters))).await??;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
 
     let mut client = tonic::client::Grpc::new(channel(&cluster.conductor.ready.grpc).await?);
     for count in [16_000_000, 65_537] {

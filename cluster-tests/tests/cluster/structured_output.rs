@@ -87,7 +87,7 @@ async fn wrong_of(cluster: &Cluster, seeds: std::ops::Range<u64>, n: u32) -> Vec
 async fn wrong_while_nodes_die(
     cluster: &mut Cluster,
     builder: &Builder,
-    seeds: std::ops::Range<u64>,
+    (seeds, n): (std::ops::Range<u64>, u32),
     kills: usize,
 ) -> anyhow::Result<Vec<String>> {
     let mut wrong = Vec::new();
@@ -99,7 +99,7 @@ async fn wrong_while_nodes_die(
             tokio::time::sleep(Duration::from_millis(1500)).await;
             dying.kill().await
         };
-        let (more, killed) = tokio::join!(wrong_of(cluster, seeds, 1), killed);
+        let (more, killed) = tokio::join!(wrong_of(cluster, seeds, n), killed);
         killed?;
         wrong.extend(more);
         // The one that has been there for longest dies next.
@@ -120,9 +120,11 @@ async fn hold_to(schemas: u64, kills: usize) -> anyhow::Result<()> {
         println!("{schemas} schemas, n = {n}: {} wrong, {:?}", wrong.len(), began.elapsed());
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
-    let wrong = wrong_while_nodes_die(&mut cluster, &builder, 0..schemas, kills).await?;
-    println!("{schemas} schemas, {kills} decode nodes killed: {} wrong", wrong.len());
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for n in [1, 3] {
+        let wrong = wrong_while_nodes_die(&mut cluster, &builder, (0..schemas, n), kills).await?;
+        println!("{schemas} schemas, n = {n}, {kills} decode nodes killed: {} wrong", wrong.len());
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
     cluster.stop().await
 }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, required, v1};
 use baton_scheduler::{ClusterNode, NodeState};
-use baton_types::{NodeInfo, RequestId, RequestIdPrefix};
+use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
 
 use crate::error::GenerateError;
-use crate::front_door::FrontDoor;
+use crate::front_door::{FrontDoor, MAX_CLIENT_ID_BYTES};
 use crate::nodes::NodeSessions;
 use crate::records::Found;
 
@@ -70,16 +70,16 @@ impl v1::cluster_server::Cluster for ClusterService {
     }
 
     async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
-        let prefix: RequestIdPrefix = super::inference::parse_id(&request.into_inner().request_id)?;
-        let error = match self.0.records.find(&prefix) {
+        let id = request.into_inner().request_id;
+        let told: String = id.chars().take(MAX_CLIENT_ID_BYTES).collect();
+        let error = match self.0.records.find(&id) {
             Found::One(record) => return Ok(Response::new(super::explain::record(&record))),
             Found::None => {
                 let kept = self.0.records.len();
-                let problem =
-                    format!("no request that begins with {prefix} is among the last {kept} that this conductor keeps");
+                let problem = format!("no request '{told}' is among the last {kept} that this conductor keeps");
                 GenerateError::NotFound { field: "request_id", problem }
             }
-            Found::Several(ids) => GenerateError::invalid("request_id", several(&prefix, &ids)),
+            Found::Several(ids) => GenerateError::invalid("request_id", several(&told, &ids)),
         };
         Err(Status::from(&error))
     }
@@ -117,12 +117,12 @@ impl v1::cluster_server::Cluster for ClusterService {
     }
 }
 
-/// What is told of ids that begin alike.
-fn several(prefix: &RequestIdPrefix, ids: &[RequestId]) -> String {
+/// What is told of requests that an id names all.
+fn several(id: &str, ids: &[RequestId]) -> String {
     let told: Vec<_> = ids.iter().take(TOLD_IDS).map(ToString::to_string).collect();
     let more = ids.len().saturating_sub(TOLD_IDS);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    format!("{} requests begin with {prefix}; give more digits: {}{more}", ids.len(), told.join(", "))
+    format!("{} requests have '{id}' or begin with it; give one of their ids: {}{more}", ids.len(), told.join(", "))
 }
 
 async fn check_node(info: &NodeInfo) -> Result<v1::CheckIntegrityResponse, String> {
@@ -137,11 +137,10 @@ mod tests {
 
     #[test]
     fn ids_that_begin_alike_are_listed_and_not_all_of_them() {
-        let prefix = "000000".parse().unwrap();
         let ids: Vec<_> = (1..=10).map(RequestId).collect();
-        let two = several(&prefix, &ids[..2]);
+        let two = several("000000", &ids[..2]);
         let listed = "00000000000000000000000000000001, 00000000000000000000000000000002";
-        assert_eq!(two, format!("2 requests begin with 000000; give more digits: {listed}"));
-        assert!(several(&prefix, &ids).ends_with("00000008 and 2 more"));
+        assert_eq!(two, format!("2 requests have '000000' or begin with it; give one of their ids: {listed}"));
+        assert!(several("000000", &ids).ends_with("00000008 and 2 more"));
     }
 }

@@ -15,7 +15,10 @@ use tonic::{Request, Response, Status};
 use super::intake::TakenIn;
 use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Responses};
+use crate::front_door::{FrontDoor, Responses, new_request_id};
+
+/// Metadata of a call that was refused.
+const REQUEST_ID: &str = "x-request-id";
 
 /// The service over a front door.
 pub struct InferenceService {
@@ -79,7 +82,8 @@ impl v1::inference_server::Inference for InferenceService {
             request.timeout_ms = Some(own.map_or(of_call, |own| own.min(of_call)));
         }
         let unfinished = request.n.max(1);
-        let responses = self.door.generate(request).await.map_err(|error| Status::from(&error))?;
+        let id = new_request_id();
+        let responses = self.door.generate(id, request).await.map_err(|error| with_id(Status::from(&error), id))?;
         drop(taken_in);
         Ok(Response::new(ResponseStream { responses, unfinished, names_nodes: self.names_nodes, unwritten }))
     }
@@ -101,6 +105,15 @@ impl v1::inference_server::Inference for InferenceService {
         }
         Ok(Response::new(v1::ListModelsResponse { models: vec![card] }))
     }
+}
+
+/// What operators find a refused request by.
+fn with_id(mut status: Status, id: RequestId) -> Status {
+    // Digits can stand in metadata.
+    if let Ok(id) = id.to_string().parse() {
+        status.metadata_mut().insert(REQUEST_ID, id);
+    }
+    status
 }
 
 /// How long the call may take, milliseconds: at most eight digits and a unit, as in `200m`.

@@ -2,61 +2,84 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use baton_api::{Answer, Call, Chunk, FieldNames};
 use baton_proto::v1;
+use baton_proto::v1::generate_response::Event;
+use baton_types::RequestId;
 use futures::future::try_join_all;
 use futures::stream::{BoxStream, SelectAll, StreamExt, select_all};
+use prost::Message;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::error::{HttpError, REQUEST_ID};
+use super::Shared;
+use super::error::{self, HttpError, REQUEST_ID};
 use crate::budget::Reservation;
-use crate::front_door::{FrontDoor, Outgoing};
+use crate::front_door::{Outgoing, new_request_id};
 
 /// What the requests of a call bring, each with its number.
 type Brought = SelectAll<BoxStream<'static, (usize, Outgoing)>>;
 
-/// Serves a call. Whatever refuses one of its requests does so before the answer begins. `taken_in` is what its body has of the budget.
-pub(super) async fn serve(door: &Arc<FrontDoor>, call: Call, taken_in: Reservation) -> Result<Response, HttpError> {
+/// Memory of an answer that is sent whole, at most so many times what it takes on the wire between processes: a log-probability takes 18 bytes there, 90
+/// here, and 80 more as JSON.
+const KEPT_FACTOR: usize = 10;
+
+/// Serves a call, and tells its id: that of its first request. `taken_in` is what its body has of the budget.
+pub(super) async fn serve(shared: &Shared, headers: &HeaderMap, call: Call, taken_in: Reservation) -> Response {
+    let id = new_request_id();
+    let client_id = error::client_id(headers).unwrap_or_default();
+    let response = answer(shared, (id, client_id), call, taken_in).await.unwrap_or_else(IntoResponse::into_response);
+    ([(REQUEST_ID, id.to_string())], response).into_response()
+}
+
+/// Whatever refuses one of a call's requests does so before the answer begins.
+async fn answer(
+    shared: &Shared,
+    (id, client_id): (RequestId, &str),
+    call: Call,
+    taken_in: Reservation,
+) -> Result<Response, HttpError> {
     let Call { requests, streams, fields, mut answer } = call;
     let refused = |error| HttpError::of(&error, fields);
-    let responses = try_join_all(requests.into_iter().map(|request| door.generate(request))).await.map_err(refused)?;
+    let mut next_id = id;
+    let generated = requests.into_iter().map(|request| {
+        let id = next_id;
+        next_id = id.plus(request.n.max(1));
+        shared.door.generate(id, v1::GenerateRequest { client_request_id: client_id.to_owned(), ..request })
+    });
+    let responses = try_join_all(generated).await.map_err(refused)?;
     drop(taken_in);
     let numbered = responses
         .into_iter()
         .enumerate()
         .map(|(index, responses)| ReceiverStream::new(responses).map(move |outgoing| (index, outgoing)).boxed());
     let mut brought: Brought = select_all(numbered);
-    // The first that each says is who it is.
-    let first = brought.next().await;
-    let id = first.as_ref().and_then(request_id);
-    let mut brought = futures::stream::iter(first).chain(brought);
-    let response = if streams {
+    if streams {
         let events = events(brought, answer, fields).map(Ok::<_, Infallible>);
-        Sse::new(events).keep_alive(KeepAlive::default()).into_response()
-    } else {
-        while let Some((index, outgoing)) = brought.next().await {
-            answer.take(index, outgoing.response.map_err(refused)?);
-        }
-        if !answer.is_whole() {
-            return Err(HttpError::cut_off());
-        }
-        ([(header::CONTENT_TYPE, "application/json")], answer.body()).into_response()
-    };
-    Ok((id.map(|id| [(REQUEST_ID, id)]), response).into_response())
+        return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
+    }
+    let mut kept = shared.answers.reserve();
+    while let Some((index, outgoing)) = brought.next().await {
+        let response = outgoing.response.map_err(refused)?;
+        kept.grow(kept_bytes(&response)).map_err(|_| HttpError::too_long_to_keep())?;
+        answer.take(index, response);
+    }
+    if !answer.is_whole() {
+        return Err(HttpError::cut_off());
+    }
+    Ok(([(header::CONTENT_TYPE, "application/json")], answer.body()).into_response())
 }
 
-/// Our id of a request.
-fn request_id((_, first): &(usize, Outgoing)) -> Option<HeaderValue> {
-    let Some(v1::generate_response::Event::Accepted(accepted)) = &first.response.as_ref().ok()?.event else {
-        return None;
-    };
-    HeaderValue::from_str(&accepted.request_id).ok()
+/// What a part of an answer takes at most. The prompt's tokens fit a context: they are not counted.
+fn kept_bytes(response: &v1::GenerateResponse) -> usize {
+    match response.event {
+        Some(Event::Accepted(_)) => 0,
+        _ => response.encoded_len() * KEPT_FACTOR,
+    }
 }
 
 /// The events of a stream. One that an error ends has the error as its last event: what ends without the API's own end is not whole.

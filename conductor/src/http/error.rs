@@ -2,21 +2,22 @@
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
-use baton_runtime::random_u64;
 
 use crate::body::BodyError;
 use crate::error::{GenerateError, NO_ROOM_RETRY};
+use crate::front_door::{MAX_CLIENT_ID_BYTES, new_request_id};
 
-/// Longest id of a client's that its answer repeats, bytes.
-const MAX_REQUEST_ID_BYTES: usize = 128;
 /// The id of a request; OpenAI's clients read this header.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// And Anthropic's this one.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// What the official clients obey before anything else.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// A request that fails before its answer begins. It becomes a response without a body; [`finish`] knows in which form that is to be.
 #[derive(Debug, Clone)]
@@ -24,11 +25,13 @@ pub(super) struct HttpError {
     pub(super) failure: Failure,
     /// Seconds.
     retry_after: Option<u64>,
+    /// Whether clients are told not to come again by themselves.
+    is_final: bool,
 }
 
 impl HttpError {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { failure: Failure::new(status.as_u16(), message), retry_after: None }
+        Self { failure: Failure::new(status.as_u16(), message), retry_after: None, is_final: false }
     }
 
     /// An error of the conductor, with the API's names of fields.
@@ -42,7 +45,14 @@ impl HttpError {
             }
             _ => Failure::new(baton_proto::http_status(error.kind()), error.told()),
         };
-        Self { failure, retry_after }
+        Self { failure, retry_after, is_final: false }
+    }
+
+    /// The answers that are not streamed take all the memory that they may.
+    pub(super) fn too_long_to_keep() -> Self {
+        let message = "there is no room to keep this answer until it is whole: stream it, or ask for less at once";
+        // It would be computed again.
+        Self { is_final: true, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
     /// A request that ended without a word: its client did not read, or there is a bug.
@@ -53,7 +63,7 @@ impl HttpError {
 
 impl From<BadRequest> for HttpError {
     fn from(bad: BadRequest) -> Self {
-        Self { failure: bad.into(), retry_after: None }
+        Self { failure: bad.into(), retry_after: None, is_final: false }
     }
 }
 
@@ -77,14 +87,22 @@ impl IntoResponse for HttpError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.is_final {
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
         response.extensions_mut().insert(self.failure);
         response
     }
 }
 
+/// The client's own id of a request.
+pub(super) fn client_id(headers: &HeaderMap) -> Option<&str> {
+    headers.get(&REQUEST_ID)?.to_str().ok().filter(|id| id.len() <= MAX_CLIENT_ID_BYTES)
+}
+
 /// Gives errors their body, and every answer the client's own id, which goes before ours.
 pub(super) async fn finish(request: Request, next: Next) -> Response {
-    let given = request.headers().get(&REQUEST_ID).filter(|id| id.len() <= MAX_REQUEST_ID_BYTES).cloned();
+    let given = client_id(request.headers()).and_then(|id| HeaderValue::from_str(id).ok());
     let is_anthropic = request.uri().path().starts_with("/v1/messages");
     let mut response = next.run(request).await;
     if let Some(failure) = response.extensions_mut().remove::<Failure>() {
@@ -97,10 +115,9 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
     if let Some(given) = given {
         headers.insert(REQUEST_ID, given);
     } else if !headers.contains_key(&REQUEST_ID)
-        && let Ok(id) =
-            HeaderValue::from_str(&format!("{:032x}", u128::from(random_u64()) << 64 | u128::from(random_u64())))
+        && let Ok(id) = HeaderValue::from_str(&new_request_id().to_string())
     {
-        // What was refused has no id of its own.
+        // What is no request has no id of its own.
         headers.insert(REQUEST_ID, id);
     }
     if is_anthropic && let Some(id) = headers.get(&REQUEST_ID).cloned() {

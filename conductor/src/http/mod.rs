@@ -45,10 +45,12 @@ const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
 struct Shared {
     door: Arc<FrontDoor>,
     budget: Budget,
+    /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end them.
+    answers: Budget,
 }
 
 /// The routes, with those of `health`.
-pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget) -> Router {
+pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget, answers: Budget) -> Router {
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
@@ -60,7 +62,7 @@ pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/openapi.json", get(openapi))
-        .with_state(Shared { door, budget })
+        .with_state(Shared { door, budget, answers })
         .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -131,28 +133,28 @@ async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Bod
     let (mut request, taken_in): (CompletionRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared.door, call, taken_in).await
+    Ok(serve(&shared, &headers, call, taken_in).await)
 }
 
 async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let (mut request, taken_in): (ChatRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared.door, call, taken_in).await
+    Ok(serve(&shared, &headers, call, taken_in).await)
 }
 
 async fn responses(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let (mut request, taken_in): (ResponsesRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    serve(&shared.door, call, taken_in).await
+    Ok(serve(&shared, &headers, call, taken_in).await)
 }
 
 async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let (mut request, taken_in): (MessagesRequest, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call()?;
-    serve(&shared.door, call, taken_in).await
+    Ok(serve(&shared, &headers, call, taken_in).await)
 }
 
 async fn count_tokens(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {

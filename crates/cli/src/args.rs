@@ -97,6 +97,9 @@ pub struct ExplainArgs {
     /// Where the prompt is.
     #[command(flatten)]
     pub prompt: PromptArgs,
+    /// What is given is the id of a request that came, the conductor's or the client's own: tell what was decided on it
+    #[arg(long = "request")]
+    pub is_request: bool,
     /// How it would be generated.
     #[command(flatten)]
     pub request: RequestArgs,

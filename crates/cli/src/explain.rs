@@ -14,7 +14,7 @@ use crate::timeline::seconds;
 
 /// Prints where a request would go now, and by what that is decided, or what was decided on one that came. Nothing is generated.
 pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
-    if let Some(id) = record::request_id(&args.prompt) {
+    if let Some(id) = record::request_id(args) {
         return record::run(id, conductor, json).await;
     }
     let request = args.request.request(args.prompt.load()?);

@@ -4,24 +4,30 @@ use baton_proto::v1;
 use baton_types::{ErrorKind, RequestIdPrefix};
 use serde_json::{Value, json};
 
+use crate::args::ExplainArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
 use crate::explain;
-use crate::prompt::PromptArgs;
 use crate::screen::{Paint, line};
 use crate::timeline::{bytes, seconds};
 
-/// The request that is meant, where what was given has the form of an id, or of the first digits of one, and not of a prompt.
-pub fn request_id(prompt: &PromptArgs) -> Option<RequestIdPrefix> {
-    let text = prompt.prompt.as_ref().filter(|_| !prompt.raw)?;
-    // As the OpenAI surface names it.
-    text.strip_prefix("cmpl-").unwrap_or(text).parse().ok()
+/// Before the id of a request in answers over HTTP.
+const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
+
+/// The request that is meant, if what was given is called one, or has the form of an id, or of the first digits of one, and not of a prompt.
+pub fn request_id(args: &ExplainArgs) -> Option<String> {
+    let text = args.prompt.prompt.as_ref().filter(|_| !args.prompt.raw)?;
+    let id = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
+    if args.is_request {
+        return Some(id.to_owned());
+    }
+    id.parse().ok().map(|prefix: RequestIdPrefix| prefix.to_string())
 }
 
 /// Prints a request's record.
-pub async fn run(id: RequestIdPrefix, conductor: &str, json: bool) -> Result<(), CliError> {
+pub async fn run(id: String, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
-    let request = v1::RecallRequest { request_id: id.to_string() };
+    let request = v1::RecallRequest { request_id: id };
     let record = match conductor.cluster().recall(request).await.map_err(CliError::from) {
         Ok(record) => record.into_inner(),
         Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) => {
@@ -208,12 +214,13 @@ mod tests {
         let id = |line: &[&str]| {
             let cli = Cli::try_parse_from([&["baton", "explain"], line].concat()).unwrap();
             let Command::Explain(args) = cli.command else { panic!("another command") };
-            request_id(&args.prompt)
+            request_id(&args)
         };
         let text = "0123456789abcdef0123456789abcdef";
-        assert_eq!(id(&[text]).map(|id| id.to_string()).as_deref(), Some(text));
-        assert_eq!(id(&[&format!("cmpl-{text}")]).map(|id| id.to_string()).as_deref(), Some(text));
-        assert_eq!(id(&["4F0C1a"]).map(|id| id.to_string()).as_deref(), Some("4f0c1a"), "its first digits");
+        assert_eq!(id(&[text]).as_deref(), Some(text));
+        assert_eq!(id(&[&format!("chatcmpl-{text}")]).as_deref(), Some(text));
+        assert_eq!(id(&["4F0C1a"]).as_deref(), Some("4f0c1a"), "its first digits");
+        assert_eq!(id(&["--request", "mine 7"]).as_deref(), Some("mine 7"), "the client's own");
         for prompt in [&["face"][..], &["-"], &["4f0c1a is what?"], &["--raw", text], &["--prompt-file", "4f0c1a"]] {
             assert_eq!(id(prompt), None, "{prompt:?}");
         }

@@ -60,6 +60,13 @@ hex_id!(
     "32",
     "a request id (up to 32 hexadecimal digits)"
 );
+impl RequestId {
+    /// The id that comes so many after it: the answers of a request have consecutive ones.
+    pub fn plus(self, answers: u32) -> Self {
+        Self(self.0.wrapping_add(answers.into()))
+    }
+}
+
 /// The first digits of a request's id, as people copy them: six at least, all at most.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestIdPrefix(String);

@@ -15,7 +15,8 @@ use baton_runtime::serve::Protocol;
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
-    Clock, MetricDoc, Phase, Shutdown, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
+    Clock, MetricDoc, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation,
+    random_u64,
 };
 use baton_scheduler::{InvalidConfig, ModelConfig};
 use baton_text::Tokenizer;
@@ -153,14 +154,21 @@ async fn serve<R: Role>(
     start_loop(role, receiver, sessions, view, &tasks, &shutdown);
     start_registration(conductor, &info, &tasks);
     start_upkeep(telemetry, &tasks);
+    // Who reads that it serves may end it at once.
+    let signals = Signals::new()?;
     announce(&info, http_addr, transfer.local_addr());
 
-    wait_and_drain(&settings, &tasks, &shutdown).await
+    wait_and_drain(&settings, signals, &tasks, &shutdown).await
 }
 
-async fn wait_and_drain(settings: &Settings, tasks: &TaskSet, shutdown: &Shutdown) -> anyhow::Result<()> {
+async fn wait_and_drain(
+    settings: &Settings,
+    mut signals: Signals,
+    tasks: &TaskSet,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
     let signal = tokio::select! {
-        signal = Shutdown::signal() => signal?,
+        signal = signals.recv() => signal,
         () = tasks.cancelled() => "a failed task",
     };
     let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use serde_json::Value;
 
 /// Of `baton bench serve`. Times have a unit: 100ms, 5s, 2m; a bare number is seconds.
 #[derive(Debug, Clone, Args)]
@@ -45,6 +47,9 @@ pub struct ServeArgs {
     /// Let answers end by themselves; for servers that do not know ignore_eos, too
     #[arg(long)]
     pub keep_eos: bool,
+    /// Hold answers to the JSON schema in this file; they end by themselves. For Baton and vllm serve
+    #[arg(long, value_name = "FILE", value_parser = read_schema)]
+    pub json_schema: Option<JsonSchema>,
     /// 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
@@ -100,6 +105,23 @@ impl Mix {
         }
         self.0.last().map_or(0, |(length, _)| *length)
     }
+}
+
+impl ServeArgs {
+    /// Whether answers go on after the model ends them. Those that are held to a schema end with it.
+    pub(super) fn ignores_eos(&self) -> bool {
+        !self.keep_eos && self.json_schema.is_none()
+    }
+}
+
+/// What every answer is held to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JsonSchema(pub(super) Arc<Value>);
+
+fn read_schema(path: &str) -> Result<JsonSchema, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let schema = serde_json::from_str(&text).map_err(|error| format!("expected JSON: {error}"))?;
+    Ok(JsonSchema(Arc::new(schema)))
 }
 
 fn parse_target(text: &str) -> Result<Target, String> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
 
 /// Upper edges of the buckets, milliseconds: each is longer than the one before by a quarter to two thirds, which is fine enough to tell two servers apart. They are part of the JSON's form.
@@ -10,11 +11,25 @@ const EDGES_MS: [u64; 24] =
 /// Characters of the longest bar.
 const BAR: usize = 40;
 
+/// Longest gap that quantiles know, microseconds: an hour.
+const LONGEST_US: u64 = 3_600_000_000;
+/// Significant digits of quantiles.
+const DIGITS: u8 = 3;
+
 /// How many gaps there were of each length.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GapCounts {
     counts: [u64; EDGES_MS.len() + 1],
     longest: Option<Duration>,
+    /// Microseconds.
+    fine: Histogram<u64>,
+}
+
+impl Default for GapCounts {
+    fn default() -> Self {
+        let fine = Histogram::new_with_max(LONGEST_US, DIGITS).expect("constants that it takes");
+        Self { counts: Default::default(), longest: None, fine }
+    }
 }
 
 /// The same for programs: `counts[i]` gaps are up to `edges_s[i]` long and longer than the edge before; the last count is of those beyond the last edge.
@@ -30,6 +45,12 @@ impl GapCounts {
         let bucket = EDGES_MS.partition_point(|edge| Duration::from_millis(*edge) < gap);
         self.counts[bucket] += 1;
         self.longest = self.longest.max(Some(gap));
+        self.fine.saturating_record(gap.as_micros().try_into().unwrap_or(u64::MAX));
+    }
+
+    /// What this part of the gaps is at most, seconds; `None` if there was none.
+    pub fn quantile_s(&self, part: f64) -> Option<f64> {
+        self.longest.map(|_| self.fine.value_at_quantile(part) as f64 / 1e6)
     }
 
     /// The longest; `None` where there was none.
@@ -70,6 +91,15 @@ mod tests {
         let mut counts = GapCounts::default();
         milliseconds.iter().for_each(|ms| counts.add(Duration::from_millis(*ms)));
         counts
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_gaps() {
+        let all: Vec<_> = (1..=100).collect();
+        let of = counts(&all);
+        let near = |part: f64, seconds: f64| (of.quantile_s(part).unwrap() - seconds).abs() < seconds / 500.0;
+        assert!(near(0.5, 0.05) && near(0.99, 0.099) && near(1.0, 0.1));
+        assert_eq!(counts(&[]).quantile_s(0.5), None);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use baton_proto::v1::generate_request::Prompt as Wire;
 use baton_proto::v1::generate_response::Event;
-use baton_proto::v1::{GenerateRequest, ListModelsRequest, SamplingParameters, TextPrompt, TokenIds};
+use baton_proto::v1::structured_output::Form;
+use baton_proto::v1::{GenerateRequest, ListModelsRequest, SamplingParameters, StructuredOutput, TextPrompt, TokenIds};
 use baton_proto::{http_status, kind_of_status};
 use baton_types::ErrorKind;
 use tonic::Status;
 
-use super::args::ServeArgs;
+use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
 use super::heard::{Heard, Problem, Usage};
 use crate::BenchError;
@@ -23,6 +24,7 @@ pub struct Grpc {
     pub model: String,
     temperature: f32,
     ignore_eos: bool,
+    schema: Option<JsonSchema>,
 }
 
 impl Grpc {
@@ -33,7 +35,13 @@ impl Grpc {
             Some(name) => name.clone(),
             None => first_model(&clients).await?,
         };
-        Ok(Self { clients, model, temperature: args.temperature, ignore_eos: !args.keep_eos })
+        Ok(Self {
+            clients,
+            model,
+            temperature: args.temperature,
+            ignore_eos: args.ignores_eos(),
+            schema: args.json_schema.clone(),
+        })
     }
 
     /// What is sent for an arrival.
@@ -49,6 +57,10 @@ impl Grpc {
                 temperature: Some(self.temperature),
                 max_tokens: Some(arrival.max_tokens),
                 ignore_eos: self.ignore_eos,
+                structured_output: self
+                    .schema
+                    .as_ref()
+                    .map(|JsonSchema(schema)| StructuredOutput { form: Some(Form::JsonSchema(schema.to_string())) }),
                 ..SamplingParameters::default()
             }),
             ..GenerateRequest::default()

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::args::ServeArgs;
+use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
 use super::heard::{Heard, Problem, Usage};
 use super::sse::SseReader;
@@ -38,6 +38,7 @@ pub struct OpenAi {
     pub model: String,
     temperature: f32,
     ignore_eos: bool,
+    schema: Option<JsonSchema>,
 }
 
 impl OpenAi {
@@ -52,7 +53,8 @@ impl OpenAi {
             host: host.to_owned(),
             model: args.model.clone().unwrap_or_default(),
             temperature: args.temperature,
-            ignore_eos: !args.keep_eos,
+            ignore_eos: args.ignores_eos(),
+            schema: args.json_schema.clone(),
         };
         if args.model.is_none() {
             let found = tokio::time::timeout(MODELS_TIMEOUT, server.first_model()).await;
@@ -89,6 +91,9 @@ impl OpenAi {
         });
         if self.ignore_eos {
             body["ignore_eos"] = true.into();
+        }
+        if let Some(JsonSchema(schema)) = &self.schema {
+            body["structured_outputs"] = json!({ "json": schema });
         }
         Bytes::from(body.to_string())
     }

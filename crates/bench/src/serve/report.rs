@@ -36,6 +36,7 @@ pub(super) struct Report {
     /// Requests over the time in which they were due.
     offered_per_s: f64,
     /// Time to first token, from when the request was due.
+    ttft_mean_s: Option<f64>,
     ttft_p50_s: Option<f64>,
     ttft_p90_s: Option<f64>,
     ttft_p99_s: Option<f64>,
@@ -45,6 +46,9 @@ pub(super) struct Report {
     /// Mean of the longest tenth of a request's gaps.
     tbt_tail_p50_s: Option<f64>,
     tbt_tail_p90_s: Option<f64>,
+    /// Of all gaps.
+    gap_p50_s: Option<f64>,
+    gap_p99_s: Option<f64>,
     /// Longest of all gaps.
     gap_max_s: Option<f64>,
     /// Of completed requests, as the server says.
@@ -119,6 +123,7 @@ impl Report {
             },
             seconds,
             offered_per_s: share(requests as f64, due_s),
+            ttft_mean_s: (!sums.ttft_s.is_empty()).then(|| sums.ttft_s.iter().sum::<f64>() / sums.ttft_s.len() as f64),
             ttft_p50_s,
             ttft_p90_s,
             ttft_p99_s,
@@ -126,6 +131,8 @@ impl Report {
             tbt_mean_p90_s,
             tbt_tail_p50_s,
             tbt_tail_p90_s,
+            gap_p50_s: sums.gaps.quantile_s(0.5),
+            gap_p99_s: sums.gaps.quantile_s(0.99),
             gap_max_s: sums.gaps.longest().map(|gap| gap.as_secs_f64()),
             prompt_tokens: sums.usage.prompt,
             cached_tokens: sums.usage.cached,

@@ -253,6 +253,7 @@ impl Cluster {
                 "grpc": ready.map(|r| &r.grpc),
                 "http": ready.map(|r| &r.http),
                 "transfer": ready.map(|r| &r.transfer),
+                "operators": ready.map(|r| &r.operators),
             })
         };
         let nodes: Vec<Value> = self.members.iter().skip(1).map(entry).collect();
