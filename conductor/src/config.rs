@@ -38,7 +38,7 @@ impl MillisOrOff {
 /// It is not.
 pub fn positive_millis(millis: f64) -> Result<Duration, String> {
     let time = Duration::try_from_secs_f64(millis / 1e3).ok().filter(|time| !time.is_zero());
-    time.ok_or_else(|| format!("{millis}, but must be milliseconds, more than 0"))
+    time.ok_or_else(|| format!("{millis:?}, but must be milliseconds, more than 0"))
 }
 
 /// A list, or a text of its entries with commas between them.

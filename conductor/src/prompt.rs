@@ -396,9 +396,9 @@ pub fn timeout(timeout_ms: Option<f64>) -> Result<Option<Duration>, GenerateErro
 fn millis(field: &'static str, ms: Option<f64>) -> Result<Option<Duration>, GenerateError> {
     match ms {
         None | Some(0.0) => Ok(None),
-        Some(ms) => Duration::try_from_secs_f64(ms / 1e3)
-            .map(Some)
-            .map_err(|_| GenerateError::invalid(field, format!("{ms}, but must be a positive number of milliseconds"))),
+        Some(ms) => Duration::try_from_secs_f64(ms / 1e3).map(Some).map_err(|_| {
+            GenerateError::invalid(field, format!("{ms:?}, but must be a positive number of milliseconds"))
+        }),
     }
 }
 
@@ -469,6 +469,8 @@ mod tests {
         assert_eq!(field(sampling(|s| s.stop_token_ids = vec![300])).0, "stop_token_ids");
         let slo = Some(v1::ServiceLevelObjectives { ttft_ms: Some(-1.0), tbt_ms: None });
         assert_eq!(field(v1::GenerateRequest { slo, ..text("x") }).0, "slo.ttft_ms");
+        let (param, problem) = field(v1::GenerateRequest { timeout_ms: Some(1e300), ..text("x") });
+        assert!(param == "timeout_ms" && problem.starts_with("1e300, but"), "{problem}");
         let messages = |change: fn(&mut v1::MessagesPrompt)| {
             let message = v1::ChatMessage { role: "user".into(), content: "x".into(), ..Default::default() };
             let mut prompt = v1::MessagesPrompt { messages: vec![message], ..Default::default() };

@@ -40,6 +40,8 @@ const READ_FACTOR: usize = 2;
 const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
 const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
 const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
+/// So much of a header is repeated in an error.
+const MAX_SHOWN_CHARS: usize = 64;
 
 #[derive(Clone)]
 struct Shared {
@@ -224,8 +226,10 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
         (None, None) => Ok(None),
         (None, Some(value)) => {
             let text = value.to_str().unwrap_or_default();
-            let expected =
-                |_| BadRequest { param: name.to_owned(), problem: format!("'{text}': expected milliseconds") };
+            let expected = |_| {
+                let shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
+                BadRequest { param: name.to_owned(), problem: format!("'{shown}': expected milliseconds") }
+            };
             checked(name, text.trim().parse::<f64>().map_err(expected)?)
         }
     };

@@ -15,7 +15,8 @@ use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request};
 use crate::error::{BadRequest, FieldNames, Inside};
 use crate::field::{
-    AtMost, Entries, Ignored, JsonObject, MAX_CONTENT_BYTES, Refused, Stray, TextOr, cut, objects, or_default,
+    AtMost, Entries, Ignored, JsonObject, MAX_CONTENT_BYTES, Refused, Stray, TextOr, cut, objects, only_false,
+    only_true, or_default,
 };
 use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
@@ -48,10 +49,13 @@ generation_request! {
     /// The body of a chat completion.
     ChatRequest {
         messages: MessageList<Message>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         max_tokens: Option<u32>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         max_completion_tokens: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         logprobs: bool,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         top_logprobs: Option<u32>,
         /// More variables of the chat template, as vLLM takes them.
         #[serde(default, deserialize_with = "or_default")]
@@ -66,6 +70,10 @@ generation_request! {
         #[serde(default, deserialize_with = "or_default")]
         documents: AtMost<JsonObject<MAX_CONTENT_BYTES>, 1024>,
         reasoning_effort: Option<String>,
+        #[serde(default, deserialize_with = "only_true")]
+        add_generation_prompt: Ignored,
+        #[serde(default, deserialize_with = "only_false")]
+        continue_final_message: Ignored,
         #[serde(default)]
         prediction: Ignored,
         #[serde(default)]
@@ -196,6 +204,8 @@ objects! {
 
     struct CalledFunction {
         name: String,
+        /// Null and empty are no arguments.
+        #[serde(default, deserialize_with = "or_default")]
         arguments: String,
         /// What the official client's helpers add.
         #[serde(default, rename = "parsed_arguments")]
@@ -293,6 +303,12 @@ impl ChatRequest {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(BadRequest::new("top_logprobs", "says nothing without logprobs")),
         };
+        for (field, tokens) in [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)]
+        {
+            if tokens == Some(0) {
+                return Err(BadRequest::new(field, "0, but must be at least 1"));
+            }
+        }
         let fields = FIELDS.with("max_tokens", "max_completion_tokens", self.max_completion_tokens.is_some()).with(
             "structured_output",
             "structured_outputs",

@@ -47,11 +47,13 @@ macro_rules! generation_request {
                 model: String,
                 temperature: Option<f32>,
                 top_p: Option<f32>,
+                #[serde(default, deserialize_with = "crate::field::integer")]
                 top_k: Option<i64>,
                 min_p: Option<f32>,
                 repetition_penalty: Option<f32>,
                 presence_penalty: Option<f32>,
                 frequency_penalty: Option<f32>,
+                #[serde(default, deserialize_with = "crate::field::integer")]
                 seed: Option<i64>,
                 #[serde(default)]
                 stop: $crate::field::Texts<{ $crate::common::MAX_STOPS }>,
@@ -59,15 +61,18 @@ macro_rules! generation_request {
                 stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
                 #[serde(default, deserialize_with = "or_default")]
                 logit_bias: $crate::field::Entries<f32, 1024>,
+                #[serde(default, deserialize_with = "crate::field::integer")]
                 min_tokens: Option<u32>,
                 #[serde(default, deserialize_with = "or_default")]
                 bad_words: $crate::field::AtMost<String, 64>,
                 #[serde(default, deserialize_with = "or_default")]
                 ignore_eos: bool,
+                #[serde(default, deserialize_with = "crate::field::integer")]
                 n: Option<u32>,
                 #[serde(default, deserialize_with = "or_default")]
                 stream: bool,
                 stream_options: Option<$crate::common::StreamOptions>,
+                #[serde(default, deserialize_with = "crate::field::integer")]
                 priority: Option<i32>,
                 /// Objectives.
                 #[serde(default, deserialize_with = "or_default")]
@@ -98,6 +103,16 @@ macro_rules! generation_request {
                 guided_choice: $crate::field::Refused,
                 #[serde(default)]
                 guided_grammar: $crate::field::Refused,
+                #[serde(default, deserialize_with = "crate::field::only_true")]
+                skip_special_tokens: $crate::field::Ignored,
+                #[serde(default, deserialize_with = "crate::field::only_true")]
+                spaces_between_special_tokens: $crate::field::Ignored,
+                #[serde(default, deserialize_with = "crate::field::only_false")]
+                include_stop_str_in_output: $crate::field::Ignored,
+                #[serde(default, deserialize_with = "crate::field::only_false")]
+                use_beam_search: $crate::field::Ignored,
+                #[serde(default, deserialize_with = "crate::field::only_one")]
+                length_penalty: $crate::field::Ignored,
                 $($(#[$meta])* $field: $type,)*
             }
         }

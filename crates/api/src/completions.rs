@@ -12,7 +12,7 @@ use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, check_answers, generation_request};
 use crate::error::{BadRequest, FieldNames};
-use crate::field::{Refused, or_default};
+use crate::field::or_default;
 
 use answer::{Asked, CompletionAnswer};
 
@@ -38,14 +38,15 @@ generation_request! {
     /// The body of a completion.
     CompletionRequest {
         prompt: Prompts,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         max_tokens: Option<u32>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         logprobs: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         echo: bool,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         best_of: Option<u32>,
         suffix: Option<String>,
-        #[serde(default)]
-        use_beam_search: Refused,
     }
 }
 

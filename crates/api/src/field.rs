@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 pub(crate) use crate::object::{Shape, Stray, objects};
@@ -36,6 +36,66 @@ impl<'de> Deserialize<'de> for Refused {
             Some(_) => Err(D::Error::custom("is not served here")),
         }
     }
+}
+
+/// Takes the value that asks for nothing; others ask for what is not served here.
+fn only<'de, D, T>(deserializer: D, neutral: T) -> Result<Ignored, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + PartialEq + fmt::Debug,
+{
+    match Option::<T>::deserialize(deserializer)? {
+        Some(given) if given != neutral => {
+            Err(D::Error::custom(format_args!("{given:?}, but only {neutral:?} is served here")))
+        }
+        _ => Ok(Ignored),
+    }
+}
+
+pub(crate) fn only_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ignored, D::Error> {
+    only(deserializer, true)
+}
+
+pub(crate) fn only_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ignored, D::Error> {
+    only(deserializer, false)
+}
+
+pub(crate) fn only_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ignored, D::Error> {
+    only(deserializer, 1.0)
+}
+
+/// An integer, or none. Clients in languages that have one kind of number write 5 as `5.0`.
+pub(crate) fn integer<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    struct Integer<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Integer<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an integer")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+            T::deserialize(number.into_deserializer()).map(Some)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+            T::deserialize(number.into_deserializer()).map(Some)
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+            // Beyond that, several integers are the same number.
+            const MOST: f64 = 9_007_199_254_740_992.0;
+            if number.fract() == 0.0 && number.abs() < MOST {
+                return self.visit_i64(number as i64);
+            }
+            Err(E::custom(format_args!("{number:?}, but must be an integer")))
+        }
+    }
+    deserializer.deserialize_any(Integer(PhantomData))
 }
 
 /// At most `MOST` of them.

@@ -109,13 +109,13 @@ impl StructuredOutputs {
     }
 }
 
-/// A schema, or a text of one.
+/// A schema, which `true` is, too, or a text of one.
 fn schema_text(Json(schema): &Json<MAX_SCHEMA_BYTES>) -> Result<String, BadRequest> {
     const PARAM: &str = "structured_outputs.json";
     match schema.get().as_bytes() {
-        [b'{', ..] => Ok(schema.get().to_owned()),
+        [b'{', ..] | b"true" => Ok(schema.get().to_owned()),
         [b'"', ..] => serde_json::from_str(schema.get()).map_err(|error| BadRequest::new(PARAM, error.to_string())),
-        _ => Err(BadRequest::new(PARAM, "is neither an object nor a text of one")),
+        _ => Err(BadRequest::new(PARAM, "is no schema: neither an object nor true, nor a text of one")),
     }
 }
 

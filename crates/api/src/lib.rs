@@ -92,7 +92,7 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
 
 /// A problem may have a text of the client's in the middle.
 fn shortened(problem: &str) -> String {
-    const MOST: usize = 128;
+    const MOST: usize = 64;
     let head = problem.char_indices().nth(MOST).map(|(end, _)| end);
     let tail = problem.char_indices().nth_back(MOST).map(|(begin, _)| begin);
     match (head, tail) {
@@ -132,6 +132,10 @@ mod tests {
         assert_eq!(chat(r#"{"messages": [{"content": "x"}]}"#).0, "messages[0].role");
         assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
         assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": [1]}}"#).0, "chat_template_kwargs.a");
+        let (param, problem) = chat(r#"{"messages": [], "max_tokens": 5.5}"#);
+        assert_eq!((param.as_str(), problem.as_str()), ("max_tokens", "5.5, but must be an integer"));
+        assert_eq!(chat(r#"{"messages": [], "max_tokens": 1e300}"#).1, "1e300, but must be an integer");
+        assert_eq!(chat(r#"{"messages": [], "n": -1.0}"#).0, "n");
         assert_eq!(chat("[").0, "body");
         assert_eq!(chat("[[]]").0, "body");
         assert_eq!(chat(r#"{"messages": [["user", "x"]]}"#).0, "messages[0]");
@@ -141,7 +145,7 @@ mod tests {
         assert_eq!(chat(&long).0.len(), 256);
         assert_eq!(chat(r#"{"messages": []} x"#).0, "body");
         let (_, problem) = chat(&format!(r#"{{"messages": "{}"}}"#, "x".repeat(9999)));
-        assert!(problem.len() < 300 && problem.ends_with("expected a list"), "{problem}");
+        assert!(problem.len() < 150 && problem.ends_with("expected a list"), "{problem}");
         let completion = bad::<CompletionRequest>;
         assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
         assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");

@@ -30,6 +30,7 @@ objects! {
         #[serde(default, deserialize_with = "or_default")]
         pub model: String,
         messages: MessageList<Message>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         max_tokens: Option<u32>,
         system: Option<TextOr<TextBlocks>>,
         #[serde(default, deserialize_with = "or_default")]
@@ -38,6 +39,7 @@ objects! {
         stream: bool,
         temperature: Option<f32>,
         top_p: Option<f32>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         top_k: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         tools: AtMost<ToolJson, MAX_TOOLS>,
@@ -45,6 +47,10 @@ objects! {
         thinking: Option<Thinking>,
         output_config: Option<OutputConfig>,
         output_format: Option<OutputFormat>,
+        /// Larger goes first.
+        #[serde(default, deserialize_with = "crate::field::integer")]
+        priority: Option<i32>,
+        context_management: Option<NoEdits>,
         /// Objectives.
         #[serde(default, deserialize_with = "or_default")]
         pub baton: Objectives,
@@ -70,8 +76,6 @@ objects! {
         billing_policy: Ignored,
         #[serde(default)]
         container: Refused,
-        #[serde(default)]
-        context_management: Refused,
         #[serde(default)]
         compaction: Refused,
         #[serde(default)]
@@ -126,6 +130,12 @@ objects! {
         format: Option<OutputFormat>,
     }
 
+    /// Of the conversation before it becomes a prompt: none are served.
+    struct NoEdits {
+        #[serde(default, rename = "edits", deserialize_with = "or_default")]
+        _edits: AtMost<Refused, 0>,
+    }
+
     struct OutputFormat {
         r#type: String,
         schema: Option<Schema>,
@@ -167,6 +177,7 @@ impl MessagesRequest {
             sampling: Some(sampling),
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
             timeout_ms,
+            priority: self.priority.unwrap_or(0),
             n: 1,
             ..Default::default()
         };
@@ -181,6 +192,9 @@ impl MessagesRequest {
     /// A field has a value that is not served.
     pub fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
         check_bytes("model", [&self.model])?;
+        if self.messages.0.is_empty() {
+            return Err(BadRequest::new("messages", "empty: at least one message is needed"));
+        }
         let system = self.system.take().map(text_of);
         let mut prompt = v1::MessagesPrompt {
             messages: conversation(system, std::mem::take(&mut self.messages))?,
@@ -306,6 +320,7 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("Thinking", taken::<Thinking>()),
         ("OutputConfig", taken::<OutputConfig>()),
         ("OutputFormat", taken::<OutputFormat>()),
+        ("NoEdits", taken::<NoEdits>()),
         ("Message", taken::<Message>()),
         ("Block", taken::<blocks::BlockFields>()),
         ("TextBlock", taken::<blocks::TextBlockFields>()),

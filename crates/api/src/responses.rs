@@ -13,8 +13,8 @@ use crate::Context;
 use crate::answer::Call;
 use crate::chat::{MAX_TOOL_NAME, check_effort};
 use crate::common::{Objectives, check_bytes};
-use crate::error::{BadRequest, FieldNames};
-use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, objects, or_default};
+use crate::error::{BadRequest, FieldNames, Inside};
+use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, objects, only_false, or_default};
 use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, check_name};
 
@@ -34,6 +34,7 @@ objects! {
         model: String,
         input: TextOr<Items>,
         instructions: Option<String>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         max_output_tokens: Option<u32>,
         temperature: Option<f32>,
         top_p: Option<f32>,
@@ -45,6 +46,7 @@ objects! {
         tool_choice: Option<TextOr<ToolChoiceJson>>,
         parallel_tool_calls: Option<bool>,
         text: Option<TextConfig>,
+        #[serde(default, deserialize_with = "crate::field::integer")]
         top_logprobs: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         include: AtMost<String, 16>,
@@ -52,8 +54,11 @@ objects! {
         #[serde(default, deserialize_with = "or_default")]
         metadata: Entries<String, 16>,
         truncation: Option<String>,
-        #[serde(default, deserialize_with = "or_default")]
-        background: bool,
+        #[serde(default, deserialize_with = "only_false")]
+        background: Ignored,
+        /// Larger goes first.
+        #[serde(default, deserialize_with = "crate::field::integer")]
+        priority: Option<i32>,
         /// Objectives.
         #[serde(default, deserialize_with = "or_default")]
         pub baton: Objectives,
@@ -198,6 +203,7 @@ impl ResponsesRequest {
             sampling: Some(sampling),
             slo: Some(v1::ServiceLevelObjectives { ttft_ms: ttft_slo_ms, tbt_ms: tbt_slo_ms }),
             timeout_ms,
+            priority: self.priority.unwrap_or(0),
             n: 1,
             ..Default::default()
         };
@@ -209,9 +215,6 @@ impl ResponsesRequest {
     fn check(&self) -> Result<(), BadRequest> {
         check_bytes("model", [&self.model])?;
         check_bytes("metadata", self.metadata.0.iter().flat_map(|(key, value)| [key, value]))?;
-        if self.background {
-            return Err(BadRequest::new("background", "is not served here"));
-        }
         if let Some(other) = self.truncation.as_ref().filter(|truncation| *truncation != "disabled") {
             return Err(BadRequest::kind("truncation", other, "disabled"));
         }

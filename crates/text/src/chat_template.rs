@@ -361,6 +361,13 @@ mod tests {
         assert_eq!(text(object), "{\"b\": 1, \"a\": 2.0}");
         let either = "{% set a = messages[0].tool_calls[0].function.arguments %}{% if a is string %}{{ a }}{% else %}{{ arguments | tojson }}{% endif %}{# arguments is string #}";
         assert_eq!(text(either), "{\"b\":1,\"a\":2.0}");
+        for none in ["null", " ", ""] {
+            let call = ToolCall { id: "1".into(), name: "f".into(), arguments: none.into() };
+            let calls = ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..Default::default() };
+            let conversation = Conversation::new(vec![calls]);
+            let text = |source: &str| template(source).unwrap().render(&conversation).unwrap().text();
+            assert_eq!((text(object), text(either)), ("{}".to_owned(), "{}".to_owned()), "{none:?}");
+        }
         assert_eq!(
             text("{{ 'name' in messages[0] }} {{ messages[1].tool_call_id }} {{ tools is none }}"),
             "False 1 True"

@@ -134,11 +134,16 @@ pub(crate) fn message_value(message: &ChatMessage, arguments: Arguments, marker:
 
 fn call_value(call: &ToolCall, arguments: Arguments, marker: &Marker<'_>) -> Value {
     let text = |text: &str| content(text, Author::Client, marker);
+    let given = match call.arguments.trim() {
+        // So clients write that there are none.
+        "" | "null" => "{}",
+        _ => &call.arguments,
+    };
     // What is no object stays text, whatever the template makes of it.
-    let object = || serde_json::from_str::<Json>(&call.arguments).ok().filter(Json::is_object);
+    let object = || serde_json::from_str::<Json>(given).ok().filter(Json::is_object);
     let arguments = match arguments {
-        Arguments::Object => object().map_or_else(|| text(&call.arguments), |object| json_value(&object, marker)),
-        Arguments::Text => text(&call.arguments),
+        Arguments::Object => object().map_or_else(|| text(given), |object| json_value(&object, marker)),
+        Arguments::Text => text(given),
     };
     let function = Value::from_pairs([("name", text(&call.name)), ("arguments", arguments)]);
     Value::from_pairs([("id", text(&call.id)), ("type", Value::from("function")), ("function", function)])

@@ -43,7 +43,8 @@ fn a_conversation_becomes_messages() {
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
             {"role": "assistant", "content": null, "reasoning": null, "reasoning_content": "hm", "refusal": null,
-             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}]},
+             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}},
+                            {"id": "2", "type": "function", "function": {"name": "g", "arguments": null}}]},
             {"role": "tool", "tool_call_id": "1", "content": "2", "not_known": null},
         ],
         "max_tokens": 3, "max_completion_tokens": 4, "chat_template_kwargs": {"enable_thinking": false},
@@ -94,8 +95,11 @@ fn values_that_are_not_served_are_named() {
     assert_eq!(chat("structured_outputs", json!({})), "structured_outputs");
     assert_eq!(chat("structured_outputs", json!({"regex": "a", "json_object": true})), "structured_outputs");
     assert_eq!(chat("structured_outputs", json!({"json": 1})), "structured_outputs.json");
+    assert_eq!(chat("structured_outputs", json!({"json": false})), "structured_outputs.json");
     assert_eq!(chat("reasoning_effort", json!("huge")), "reasoning_effort");
     assert_eq!(chat("n", json!(0)), "n");
+    assert_eq!(chat("max_tokens", json!(0)), "max_tokens");
+    assert_eq!(chat("max_completion_tokens", json!(0)), "max_completion_tokens");
     assert_eq!(chat("modalities", json!(["audio"])), "modalities");
     assert_eq!(chat("top_logprobs", json!(2)), "top_logprobs");
     assert_eq!(
@@ -276,6 +280,36 @@ fn tools_go_into_the_prompt_as_they_are_written() {
 }
 
 #[test]
+fn integers_may_be_written_with_a_fraction_of_zero() {
+    let call = chat(json!({"messages": [], "max_tokens": 5.0, "n": 2.0, "seed": -1.0, "top_k": 3.0, "priority": -2.0}));
+    let request = &call.requests[0];
+    let sampling = request.sampling.as_ref().unwrap();
+    assert_eq!((sampling.max_tokens, sampling.seed, sampling.top_k), (Some(5), Some(u64::MAX), Some(3)));
+    assert_eq!((request.n, request.priority), (2, -2));
+}
+
+#[test]
+fn values_that_ask_for_nothing_are_taken() {
+    let neutral = json!({
+        "skip_special_tokens": true, "spaces_between_special_tokens": true, "include_stop_str_in_output": false,
+        "use_beam_search": false, "length_penalty": 1, "add_generation_prompt": true, "continue_final_message": false,
+    });
+    let others = json!({
+        "skip_special_tokens": false, "spaces_between_special_tokens": false, "include_stop_str_in_output": true,
+        "use_beam_search": true, "length_penalty": 0.5, "add_generation_prompt": false, "continue_final_message": true,
+    });
+    let given = |field: &str, value: &Value| {
+        let body = json!({"messages": [], field: value}).to_string();
+        read::<ChatRequest>(body.as_bytes()).map(|_| ()).map_err(|bad| (bad.param, bad.problem))
+    };
+    for (field, value) in neutral.as_object().unwrap() {
+        assert_eq!(given(field, value), Ok(()));
+        let (param, problem) = given(field, &others[field]).unwrap_err();
+        assert!(param == *field && problem.ends_with("is served here"), "{param}: {problem}");
+    }
+}
+
+#[test]
 fn the_form_of_an_answer_is_asked_for() {
     let of = |field: &str, value: Value| form(&chat(json!({"messages": [], field: value})));
     assert_eq!(of("response_format", json!({"type": "text"})), None);
@@ -285,6 +319,7 @@ fn the_form_of_an_answer_is_asked_for() {
     assert_eq!(of("response_format", schema), Some(Form::JsonSchema(r#"{"type":"object"}"#.into())));
     assert_eq!(of("structured_outputs", json!({"json": {"a": 1}})), Some(Form::JsonSchema(r#"{"a":1}"#.into())));
     assert_eq!(of("structured_outputs", json!({"json": "{\"a\": 1}"})), Some(Form::JsonSchema(r#"{"a": 1}"#.into())));
+    assert_eq!(of("structured_outputs", json!({"json": true})), Some(Form::JsonSchema("true".into())), "any JSON");
     assert_eq!(of("structured_outputs", json!({"regex": "a+"})), Some(Form::Regex("a+".into())));
     assert_eq!(
         of("structured_outputs", json!({"grammar": "g", "json_object": false})),

@@ -34,11 +34,12 @@ fn a_body_becomes_a_request() {
         "model": "m", "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}],
         "stop_sequences": ["S"], "top_k": 5, "top_p": 0.5, "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "strict": true}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": true}, "baton": {"tbt_slo_ms": 7},
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": true}, "baton": {"tbt_slo_ms": 7}, "priority": 3,
         "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"a": 1}}},
     }));
     let request = &call.requests[0];
     assert_eq!((request.model.as_str(), request.n, request.slo.as_ref().unwrap().tbt_ms), ("m", 1, Some(7.0)));
+    assert_eq!(request.priority, 3);
     let sampling = request.sampling.as_ref().unwrap();
     assert_eq!(
         (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens),
@@ -111,6 +112,12 @@ fn blocks_become_messages_that_templates_know() {
 fn values_that_are_not_served_are_named() {
     let blocks = |role: &str, block: Value| bad(json!({"messages": [{"role": role, "content": [block]}]}));
     assert_eq!(bad(json!({"max_tokens": null})), "max_tokens");
+    assert_eq!(bad(json!({"messages": [], "system": "x"})), "messages");
+    let edits = json!([{"type": "clear_thinking_20251015"}]);
+    assert_eq!(bad(json!({ "context_management": {"edits": edits} })), "context_management.edits[0]");
+    for nothing in [json!(null), json!({}), json!({"edits": []})] {
+        messages(json!({ "context_management": nothing }));
+    }
     assert_eq!(bad(json!({"colour": 1})), "colour");
     assert_eq!(bad(json!({"messages": [{"role": "tool", "content": "x"}]})), "messages[0].role");
     assert_eq!(bad(json!({"messages": [{"role": "assistant", "content": "x"}]})), "messages");
