@@ -21,6 +21,8 @@ pub struct AnswerForm {
     tools: Vec<Tool>,
     choice: Option<Choice>,
     one_call: bool,
+    /// There are more tools in the prompt than may be asked for.
+    is_narrowed: bool,
     form: Option<Form>,
 }
 
@@ -28,31 +30,42 @@ pub struct AnswerForm {
 pub type Reader = (OutputParser, Vec<TokenId>);
 
 impl AnswerForm {
-    /// What is said beside a prompt.
+    /// What is said beside a prompt without tools.
     ///
     /// # Errors
-    /// A tool is none, or the choice names none of them.
-    pub fn new(
-        form: Option<v1::StructuredOutput>,
-        tools: &mut [Value],
-        choice: Option<v1::ToolChoice>,
-        one_call: bool,
-    ) -> Result<Self, GenerateError> {
+    /// The form is none.
+    pub fn new(form: Option<v1::StructuredOutput>) -> Result<Self, GenerateError> {
+        Ok(Self { form: wire_form(form)?, ..Self::default() })
+    }
+
+    /// The same, with these tools of a prompt, and what it says of them.
+    ///
+    /// # Errors
+    /// A tool is none, or what says which are asked for names none of them.
+    pub fn with_tools(mut self, tools: &mut [Value], prompt: &v1::MessagesPrompt) -> Result<Self, GenerateError> {
         let numbered = tools.iter_mut().enumerate();
-        let tools = numbered.map(|(index, json)| tool(index, json)).collect::<Result<Vec<_>, _>>()?;
-        let choice = choice.and_then(|choice| choice.choice);
-        let invalid = |problem: String| Err(GenerateError::invalid("tool_choice", problem));
-        match &choice {
-            Some(Choice::Required(true)) if tools.is_empty() => {
-                return invalid("required, but there are no tools".into());
-            }
-            Some(Choice::Name(name)) if tools.iter().all(|tool| tool.name != *name) => {
-                let name: String = name.chars().take(MAX_NAME_BYTES).collect();
-                return invalid(format!("there is no tool '{name}'"));
-            }
-            _ => {}
+        self.tools = numbered.map(|(index, json)| tool(index, json)).collect::<Result<Vec<_>, _>>()?;
+        let allowed = &prompt.allowed_tools;
+        if let Some(name) = allowed.iter().find(|name| !self.has_tool(name)) {
+            return Err(no_tool("allowed_tools", name));
         }
-        Ok(Self { tools, choice, one_call, form: wire_form(form)? })
+        if !allowed.is_empty() {
+            let all = self.tools.len();
+            self.tools.retain(|tool| allowed.contains(&tool.name));
+            self.is_narrowed = self.tools.len() < all;
+        }
+        self.choice = prompt.tool_choice.as_ref().and_then(|choice| choice.choice.clone());
+        match &self.choice {
+            Some(Choice::Required(true)) if self.tools.is_empty() => {
+                Err(GenerateError::invalid("tool_choice", "required, but there are no tools"))
+            }
+            Some(Choice::Name(name)) if !self.has_tool(name) => Err(no_tool("tool_choice", name)),
+            _ => Ok(Self { one_call: prompt.one_tool_call, ..self }),
+        }
+    }
+
+    fn has_tool(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == *name)
     }
 
     /// Whether the model is to ask for tools, or may.
@@ -103,7 +116,11 @@ impl AnswerForm {
             Some(Choice::Name(name)) => {
                 (Calls::Must(tools.into_iter().filter(|tool| tool.name == *name).collect()), true)
             }
-            _ if self.form.is_some() || self.one_call || tools.iter().any(|tool| tool.is_strict) => {
+            _ if self.form.is_some()
+                || self.one_call
+                || self.is_narrowed
+                || tools.iter().any(|tool| tool.is_strict) =>
+            {
                 (Calls::May(tools), self.one_call)
             }
             _ => (Calls::None, false),
@@ -128,6 +145,11 @@ fn tool(index: usize, json: &mut Value) -> Result<Tool, GenerateError> {
         Some(_) => return Err(invalid("its parameters are no schema of a JSON object")),
     };
     Ok(Tool { name: name.to_owned(), parameters, is_strict: strict == Some(Value::Bool(true)) })
+}
+
+fn no_tool(field: &'static str, name: &str) -> GenerateError {
+    let name: String = name.chars().take(MAX_NAME_BYTES).collect();
+    GenerateError::invalid(field, format!("there is no tool '{name}'"))
 }
 
 fn no_arguments() -> Map<String, Value> {
@@ -161,6 +183,16 @@ mod tests {
         Some(v1::ToolChoice { choice: Some(choice) })
     }
 
+    fn with_tools(
+        tools: &mut [Value],
+        tool_choice: Option<v1::ToolChoice>,
+        allowed: &[&str],
+    ) -> Result<AnswerForm, GenerateError> {
+        let allowed_tools = allowed.iter().map(ToString::to_string).collect();
+        let prompt = v1::MessagesPrompt { tool_choice, allowed_tools, ..Default::default() };
+        AnswerForm::default().with_tools(tools, &prompt)
+    }
+
     fn resolved(form: AnswerForm) -> Result<(Option<Arc<str>>, bool), String> {
         let tokenizer = Tokenizer::bytes();
         let format = OutputFormat::detect("{{ tools }}<tool_call>", &tokenizer);
@@ -174,7 +206,7 @@ mod tests {
         let of = |strict: bool, choice: Option<v1::ToolChoice>| {
             let mut tools = [weather()];
             tools[0]["function"]["strict"] = strict.into();
-            let form = AnswerForm::new(None, &mut tools, choice, false).unwrap();
+            let form = with_tools(&mut tools, choice, &[]).unwrap();
             assert_eq!(tools[0]["function"].get("strict"), None, "the template does not see it");
             let (grammar, reads) = resolved(form).unwrap();
             (grammar.is_some(), reads)
@@ -188,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let new = |tools: &mut [Value], choice| AnswerForm::new(None, tools, choice, false).unwrap_err().to_string();
+        let new = |tools: &mut [Value], choice| with_tools(tools, choice, &[]).unwrap_err().to_string();
         assert!(new(&mut [json!({"name": "f"})], None).starts_with("tools: number 0: expected"));
         assert!(
             new(&mut [weather(), json!({"function": {}})], None)
@@ -197,9 +229,28 @@ mod tests {
         assert_eq!(new(&mut [], choice(Choice::Required(true))), "tool_choice: required, but there are no tools");
         assert_eq!(new(&mut [weather()], choice(Choice::Name("f".into()))), "tool_choice: there is no tool 'f'");
         let form = v1::StructuredOutput { form: Some(WireForm::JsonSchema("{\"type\": \"colour\"}".into())) };
-        let form = AnswerForm::new(Some(form), &mut [], None, false).unwrap();
+        let form = AnswerForm::new(Some(form)).unwrap();
         assert!(resolved(form).unwrap_err().starts_with("structured_output: "));
-        let empty = AnswerForm::new(Some(v1::StructuredOutput::default()), &mut [], None, false);
+        let empty = AnswerForm::new(Some(v1::StructuredOutput::default()));
         assert_eq!(empty.unwrap_err().to_string(), "structured_output: it has no form");
+    }
+
+    #[test]
+    fn allowed_tools_alone_are_called_and_the_template_sees_all() {
+        let of = |choice, allowed: &[&str]| {
+            let mut tools = ["weather", "clock"].map(|name| json!({"function": {"name": name}}));
+            let form = with_tools(&mut tools, choice, allowed);
+            assert_eq!(tools.len(), 2);
+            form
+        };
+        let form = of(None, &["clock"]).unwrap();
+        assert!(matches!(form.calls(), (Calls::May(tools), false) if tools.len() == 1 && tools[0].name == "clock"));
+        assert_eq!(resolved(form).unwrap(), resolved(of(None, &["clock", "clock"]).unwrap()).unwrap());
+        let form = of(choice(Choice::Required(true)), &["clock"]).unwrap();
+        assert!(matches!(form.calls(), (Calls::Must(tools), false) if tools.len() == 1));
+        assert_eq!(of(None, &["weather", "clock"]).unwrap().calls(), (Calls::None, false), "all of them: no grammar");
+        assert_eq!(of(None, &["f"]).unwrap_err().to_string(), "allowed_tools: there is no tool 'f'");
+        let error = of(choice(Choice::Name("weather".into())), &["clock"]).unwrap_err().to_string();
+        assert_eq!(error, "tool_choice: there is no tool 'weather'");
     }
 }

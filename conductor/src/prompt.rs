@@ -1,6 +1,7 @@
 //! From a client's request to tokens and checked parameters.
 
 use baton_grammar::{GrammarCompiler, Thoughts};
+use std::mem::take;
 use std::time::Duration;
 
 use baton_proto::v1;
@@ -91,6 +92,7 @@ impl TextModel {
             Some(WirePrompt::Messages(prompt)) => {
                 check_count("messages", prompt.messages.len(), MAX_MESSAGES)?;
                 check_count("tools", prompt.tools.len(), MAX_TOOLS)?;
+                check_count("allowed_tools", prompt.allowed_tools.len(), MAX_TOOLS)?;
                 check_count("documents", prompt.documents.len(), MAX_TOOLS)?;
                 self.check_bytes("messages", prompt.messages.iter().map(message_bytes).sum())?;
                 check_bytes("tools", prompt.tools.iter().map(String::len).sum(), MAX_TOOL_BYTES)?;
@@ -177,7 +179,7 @@ impl TextModel {
             }
             Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form, limits),
         };
-        let form = AnswerForm::new(form, &mut [], None, false)?;
+        let form = AnswerForm::new(form)?;
         Ok(Prompt { tokens, form, format: None, thoughts: Thoughts::Over })
     }
 
@@ -195,9 +197,8 @@ impl TextModel {
                 format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name);
             GenerateError::invalid("messages", problem)
         })?;
-        let (choice, one_call) = (prompt.tool_choice.take(), prompt.one_tool_call);
-        let mut conversation = conversation(prompt)?;
-        let form = AnswerForm::new(form, &mut conversation.tools, choice, one_call)?;
+        let mut conversation = conversation(&mut prompt)?;
+        let form = AnswerForm::new(form)?.with_tools(&mut conversation.tools, &prompt)?;
         let rendered = template.render(&conversation).map_err(|error| text_error("messages", &error))?;
         self.check_least_tokens(rendered.bytes(), limits)?;
         let tokens = self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))?;
@@ -299,7 +300,8 @@ struct Prompt<'a> {
     thoughts: Thoughts,
 }
 
-fn conversation(prompt: v1::MessagesPrompt) -> Result<Conversation, GenerateError> {
+/// Takes out of a prompt what its template is given.
+fn conversation(prompt: &mut v1::MessagesPrompt) -> Result<Conversation, GenerateError> {
     let objects = |field, texts: Vec<String>| -> Result<Vec<_>, GenerateError> {
         let object = |(index, text): (usize, String)| json_object(field, Some(index), &text).map(Value::Object);
         texts.into_iter().enumerate().map(object).collect()
@@ -309,10 +311,10 @@ fn conversation(prompt: v1::MessagesPrompt) -> Result<Conversation, GenerateErro
         text => json_object("template_variables", None, text)?,
     };
     Ok(Conversation {
-        tools: objects("tools", prompt.tools)?,
-        documents: objects("documents", prompt.documents)?,
+        tools: objects("tools", take(&mut prompt.tools))?,
+        documents: objects("documents", take(&mut prompt.documents))?,
         variables,
-        ..Conversation::new(prompt.messages.into_iter().map(chat_message).collect())
+        ..Conversation::new(take(&mut prompt.messages).into_iter().map(chat_message).collect())
     })
 }
 

@@ -150,8 +150,21 @@ objects! {
         strict: Option<bool>,
     }
 
-    /// Of one tool.
+    /// Of one tool, or of those that are allowed.
     struct ToolChoiceJson {
+        r#type: String,
+        function: Option<FunctionName>,
+        allowed_tools: Option<AllowedTools>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct AllowedTools {
+        mode: String,
+        tools: AtMost<AllowedTool, MAX_TOOLS>,
+    }
+
+    struct AllowedToolFields {
         r#type: String,
         function: Option<FunctionName>,
         #[serde(default, rename = "?")]
@@ -219,6 +232,23 @@ objects! {
         _prompt_cache_breakpoint: Ignored,
         #[serde(default, rename = "?")]
         stray: Stray,
+    }
+}
+
+/// The name of a function; other kinds of tools are refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "AllowedToolFields")]
+struct AllowedTool(String);
+
+impl TryFrom<AllowedToolFields> for AllowedTool {
+    type Error = Inside;
+
+    fn try_from(AllowedToolFields { r#type, function, stray }: AllowedToolFields) -> Result<Self, Inside> {
+        if r#type != "function" {
+            return Err(BadRequest::kind("type", &r#type, "function").into());
+        }
+        BadRequest::stray(&stray)?;
+        Ok(Self(function.ok_or_else(|| BadRequest::missing("function"))?.name))
     }
 }
 
@@ -329,7 +359,8 @@ impl ChatRequest {
         prompt.documents = self.documents.0.iter().map(|JsonObject(document)| document.get().to_owned()).collect();
         prompt.template_variables = self.template_variables()?;
         let one_call = self.parallel_tool_calls == Some(false);
-        self.tools()?.put(&mut prompt, "tool_choice", self.tool_choice()?, one_call)?;
+        let choice = self.tool_choice()?;
+        self.tools()?.put(&mut prompt, "tool_choice", choice, one_call)?;
         Ok(prompt)
     }
 
@@ -350,18 +381,11 @@ impl ChatRequest {
         Ok(tools)
     }
 
-    fn tool_choice(&self) -> Result<ToolChoice, BadRequest> {
-        match &self.tool_choice {
+    fn tool_choice(&mut self) -> Result<ToolChoice, BadRequest> {
+        match self.tool_choice.take() {
             None => Ok(ToolChoice::Auto),
-            Some(TextOr::Text(mode)) => ToolChoice::of_mode(mode),
-            Some(TextOr::Parts(ToolChoiceJson { r#type, function, stray })) => {
-                if r#type != "function" {
-                    return Err(BadRequest::kind("tool_choice.type", r#type, "function"));
-                }
-                BadRequest::stray(stray).map_err(|bad| bad.inside("tool_choice"))?;
-                let missing = || BadRequest::missing("tool_choice.function");
-                Ok(ToolChoice::Named(function.as_ref().ok_or_else(missing)?.name.clone()))
-            }
+            Some(TextOr::Text(mode)) => ToolChoice::of_mode(&mode),
+            Some(TextOr::Parts(choice)) => choice.choice(),
         }
     }
 
@@ -375,6 +399,29 @@ impl ChatRequest {
             variables.entry("reasoning_effort").or_insert(Value::String(effort));
         }
         Ok(if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() })
+    }
+}
+
+impl ToolChoiceJson {
+    fn choice(self) -> Result<ToolChoice, BadRequest> {
+        const PATH: &str = "tool_choice";
+        let Self { r#type, function, allowed_tools, stray } = self;
+        let own: &[_] = match r#type.as_str() {
+            "function" => &["function"],
+            "allowed_tools" => &["allowed_tools"],
+            other => return Err(BadRequest::kind("tool_choice.type", other, "function or allowed_tools")),
+        };
+        BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
+        let given = [("function", function.is_some()), ("allowed_tools", allowed_tools.is_some())];
+        BadRequest::of_other_kinds(&r#type, &given, own).map_err(|bad| bad.inside(PATH))?;
+        match (function, allowed_tools) {
+            (Some(FunctionName { name }), _) => Ok(ToolChoice::Named(name)),
+            (None, Some(AllowedTools { mode, tools })) => {
+                let names = tools.0.into_iter().map(|AllowedTool(name)| name).collect();
+                ToolChoice::allowed("tool_choice.allowed_tools", &mode, names)
+            }
+            (None, None) => Err(BadRequest::missing(format!("{PATH}.{type}"))),
+        }
     }
 }
 
@@ -398,6 +445,8 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ChatFunction", taken::<FunctionJson>()),
         ("ChatToolChoice", taken::<ToolChoiceJson>()),
         ("FunctionName", taken::<FunctionName>()),
+        ("AllowedTools", taken::<AllowedTools>()),
+        ("AllowedTool", taken::<AllowedToolFields>()),
         ("ChatMessage", taken::<Message>()),
         ("ChatToolCall", taken::<ToolCallFields>()),
         ("CalledFunction", taken::<CalledFunction>()),

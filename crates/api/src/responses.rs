@@ -7,6 +7,7 @@ mod items;
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_proto::v1::structured_output::Form;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::Context;
@@ -117,8 +118,17 @@ objects! {
         stray: Stray,
     }
 
-    /// Of one tool.
+    /// Of one tool, or of those that are allowed.
     struct ToolChoiceJson {
+        r#type: String,
+        name: Option<String>,
+        mode: Option<String>,
+        tools: Option<AtMost<AllowedTool, MAX_TOOLS>>,
+        #[serde(default, rename = "?")]
+        stray: Stray,
+    }
+
+    struct AllowedToolFields {
         r#type: String,
         name: Option<String>,
         #[serde(default, rename = "?")]
@@ -252,18 +262,11 @@ impl ResponsesRequest {
         Ok(tools)
     }
 
-    fn tool_choice(&self) -> Result<ToolChoice, BadRequest> {
-        match &self.tool_choice {
+    fn tool_choice(&mut self) -> Result<ToolChoice, BadRequest> {
+        match self.tool_choice.take() {
             None => Ok(ToolChoice::Auto),
-            Some(TextOr::Text(mode)) => ToolChoice::of_mode(mode),
-            Some(TextOr::Parts(ToolChoiceJson { r#type, name, stray })) => {
-                if r#type != "function" {
-                    return Err(BadRequest::kind("tool_choice.type", r#type, "function"));
-                }
-                BadRequest::stray(stray).map_err(|bad| bad.inside("tool_choice"))?;
-                let missing = || BadRequest::missing("tool_choice.name");
-                Ok(ToolChoice::Named(name.clone().ok_or_else(missing)?))
-            }
+            Some(TextOr::Text(mode)) => ToolChoice::of_mode(&mode),
+            Some(TextOr::Parts(choice)) => choice.choice(),
         }
     }
 
@@ -310,6 +313,45 @@ impl ResponsesRequest {
     }
 }
 
+impl ToolChoiceJson {
+    fn choice(self) -> Result<ToolChoice, BadRequest> {
+        const PATH: &str = "tool_choice";
+        let Self { r#type, name, mode, tools, stray } = self;
+        let own: &[_] = match r#type.as_str() {
+            "function" => &["name"],
+            "allowed_tools" => &["mode", "tools"],
+            other => return Err(BadRequest::kind("tool_choice.type", other, "function or allowed_tools")),
+        };
+        BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
+        let given = [("name", name.is_some()), ("mode", mode.is_some()), ("tools", tools.is_some())];
+        BadRequest::of_other_kinds(&r#type, &given, own).map_err(|bad| bad.inside(PATH))?;
+        let missing = |field: &str| BadRequest::missing(format!("{PATH}.{field}"));
+        if r#type == "function" {
+            return Ok(ToolChoice::Named(name.ok_or_else(|| missing("name"))?));
+        }
+        let AtMost(tools) = tools.ok_or_else(|| missing("tools"))?;
+        let names = tools.into_iter().map(|AllowedTool(name)| name).collect();
+        ToolChoice::allowed(PATH, &mode.ok_or_else(|| missing("mode"))?, names)
+    }
+}
+
+/// The name of a function; other kinds of tools are refused by name.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "AllowedToolFields")]
+struct AllowedTool(String);
+
+impl TryFrom<AllowedToolFields> for AllowedTool {
+    type Error = Inside;
+
+    fn try_from(AllowedToolFields { r#type, name, stray }: AllowedToolFields) -> Result<Self, Inside> {
+        if r#type != "function" {
+            return Err(BadRequest::kind("type", &r#type, "function").into());
+        }
+        BadRequest::stray(&stray)?;
+        Ok(Self(name.ok_or_else(|| BadRequest::missing("name"))?))
+    }
+}
+
 impl Format {
     fn wire(&self) -> Option<v1::StructuredOutput> {
         let form = match self {
@@ -331,6 +373,7 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ResponsesStreamOptions", taken::<StreamOptions>()),
         ("ResponsesTool", taken::<ToolJson>()),
         ("ResponsesToolChoice", taken::<ToolChoiceJson>()),
+        ("ResponsesAllowedTool", taken::<AllowedToolFields>()),
         ("TextConfig", taken::<TextConfig>()),
         ("TextFormat", taken::<FormatJson>()),
         ("Reasoning", taken::<Reasoning>()),

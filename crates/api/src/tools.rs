@@ -48,6 +48,11 @@ pub(crate) enum ToolChoice {
     None,
     Required,
     Named(String),
+    /// These alone, as the model likes or at least one; the prompt has the others, too.
+    Allowed {
+        names: Vec<String>,
+        is_required: bool,
+    },
 }
 
 impl ToolChoice {
@@ -58,6 +63,17 @@ impl ToolChoice {
             "none" => Ok(Self::None),
             "required" => Ok(Self::Required),
             other => Err(BadRequest::kind("tool_choice", other, "none, auto, required or a function")),
+        }
+    }
+
+    /// Some of the tools, by OpenAI's `mode`; `path` is where both are.
+    pub(crate) fn allowed(path: &str, mode: &str, names: Vec<String>) -> Result<Self, BadRequest> {
+        if names.is_empty() {
+            return Err(BadRequest::new(format!("{path}.tools"), "empty: at least one tool is needed"));
+        }
+        match mode {
+            "auto" | "required" => Ok(Self::Allowed { names, is_required: mode == "required" }),
+            other => Err(BadRequest::kind(format!("{path}.mode"), other, "auto or required")),
         }
     }
 }
@@ -90,6 +106,7 @@ impl Tools {
         choice: ToolChoice,
         one_call: bool,
     ) -> Result<(), BadRequest> {
+        let unknown = |name: &str| BadRequest::new(param, format!("'{}' is none of the tools", cut(name)));
         let choice = match choice {
             ToolChoice::Auto => None,
             ToolChoice::None => Some(WireChoice::None(true)),
@@ -98,8 +115,13 @@ impl Tools {
             }
             ToolChoice::Required => Some(WireChoice::Required(true)),
             ToolChoice::Named(name) if self.names.contains(&name) => Some(WireChoice::Name(name)),
-            ToolChoice::Named(name) => {
-                return Err(BadRequest::new(param, format!("'{}' is none of the tools", cut(&name))));
+            ToolChoice::Named(name) => return Err(unknown(&name)),
+            ToolChoice::Allowed { names, is_required } => {
+                if let Some(name) = names.iter().find(|name| !self.names.contains(*name)) {
+                    return Err(unknown(name));
+                }
+                prompt.allowed_tools = names;
+                is_required.then_some(WireChoice::Required(true))
             }
         };
         prompt.tools = self.texts;

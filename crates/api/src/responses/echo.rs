@@ -56,6 +56,10 @@ struct Tool {
     strict: Option<bool>,
 }
 
+fn function(name: &str) -> Value {
+    json!({ "type": "function", "name": name })
+}
+
 impl Echo {
     pub(super) fn new(request: ResponsesRequest, format: Format, choice: &ToolChoice) -> Self {
         let metadata = request.metadata.0.into_iter().map(|(key, value)| (key, Value::String(value)));
@@ -78,7 +82,12 @@ impl Echo {
                 ToolChoice::Auto => "auto".into(),
                 ToolChoice::None => "none".into(),
                 ToolChoice::Required => "required".into(),
-                ToolChoice::Named(name) => json!({ "type": "function", "name": name }),
+                ToolChoice::Named(name) => function(name),
+                ToolChoice::Allowed { names, is_required } => {
+                    let tools: Vec<_> = names.iter().map(|name| function(name)).collect();
+                    let mode = if *is_required { "required" } else { "auto" };
+                    json!({ "type": "allowed_tools", "mode": mode, "tools": tools })
+                }
             },
             tools: tools.collect(),
             top_logprobs: request.top_logprobs.unwrap_or(0),

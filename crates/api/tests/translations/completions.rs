@@ -86,7 +86,16 @@ fn values_that_are_not_served_are_named() {
     assert_eq!(chat("tool_choice", json!("required")), "tool_choice");
     assert_eq!(chat("tool_choice", json!("some")), "tool_choice");
     assert_eq!(chat("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice");
-    assert_eq!(chat("tool_choice", json!({"type": "allowed_tools", "allowed_tools": {}})), "tool_choice.type");
+    assert_eq!(chat("tool_choice", json!({"type": "allowed_tools"})), "tool_choice.allowed_tools");
+    assert_eq!(chat("tool_choice", json!({"type": "custom"})), "tool_choice.type");
+    let allowed = |mode: &str, tools: Value| {
+        chat("tool_choice", json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}))
+    };
+    let named = json!([{"type": "function", "function": {"name": "f"}}]);
+    assert_eq!(allowed("auto", json!([])), "tool_choice.allowed_tools.tools");
+    assert_eq!(allowed("auto", json!([{"type": "mcp"}])), "tool_choice.allowed_tools.tools[0].type");
+    assert_eq!(allowed("some", named.clone()), "tool_choice.allowed_tools.mode");
+    assert_eq!(allowed("auto", named), "tool_choice", "there is no tool of that name");
     assert_eq!(chat("response_format", json!({"type": "xml"})), "response_format.type");
     assert_eq!(chat("response_format", json!({"type": "text", "x": 1})), "response_format.x");
     assert_eq!(chat("response_format", json!({"type": "json_schema"})), "response_format.json_schema");
@@ -277,6 +286,19 @@ fn tools_go_into_the_prompt_as_they_are_written() {
     };
     assert_eq!(choice("auto"), None);
     assert_eq!((choice("none"), choice("required")), (Some(Choice::None(true)), Some(Choice::Required(true))));
+}
+
+#[test]
+fn allowed_tools_are_some_of_those_in_the_prompt() {
+    let of = |mode: &str| {
+        let allowed = json!({"mode": mode, "tools": [{"type": "function", "function": {"name": "g"}}]});
+        let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+        let call = chat(json!({"messages": [], "tools": [tool("f"), tool("g")], "tool_choice": choice}));
+        let prompt = prompt(&call);
+        assert_eq!((prompt.tools.len(), &prompt.allowed_tools), (2, &vec!["g".to_owned()]));
+        prompt.tool_choice.clone().and_then(|choice| choice.choice)
+    };
+    assert_eq!((of("auto"), of("required")), (None, Some(Choice::Required(true))));
 }
 
 #[test]

@@ -56,6 +56,18 @@ fn a_body_becomes_a_request() {
 }
 
 #[test]
+fn allowed_tools_are_some_of_those_in_the_prompt() {
+    let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
+    let other = json!({"type": "function", "name": "g"});
+    let call = responses(json!({"tools": [function(), other], "tool_choice": choice, "priority": 3}));
+    let prompt = prompt(&call);
+    assert_eq!((prompt.tools.len(), &prompt.allowed_tools), (2, &vec!["g".to_owned()]));
+    assert_eq!(prompt.tool_choice, Some(v1::ToolChoice { choice: Some(Choice::Required(true)) }));
+    assert_eq!(call.requests[0].priority, 3);
+    assert_eq!(whole(call, thought_said_and_called())["tool_choice"], choice, "the response repeats it");
+}
+
+#[test]
 fn items_become_messages_that_templates_know() {
     let output = |kind: &str, text: &str| json!([{"type": kind, "text": text}]);
     let call = responses(json!({"input": [
@@ -121,7 +133,9 @@ fn values_that_are_not_served_are_named() {
     assert_eq!(bad(json!({"tools": [{"type": "web_search", "filters": {}}]})), "tools[0].type");
     assert_eq!(bad(json!({"tools": [{"type": "function"}]})), "tools[0].name");
     assert_eq!(bad(json!({"tool_choice": "required"})), "tool_choice");
-    assert_eq!(bad(json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}})), "tool_choice.type");
+    assert_eq!(bad(json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}})), "tool_choice.tools");
+    assert_eq!(bad(json!({"tool_choice": {"type": "file_search"}})), "tool_choice.type");
+    assert_eq!(bad(json!({"tool_choice": {"type": "function", "name": "f", "mode": "auto"}})), "tool_choice.mode");
     assert_eq!(bad(json!({"text": {"format": {"type": "grammar"}}})), "text.format.type");
     assert_eq!(bad(json!({"text": {"format": {"type": "json_schema", "name": "x"}}})), "text.format.schema");
     assert_eq!(bad(json!({"text": {"format": {"type": "text", "schema": {}}}})), "text.format.schema");
