@@ -284,7 +284,11 @@ impl Relay {
             self.core.on_stopped(self.now(), index + piece.tokens.len() as u32);
         }
         let tokenizer = &self.door.model.tokenizer;
-        let logprobs = |token: &OutputToken| Some(with_texts(tokenizer, Some(token.token), token.logprobs.as_ref()?));
+        let logprobs = |token: &OutputToken| {
+            // The token that ends the output is not part of its text.
+            let shown = (token.finish != Some(FinishReason::Stop)).then_some(token.token);
+            Some(with_texts(tokenizer, shown, token.logprobs.as_ref()?))
+        };
         let mut of_tokens = v1::Delta {
             index,
             token_ids: piece.tokens.iter().map(|token| token.token).collect(),
@@ -457,7 +461,7 @@ impl Drop for Relay {
     }
 }
 
-/// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was taken and of its alternatives.
+/// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was taken, if it has one, and of its alternatives.
 fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLogprobs) -> v1::TokenLogprobs {
     let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned();
     let mut wire = v1::TokenLogprobs::from(logprobs);

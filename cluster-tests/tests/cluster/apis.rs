@@ -40,6 +40,15 @@ async fn a_chat_is_answered_whole_and_as_a_stream() -> anyhow::Result<()> {
     let tokens = choice["logprobs"]["content"].as_array().unwrap();
     assert_eq!((tokens.len(), tokens[0]["top_logprobs"].as_array().unwrap().len()), (6, 2));
     assert_eq!(whole["usage"]["completion_tokens"], 6);
+    // The mock's tokens are bytes, after its special ones: the last of these ends the answer and is not part of it.
+    let last = post(&cluster, "/tokenize", json!({"prompt": tokens[5]["token"]})).await?["tokens"][1].clone();
+    let ended =
+        post(&cluster, "/v1/chat/completions", ask(json!({"logprobs": true, "stop_token_ids": [last]}))).await?;
+    let told = ended["choices"][0]["logprobs"]["content"].as_array().unwrap().len() as u64;
+    assert_eq!(
+        (&ended["choices"][0]["finish_reason"], ended["usage"]["completion_tokens"].as_u64()),
+        (&json!("stop"), Some(told + 1))
+    );
     let chunks = stream(
         &cluster,
         "/v1/chat/completions",

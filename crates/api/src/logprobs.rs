@@ -15,6 +15,11 @@ fn is_whole(text: &str) -> bool {
     !text.contains(char::REPLACEMENT_CHARACTER)
 }
 
+/// Leaves out the token that ended an answer, as OpenAI's newer APIs do: it has no text.
+pub(crate) fn drop_end(logprobs: &mut Vec<TokenLogprobs>) {
+    logprobs.retain(|logprobs| !logprobs.text.is_empty());
+}
+
 #[derive(serde::Serialize)]
 struct Token<'a> {
     token: &'a str,

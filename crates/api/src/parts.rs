@@ -2,6 +2,8 @@
 
 use baton_proto::v1::{self, TokenLogprobs};
 
+use crate::logprobs::drop_end;
+
 /// Some of an answer that is of one kind.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -44,7 +46,8 @@ impl Parts {
 
     /// Takes in some more of the answer.
     pub(crate) fn take(&mut self, delta: v1::Delta) -> Vec<Step> {
-        let v1::Delta { token_ids, text, logprobs, reasoning, tool_calls, .. } = delta;
+        let v1::Delta { token_ids, text, mut logprobs, reasoning, tool_calls, .. } = delta;
+        drop_end(&mut logprobs);
         let mut steps = Vec::new();
         if !reasoning.is_empty() {
             if text.is_empty() {
@@ -115,6 +118,8 @@ mod tests {
         parts.take(delta("", "", "\u{fffd}"));
         parts.take(delta("ä", "", "\u{fffd}"));
         assert_eq!((parts.list().len(), parts.list()[1].logprobs.len(), parts.reasoning_tokens), (2, 2, 1));
+        parts.take(v1::Delta { logprobs: vec![of("b"), of("")], ..delta("b", "", "") });
+        assert_eq!(parts.list()[1].logprobs.len(), 3, "the token that ended the answer is not part of it");
         assert!(matches!(parts.close(), Some(Step::Closed(1))));
         assert!(parts.close().is_none());
     }

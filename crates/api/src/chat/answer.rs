@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::answer::{Answer, Chunk, Head};
 use crate::common::{Object, StreamOptions, TotalUsage};
 use crate::error::{Failure, to_json};
-use crate::logprobs::{Half, Tokens};
+use crate::logprobs::{Half, Tokens, drop_end};
 
 /// Puts a chat completion together.
 pub(crate) struct ChatAnswer {
@@ -85,10 +85,13 @@ impl<'a> Delta<'a> {
         Self {
             role: None,
             reasoning_content: (!delta.reasoning.is_empty()).then_some(&delta.reasoning),
-            // A token that shows no text, or none yet, is a chunk, too: clients see that the answer goes on.
             content: (!delta.text.is_empty() || shows_nothing).then_some(&delta.text),
             tool_calls: delta.tool_calls.iter().map(CallPiece::of).collect(),
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.reasoning_content.is_none() && self.content.is_none_or(str::is_empty) && self.tool_calls.is_empty()
     }
 }
 
@@ -215,8 +218,9 @@ impl Answer for ChatAnswer {
                 };
                 (0..self.choices.len() as u32).map(role).collect()
             }
-            Some(Event::Delta(delta)) => {
+            Some(Event::Delta(mut delta)) => {
                 let Some(choice) = self.choices.get_mut(sample as usize) else { return Vec::new() };
+                drop_end(&mut delta.logprobs);
                 if !delta.reasoning.is_empty() && delta.text.is_empty() {
                     self.reasoning_tokens += delta.token_ids.len() as u64;
                 }
@@ -225,7 +229,12 @@ impl Answer for ChatAnswer {
                     return Vec::new();
                 }
                 self.so_far.output(&delta.token_ids);
-                vec![self.chunk(sample, Delta::of(&delta), self.wants_logprobs.then_some(&delta.logprobs))]
+                let told = Delta::of(&delta);
+                // Text may be held back. Where usage is told with every chunk, it goes on all the same.
+                if told.is_empty() && delta.logprobs.is_empty() && !self.head.options.continuous_usage_stats {
+                    return Vec::new();
+                }
+                vec![self.chunk(sample, told, self.wants_logprobs.then_some(&delta.logprobs))]
             }
             Some(Event::Finished(finished)) => {
                 let Some(choice) = self.choices.get_mut(sample as usize) else { return Vec::new() };

@@ -66,6 +66,12 @@ struct Piece {
     logprobs: Vec<Scored>,
 }
 
+impl Piece {
+    fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.logprobs.is_empty()
+    }
+}
+
 impl Choice {
     fn scored(&mut self, token: u32, logprobs: TokenLogprobs) -> Scored {
         let offset = self.offset;
@@ -211,11 +217,13 @@ impl Answer for CompletionAnswer {
             }
             Some(Event::PromptLogprobs(v1::PromptLogprobs { positions })) => self.scored_prompt(index, positions),
             Some(Event::Delta(_)) if self.asked.is_scoring => Vec::new(),
-            // A token that shows no text, or none yet, is a chunk, too: clients see that the answer goes on.
-            Some(Event::Delta(delta)) if delta.text.is_empty() && delta.token_ids.is_empty() => Vec::new(),
             Some(Event::Delta(delta)) => {
                 self.so_far.output(&delta.token_ids);
                 let piece = self.choices[choice].delta(delta);
+                // Text may be held back. Where usage is told with every chunk, it goes on all the same.
+                if piece.is_empty() && !self.head.options.continuous_usage_stats {
+                    return Vec::new();
+                }
                 self.put(choice, piece).into_iter().collect()
             }
             Some(Event::Finished(finished)) => {

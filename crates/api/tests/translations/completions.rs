@@ -204,6 +204,39 @@ fn a_stream_of_completions_ends_with_usage() {
 }
 
 #[test]
+fn chunks_that_say_nothing_are_not_sent() {
+    let responses = |logprob| vec![accepted(), said(0, "", logprob), said(0, "a", None), finished(0, "stop")];
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let user = json!([{"role": "user", "content": "x"}]);
+    let chat = |fields: Value| {
+        let mut body = json!({"messages": user, "stream": true});
+        fields.as_object().unwrap().iter().for_each(|(field, value)| body[field] = value.clone());
+        chat(body)
+    };
+    assert_eq!(streamed(chat(json!({})), responses(None)).len(), 3, "the role, the text and the end");
+    assert_eq!(streamed(chat(json!({"stream_options": options})), responses(None)).len(), 5, "and usage");
+    let completion = |body: Value| streamed(completion(body), responses(Some(-1.0)));
+    assert_eq!(completion(json!({"prompt": "x", "stream": true})).len(), 3, "its log-probability comes with its text");
+    let asked = completion(json!({"prompt": "x", "stream": true, "stream_options": options}));
+    assert_eq!(asked.len(), 4);
+}
+
+#[test]
+fn the_token_that_ends_an_answer_is_not_part_of_it() {
+    let end = said(0, "", Some(-3.0));
+    let responses = || vec![accepted(), said(0, "a", Some(-1.0)), end.clone(), finished(0, "stop")];
+    let body = json!({"messages": [], "logprobs": true});
+    let content = whole(chat(body), responses())["choices"][0]["logprobs"]["content"].clone();
+    assert_eq!(content.as_array().unwrap().iter().map(|token| &token["token"]).collect::<Vec<_>>(), ["a"]);
+    let chunks = streamed(chat(json!({"messages": [], "logprobs": true, "stream": true})), responses());
+    assert_eq!(chunks.len(), 3);
+    let logprobs =
+        whole(completion(json!({"prompt": "x", "logprobs": 1})), responses())["choices"][0]["logprobs"].clone();
+    assert_eq!((&logprobs["tokens"], &logprobs["token_logprobs"]), (&json!(["a", ""]), &json!([-1.0, -3.0])));
+    assert_eq!(logprobs["text_offset"], json!([0, 1]), "clients that score prompts drop the last entry");
+}
+
+#[test]
 fn a_chat_streams_its_role_once_and_then_text() {
     let user = json!([{"role": "user", "content": "x"}]);
     let body = json!({"messages": user, "stream": true, "logprobs": true, "top_logprobs": 1});
