@@ -69,6 +69,12 @@ def stream_helper():
     assert types[:2] == ["message_start", "content_block_start"] and types[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
+def models():
+    [model] = client.models.list()
+    assert model == client.models.retrieve(MODEL) and (model.type, model.display_name) == ("model", MODEL)
+    assert raises(anthropic.NotFoundError, lambda: client.models.retrieve("gpt")).body["error"]["type"] == "not_found_error"
+
+
 def count_tokens():
     counted = client.messages.count_tokens(model=MODEL, messages=ASK, tools=TOOLS, system="Be brief.").input_tokens
     usage = say(ASK, tools=TOOLS, system="Be brief.").usage
@@ -168,6 +174,7 @@ run(
     whole,
     stop_sequences,
     stream_helper,
+    models,
     count_tokens,
     tool_choices,
     streamed_arguments_and_a_second_turn,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderName, HeaderValue, Method};
 use baton_runtime::settings::BadSetting;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -21,7 +21,7 @@ pub fn layer(origins: &[String]) -> Result<Option<CorsLayer>, BadSetting> {
         [all] if all == "*" => AllowOrigin::any(),
         some => AllowOrigin::list(some.iter().map(|text| origin(text)).collect::<Result<Vec<_>, _>>()?),
     };
-    let exposed = [HeaderName::from_static("x-request-id"), header::RETRY_AFTER];
+    let exposed = ["x-request-id", "request-id", "retry-after"].map(HeaderName::from_static);
     let layer = CorsLayer::new().allow_origin(origins).allow_methods([Method::GET, Method::POST]);
     Ok(Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(MAX_AGE)))
 }
@@ -43,7 +43,8 @@ mod tests {
     fn origins_have_a_scheme_and_no_path() {
         let layer = |origins: &[&str]| layer(&origins.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert!(layer(&[]).unwrap().is_none());
-        assert!(layer(&["*"]).unwrap().is_some());
+        let exposed = format!("{:?}", layer(&["*"]).unwrap());
+        assert!(exposed.contains("x-request-id,request-id,retry-after"), "what the official clients read: {exposed}");
         assert!(layer(&["https://a.example", "http://localhost:3000"]).unwrap().is_some());
         for wrong in ["a.example", "https://", "https://a/", "https://*.a", "ftp://a"] {
             assert!(layer(&[wrong]).unwrap_err().problem.contains(wrong), "{wrong}");

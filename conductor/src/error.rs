@@ -19,6 +19,9 @@ pub enum GenerateError {
         /// What is wrong with it and what is taken.
         problem: String,
     },
+    /// The prompt leaves no room in the context for an answer: how long it is, and what is taken.
+    #[error("prompt: {0}")]
+    TooLong(String),
     /// Something that the request names does not exist.
     #[error("{field}: {problem}")]
     NotFound {
@@ -46,7 +49,7 @@ impl GenerateError {
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::TooLong(_) => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::FrontDoor { kind, .. } => *kind,
             Self::Request(error) => error.kind(),

@@ -126,8 +126,8 @@ impl Ports {
             move |socket| Coalesced::new(socket, relayed.clone()),
             tasks,
         );
-        let health = health::routes(Arc::clone(door), if operators_here { operators() } else { Tells::Clients });
-        let mut routes = http::router(Arc::clone(door), health, self.budget, self.answers);
+        let tells = if operators_here { operators() } else { Tells::Clients };
+        let mut routes = http::router(Arc::clone(door), tells, self.budget, self.answers);
         if let Some(cors) = self.cors {
             routes = routes.layer(cors);
         }

@@ -117,7 +117,7 @@ impl TextModel {
         let problem = format!(
             "{bytes} bytes of text are at least {least} tokens, but the context holds {most}, the output included"
         );
-        Err(GenerateError::invalid("prompt", problem))
+        Err(GenerateError::TooLong(problem))
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
@@ -374,8 +374,7 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
     }
     if tokens.len() >= limits.context_length as usize {
         let (n, most) = (tokens.len(), limits.context_length);
-        let problem = format!("{n} tokens, but the context holds {most}, the output included");
-        return Err(GenerateError::invalid("prompt", problem));
+        return Err(GenerateError::TooLong(format!("{n} tokens, but the context holds {most}, the output included")));
     }
     if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
         let (id, size) = (tokens[position], limits.vocab_size);
@@ -429,6 +428,7 @@ mod tests {
     fn field(request: v1::GenerateRequest) -> (&'static str, String) {
         match model().check(request, LIMITS, 1).unwrap_err() {
             GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => (field, problem),
+            GenerateError::TooLong(problem) => ("too long", problem),
             other => panic!("{other:?}"),
         }
     }
@@ -455,14 +455,14 @@ mod tests {
         };
         assert_eq!(field(v1::GenerateRequest { prompt: None, ..text("") }).0, "prompt");
         assert_eq!(field(ids(vec![])).0, "prompt");
-        assert_eq!(field(ids(vec![1; 64])).0, "prompt");
+        assert_eq!(field(ids(vec![1; 64])).0, "too long");
         assert_eq!(
             field(ids(vec![1, 300])),
             ("token_ids", "token 300 at position 1, but the vocabulary has 300 tokens".into())
         );
         assert_eq!(field(text(&"a".repeat(4001))).0, "text");
         let (param, problem) = field(text(&"a".repeat(64 * 16)));
-        assert!(param == "prompt" && problem.contains("bytes of text are at least 64 tokens"), "{problem}");
+        assert!(param == "too long" && problem.contains("bytes of text are at least 64 tokens"), "{problem}");
         assert_eq!(field(v1::GenerateRequest { model: "gpt".into(), ..text("x") }).0, "model");
         assert_eq!(field(sampling(|s| s.temperature = Some(-1.0))).0, "temperature");
         assert_eq!(field(sampling(|s| s.temperature = Some(f32::NAN))).0, "temperature");

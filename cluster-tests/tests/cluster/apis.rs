@@ -137,6 +137,9 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     )
     .await?;
     assert_eq!((status, &wrong["code"], &wrong["param"]), (404, &json!("model_not_found"), &json!("model")));
+    let long = json!({"prompt": vec![9; 1 << 20]});
+    let (status, wrong) = error(&cluster, "/v1/completions", long).await?;
+    assert_eq!((status, &wrong["code"], &wrong["param"]), (400, &json!("context_length_exceeded"), &json!("prompt")));
     assert_eq!(error(&cluster, "/v1/nothing", json!({})).await?.0, 404);
     assert_eq!(error(&cluster, "/v1/models", json!({})).await?.0, 405);
     let answer = cluster.http_with("/v1/completions", &[("x-request-id", "mine")], Some(r#"{"prompt": "x"}"#)).await?;

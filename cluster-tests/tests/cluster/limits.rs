@@ -328,7 +328,7 @@ async fn web_pages_of_named_origins_may_call() -> anyhow::Result<()> {
     assert!(!ask(http(&cluster), &preflight("https://b.example")).await?.contains("allow-origin"));
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: https://a.example\r\n\r\n";
     let answer = ask(http(&cluster), models).await?;
-    assert!(answer.contains("access-control-expose-headers: x-request-id,retry-after"), "{answer}");
+    assert!(answer.contains("access-control-expose-headers: x-request-id,request-id,retry-after"), "{answer}");
 
     let text = post(2, "{}").replace("application/json", "text/plain");
     let answer = ask(http(&cluster), &text).await?;

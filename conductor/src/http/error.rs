@@ -19,6 +19,9 @@ const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// What the official clients obey before anything else.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// What Anthropic's clients send, also with the paths that both APIs have.
+pub(super) const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+
 /// A request that fails before its answer begins. It becomes a response without a body; [`finish`] knows in which form that is to be.
 #[derive(Debug, Clone)]
 pub(super) struct HttpError {
@@ -37,13 +40,16 @@ impl HttpError {
     /// An error of the conductor, with the API's names of fields.
     pub(super) fn of(error: &GenerateError, fields: FieldNames) -> Self {
         let retry_after = error.retry_after().map(|after| after.as_secs_f64().ceil().max(1.0) as u64);
+        let status = baton_proto::http_status(error.kind());
+        let wrong = |field: &str, problem: &str, code| {
+            let bad = BadRequest { param: fields.of(field).to_owned(), problem: problem.to_owned() };
+            Failure { status, code, ..bad.into() }
+        };
         let failure = match error {
-            GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => {
-                let bad = BadRequest { param: fields.of(field).to_owned(), problem: problem.clone() };
-                let code = matches!(error, GenerateError::NotFound { .. }).then_some("model_not_found");
-                Failure { status: baton_proto::http_status(error.kind()), code, ..bad.into() }
-            }
-            _ => Failure::new(baton_proto::http_status(error.kind()), error.told()),
+            GenerateError::Invalid { field, problem } => wrong(field, problem, None),
+            GenerateError::NotFound { field, problem } => wrong(field, problem, Some("model_not_found")),
+            GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
+            _ => Failure::new(status, error.told()),
         };
         Self { failure, retry_after, is_final: false }
     }
@@ -103,7 +109,8 @@ pub(super) fn client_id(headers: &HeaderMap) -> Option<&str> {
 /// Gives errors their body, and every answer the client's own id, which goes before ours.
 pub(super) async fn finish(request: Request, next: Next) -> Response {
     let given = client_id(request.headers()).and_then(|id| HeaderValue::from_str(id).ok());
-    let is_anthropic = request.uri().path().starts_with("/v1/messages");
+    let is_anthropic =
+        request.uri().path().starts_with("/v1/messages") || request.headers().contains_key(ANTHROPIC_VERSION);
     let mut response = next.run(request).await;
     if let Some(failure) = response.extensions_mut().remove::<Failure>() {
         let form = if is_anthropic { ErrorForm::Anthropic } else { ErrorForm::OpenAi };
@@ -124,4 +131,22 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
         headers.insert(ANTHROPIC_REQUEST_ID, id);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_what_is_wrong() {
+        let failure = |error: GenerateError| HttpError::of(&error, baton_api::MessagesRequest::FIELDS).failure;
+        let long = failure(GenerateError::TooLong("9 tokens".to_owned()));
+        assert_eq!(
+            (long.status, long.code, long.param.as_deref()),
+            (400, Some("context_length_exceeded"), Some("messages"))
+        );
+        assert_eq!(failure(GenerateError::invalid("n", "0")).code, None);
+        let unknown = failure(GenerateError::NotFound { field: "model", problem: "there is no 'm'".to_owned() });
+        assert_eq!((unknown.status, unknown.code), (404, Some("model_not_found")));
+    }
 }

@@ -12,22 +12,23 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::{get, post};
 use baton_api::{BadRequest, ChatRequest, CompletionRequest, Context, DetokenizeRequest, FieldNames, MessagesRequest};
-use baton_api::{OPENAPI, Objectives, ResponsesRequest, TokenizeRequest, counted, tokenized};
+use baton_api::{Objectives, ResponsesRequest, TokenizeRequest, counted, tokenized};
 use baton_proto::v1;
 use baton_text::DecodeOptions;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::answer::serve;
-use self::error::HttpError;
+use self::error::{ANTHROPIC_VERSION, HttpError};
 use crate::body::{self, BodyError, BodyLimits};
 use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
+use crate::health::{self, Tells};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -51,8 +52,11 @@ struct Shared {
     answers: Budget,
 }
 
-/// The routes, with those of `health`.
-pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget, answers: Budget) -> Router {
+/// The routes, with those that tell of the inside.
+pub fn router(door: Arc<FrontDoor>, tells: Tells, budget: Budget, answers: Budget) -> Router {
+    let document = Bytes::from(baton_api::openapi(matches!(tells, Tells::Operators(_))));
+    let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
+    let health = health::routes(Arc::clone(&door), tells);
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
@@ -71,26 +75,36 @@ pub fn router(door: Arc<FrontDoor>, health: Router, budget: Budget, answers: Bud
         .layer(middleware::from_fn(error::finish))
 }
 
-fn model_json(card: &v1::Model) -> Value {
-    json!({ "id": card.name, "object": "model", "created": 0, "owned_by": "baton", "max_model_len": card.context_length })
+/// In the form of the API whose client asks: Anthropic's has the same paths.
+fn model_json(card: &v1::Model, is_anthropic: bool) -> Value {
+    let v1::Model { name, context_length, .. } = card;
+    if is_anthropic {
+        return json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
+    }
+    json!({ "id": name, "object": "model", "created": 0, "owned_by": "baton", "max_model_len": context_length })
 }
 
-async fn models(State(shared): State<Shared>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [model_json(&shared.door.model_card())] }))
+fn models_json(card: &v1::Model, is_anthropic: bool) -> Value {
+    let model = model_json(card, is_anthropic);
+    if is_anthropic {
+        return json!({ "data": [model], "has_more": false, "first_id": card.name, "last_id": card.name });
+    }
+    json!({ "object": "list", "data": [model] })
+}
+
+async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Json<Value> {
+    Json(models_json(&shared.door.model_card(), headers.contains_key(ANTHROPIC_VERSION)))
 }
 
 async fn model(
     State(shared): State<Shared>,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, HttpError> {
     let Ok(Path(id)) = id else { return Err(HttpError::new(StatusCode::NOT_FOUND, "there is no such model")) };
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.door.model.check_model(&id).map_err(unknown)?;
-    Ok(Json(model_json(&shared.door.model_card())))
-}
-
-async fn openapi() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
+    Ok(Json(model_json(&shared.door.model_card(), headers.contains_key(ANTHROPIC_VERSION))))
 }
 
 async fn no_such_path() -> HttpError {
@@ -253,4 +267,32 @@ impl Shared {
 
 fn decode(door: &FrontDoor, tokens: &[u32]) -> String {
     door.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_listed_in_the_form_of_each_api() {
+        let card = v1::Model { name: "m".into(), context_length: 64, ..Default::default() };
+        let model = json!({ "type": "model", "id": "m", "display_name": "m", "created_at": "1970-01-01T00:00:00Z" });
+        let list = json!({ "data": [model], "has_more": false, "first_id": "m", "last_id": "m" });
+        assert_eq!(models_json(&card, true), list);
+        let openai = models_json(&card, false);
+        assert_eq!((&openai["object"], &openai["data"][0]["object"]), (&json!("list"), &json!("model")));
+    }
+
+    #[test]
+    fn an_objective_that_is_none_is_told_in_short() {
+        let wrong = |value: &str| {
+            let headers =
+                HeaderMap::from_iter([(header::HeaderName::from_static(TIMEOUT_HEADER), value.parse().unwrap())]);
+            objectives(Objectives::default(), &headers).unwrap_err()
+        };
+        for value in ["1e300", &"x".repeat(9999), "-1"] {
+            let BadRequest { param, problem } = wrong(value);
+            assert!(param == TIMEOUT_HEADER && problem.len() < 100, "{problem}");
+        }
+    }
 }

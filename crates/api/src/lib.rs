@@ -35,7 +35,7 @@ pub use common::Objectives;
 pub use completions::CompletionRequest;
 pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
 pub use messages::{MessagesRequest, counted};
-pub use openapi::OPENAPI;
+pub use openapi::{OPENAPI, openapi};
 pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 

@@ -3,6 +3,15 @@
 /// An OpenAPI 3.1 document, as JSON.
 pub const OPENAPI: &str = include_str!("../openapi.json");
 
+/// The same for a port that may not have `/metrics`.
+pub fn openapi(has_metrics: bool) -> String {
+    let mut document: serde_json::Value = serde_json::from_str(OPENAPI).expect("a test reads it");
+    if !has_metrics && let Some(paths) = document["paths"].as_object_mut() {
+        paths.shift_remove("/metrics");
+    }
+    document.to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -38,6 +47,14 @@ mod tests {
         let is_of_a_body = |schema: &Value| schema["additionalProperties"] == false;
         let bodies = schemas.as_object().expect("schemas").iter().filter(|(_, schema)| is_of_a_body(schema));
         assert_eq!(bodies.map(|(name, _)| name.as_str()).collect::<BTreeSet<_>>(), described);
+    }
+
+    #[test]
+    fn the_document_has_the_paths_of_its_port() {
+        let of_port = |has_metrics| -> Value { serde_json::from_str(&openapi(has_metrics)).expect("JSON") };
+        assert_eq!(of_port(true), document());
+        let without = of_port(false);
+        assert!(without["paths"].get("/metrics").is_none() && without["paths"].get("/health").is_some());
     }
 
     #[test]
