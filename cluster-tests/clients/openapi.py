@@ -26,6 +26,7 @@ LENGTHS = {
 }
 LONGEST, MOST_TOKENS = 8, 2**32 - 1
 OBJECTIVES = {"x-baton-ttft-slo-ms", "x-baton-tbt-slo-ms"}
+TIMEOUT = "x-baton-timeout-ms"
 REFUSED = {400, 404}
 ENDS = {"response.completed", "response.incomplete", "message_stop"}
 TIMEOUTS = {"deadline_exceeded", "timeout_error"}
@@ -46,6 +47,9 @@ def before_call(_context, case, _kwargs):
     for header in OBJECTIVES & set(case.headers or {}):
         # Schemathesis likes the least number above 0, and an objective of less than a nanosecond is none.
         case.headers[header] = re.sub(r".+e-[0-9]+", "1000", str(case.headers[header]))
+    if re.fullmatch(r"[0-9][0-9.e+-]*", str((case.headers or {}).get(TIMEOUT))):
+        # A request that may take a millisecond ends with 504, which the checks take for a bug.
+        case.headers[TIMEOUT] = "60000"
     fields = LENGTHS.get(case.path, [])
     if not fields or not isinstance(case.body, dict):
         return
