@@ -100,7 +100,7 @@ impl AnswerForm {
         let answer = Answer { format: read_as, tokenizer, thoughts, form: self.form, calls, one_call };
         let invalid = |error: baton_grammar::GrammarError| GenerateError::invalid(field, error.to_string());
         let Some(grammar) = answer.grammar().map_err(invalid)?.map(Arc::from) else { return Ok((None, reader)) };
-        compiler.compile(&grammar).map_err(invalid)?;
+        compiler.check(&grammar).map_err(invalid)?;
         Ok((Some(grammar), reader))
     }
 

@@ -65,7 +65,7 @@ const SPACE: &str = r"/[ \t\n\r]{0,8}/";
 const TEXT: &str = r"/(.|\n)*/";
 
 impl Answer<'_> {
-    /// The grammar in llguidance's dialect of Lark; `None` if any answer will do.
+    /// The grammar in llguidance's dialect of Lark, or a list of such; `None` if any answer will do.
     ///
     /// # Errors
     /// The form is none, or the model has no way to ask for tools.
@@ -84,6 +84,7 @@ impl Answer<'_> {
         grammar.push_str(&rules);
         if let (Calls::None | Calls::May(_), Some(form)) = (&self.calls, &self.form) {
             let _ = writeln!(grammar, "answer: {}", form.rule()?);
+            grammar = form.beside(grammar);
         }
         Ok(Some(grammar))
     }

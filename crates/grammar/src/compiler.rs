@@ -3,21 +3,26 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use baton_text::Tokenizer;
 use baton_types::{MAX_GRAMMAR_BYTES, TokenId};
 use llguidance::Matcher as InnerMatcher;
 use llguidance::ParserFactory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
+use rustix::time::{ClockId, clock_gettime};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::GrammarError;
-use crate::matcher::{Matcher, first_line};
+use crate::matcher::Matcher;
+use crate::problem::problem;
 
 /// Stack of a compilation: references that lead to each other take some KiB each, and a grammar of the largest size has thousands.
 const STACK_BYTES: usize = 256 << 20;
 /// Grammars that are kept compiled.
 const KEPT: usize = 16;
+/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for it. Schemas of 60 KiB take up to 60 ms.
+const MAX_COMPILE: Duration = Duration::from_millis(150);
 /// Before the text of a special token, so that no text is taken for one.
 const SPECIAL: u8 = 0xff;
 
@@ -34,13 +39,14 @@ impl fmt::Debug for GrammarCompiler {
     }
 }
 
-/// At most one mask of a step may take: some milliseconds. A lexer state takes one to two KiB.
+/// A few times what schemas of 60 KiB take. A lexer state takes one to two KiB.
 fn limits() -> ParserLimits {
     ParserLimits {
+        initial_lexer_fuel: 200_000,
         step_lexer_fuel: 50_000,
-        step_max_items: 20_000,
+        step_max_items: 5_000,
         max_lexer_states: 8_000,
-        max_grammar_size: 200_000,
+        max_grammar_size: 10_000,
         verbose_errors: false,
         ..ParserLimits::default()
     }
@@ -59,8 +65,8 @@ impl GrammarCompiler {
         };
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, eos), &words).with_eos_tokens(tokenizer.eos_ids());
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let invalid = |error: &dyn fmt::Display| GrammarError::Invalid(first_line(&error.to_string()));
-        let mut factory = ParserFactory::new_simple(&environment).map_err(|error| invalid(&error))?;
+        let factory = ParserFactory::new_simple(&environment);
+        let mut factory = factory.map_err(|error| GrammarError::Invalid(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits();
         Ok(Self { factory, digest, kept: Mutex::default() })
@@ -71,7 +77,25 @@ impl GrammarCompiler {
         &self.digest
     }
 
-    /// Compiles a grammar in llguidance's dialect of Lark. Takes milliseconds, at most some hundred: not for the async threads.
+    /// Whether nodes may be given this grammar: one that compiles, and soon enough.
+    ///
+    /// # Errors
+    /// It is no grammar, or one that is too large or costs too much.
+    pub fn check(&self, grammar: &Arc<str>) -> Result<(), GrammarError> {
+        if self.kept(grammar).is_some() {
+            return Ok(());
+        }
+        let (matcher, took) = self.compile_aside(grammar)?;
+        if took > MAX_COMPILE {
+            let (took, most) = (took.as_millis(), MAX_COMPILE.as_millis());
+            return Err(GrammarError::Invalid(format!("it takes {took} ms to compile, but at most {most} are taken")));
+        }
+        self.keep(grammar, matcher);
+        Ok(())
+    }
+
+    /// Compiles a grammar in llguidance's dialect of Lark, or a list of such. Takes milliseconds, or what [`Self::check`] lets pass: not for the async
+    /// threads.
     ///
     /// # Errors
     /// It is no grammar, or one that is too large or costs too much.
@@ -79,21 +103,30 @@ impl GrammarCompiler {
         if let Some(kept) = self.kept(grammar) {
             return Ok(kept);
         }
+        let (matcher, _) = self.compile_aside(grammar)?;
+        self.keep(grammar, matcher.clone());
+        Ok(matcher)
+    }
+
+    /// Compiles on a thread with a stack that is large enough; with the processor time that it took.
+    fn compile_aside(&self, grammar: &str) -> Result<(Matcher, Duration), GrammarError> {
         let bytes = grammar.len();
         if bytes > MAX_GRAMMAR_BYTES {
             return Err(GrammarError::TooLarge { bytes });
         }
-        let compiled = std::thread::scope(|scope| {
-            let compile = || self.compile_here(grammar);
+        std::thread::scope(|scope| {
+            let compile = || self.compile_here(grammar).map(|matcher| (matcher, thread_time()));
             let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
             let thread =
                 thread.spawn_scoped(scope, compile).map_err(|error| GrammarError::Invalid(error.to_string()))?;
             thread.join().unwrap_or_else(|_| Err(GrammarError::Invalid("the grammar cannot be compiled".to_owned())))
-        })?;
+        })
+    }
+
+    fn keep(&self, grammar: &Arc<str>, matcher: Matcher) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.truncate(KEPT - 1);
-        kept.push_front((Arc::clone(grammar), compiled.clone()));
-        Ok(compiled)
+        kept.push_front((Arc::clone(grammar), matcher));
     }
 
     fn kept(&self, grammar: &Arc<str>) -> Option<Matcher> {
@@ -106,13 +139,23 @@ impl GrammarCompiler {
     }
 
     fn compile_here(&self, grammar: &str) -> Result<Matcher, GrammarError> {
-        let parser = self.factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned()));
-        let parser = parser.map_err(|error| GrammarError::Invalid(first_line(&error.to_string())))?;
+        let invalid = |error: &dyn fmt::Display| GrammarError::Invalid(problem(grammar, &error.to_string()));
+        let top = TopLevelGrammar::from_lark_or_grammar_list(grammar).map_err(|error| invalid(&error))?;
+        let parser = self.factory.create_parser(top).map_err(|error| invalid(&error))?;
         let mut matcher = Matcher::new(InnerMatcher::new(Ok(parser)));
-        // What no output has is found out now.
-        matcher.mask().map_err(|error| GrammarError::Invalid(error.to_string()))?;
+        // What no output has is found out now, and what costs too much from the first token on.
+        matcher.try_one(self.factory.tok_env().tok_trie().eos_tokens()).map_err(|error| match error {
+            GrammarError::Stuck(problem) => GrammarError::Invalid(problem),
+            other => other,
+        })?;
         Ok(matcher)
     }
+}
+
+/// Processor time that this thread has taken.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// A token as the library knows it.
@@ -135,7 +178,9 @@ fn digest(words: &[Vec<u8>], eos: &[TokenId]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
+
+    use serde_json::{Map, json};
 
     use super::*;
     use crate::Form;
@@ -144,13 +189,13 @@ mod tests {
         GrammarCompiler::new(&Tokenizer::bytes()).unwrap()
     }
 
-    fn grammar(form: Form) -> Arc<str> {
-        format!("start: {}", form.rule().unwrap()).into()
+    fn grammar(form: &Form) -> Arc<str> {
+        form.beside(format!("start: {}", form.rule().unwrap())).into()
     }
 
     /// Whether a text is one of the form, and all of it.
     fn takes(form: Form, text: &str) -> bool {
-        let mut matcher = compiler().compile(&grammar(form)).unwrap();
+        let mut matcher = compiler().compile(&grammar(&form)).unwrap();
         let tokens: Vec<_> = text.bytes().map(u32::from).collect();
         for token in tokens {
             if !matcher.mask().unwrap().allows(token) {
@@ -187,7 +232,7 @@ mod tests {
 
     #[test]
     fn at_its_end_only_an_end_token_may_come() {
-        let mut matcher = compiler().compile(&grammar(Form::Choices(vec!["ok".into()]))).unwrap();
+        let mut matcher = compiler().compile(&grammar(&Form::Choices(vec!["ok".into()]))).unwrap();
         matcher.take(&[u32::from(b'o'), u32::from(b'k')]).unwrap();
         let mask = matcher.mask().unwrap();
         assert_eq!((0..512).filter(|&token| mask.allows(token)).collect::<Vec<_>>(), [257]);
@@ -250,10 +295,107 @@ mod tests {
         ];
         for form in hostile {
             let began = Instant::now();
-            let outcome = compiler.compile(&grammar(form.clone()));
+            let outcome = compiler.compile(&grammar(&form));
             let took = began.elapsed();
             println!("{took:?}: {:?}", outcome.err());
             assert!(took < Duration::from_secs(5), "{took:?}: {form:.80?}");
+        }
+    }
+
+    #[test]
+    fn what_takes_a_node_too_long_is_refused_and_a_large_schema_is_taken() {
+        let compiler = compiler();
+        let field = |n: usize| match n % 5 {
+            0 => json!({ "type": "string", "format": "date-time", "description": "when it was last changed" }),
+            1 => json!({ "enum": ["draft", "open", "closed", "cancelled"], "description": "how far it is" }),
+            2 => json!({ "type": "string", "pattern": "^[A-Z]{2}[0-9]{4,12}$" }),
+            3 => json!({ "type": "array", "items": { "$ref": format!("#/$defs/kind_{}", n % 40) }, "maxItems": 20 }),
+            _ => json!({ "anyOf": [{ "type": "integer", "minimum": 0, "maximum": 100_000 }, { "type": "null" }] }),
+        };
+        let kind = |n: usize| {
+            let properties: Map<_, _> = (0..14).map(|i| (format!("field_{n}_{i}"), field(n * 7 + i))).collect();
+            let required: Vec<_> = properties.keys().take(7).cloned().collect();
+            json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+        };
+        let kinds: Map<_, _> = (0..40).map(|n| (format!("kind_{n}"), kind(n))).collect();
+        let schema = json!({ "$ref": "#/$defs/kind_0", "$defs": kinds }).to_string();
+        assert!((40_000..60_000).contains(&schema.len()), "{}", schema.len());
+        compiler.check(&grammar(&Form::JsonSchema(schema))).unwrap();
+
+        let integers: Vec<_> = (0..500)
+            .map(|n| json!({ "type": "integer", "minimum": n * 13 - 100_000_000_000_i64, "maximum": 100_000_000_000_i64 + n * 7 }))
+            .collect();
+        let properties: Map<_, _> = (0..2000).map(|n| (format!("p{n}"), json!({ "type": "string" }))).collect();
+        let slow = [
+            Form::JsonSchema(json!({ "anyOf": integers }).to_string()),
+            Form::JsonSchema(json!({ "properties": properties }).to_string()),
+            Form::Regex(r"\w".repeat(30_000)),
+            Form::Lark(format!("start: {}\na: \"x\"?", "a ".repeat(20_000))),
+        ];
+        for form in slow {
+            let refused = compiler.check(&grammar(&form)).unwrap_err().to_string();
+            println!("{refused}");
+            assert!(refused.contains("it is too complex") || refused.contains("ms to compile"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn problems_are_of_what_was_given() {
+        let compiler = compiler();
+        let problem = |form: Form| compiler.check(&grammar(&form)).unwrap_err().to_string();
+        let schema = |schema: &str| problem(Form::JsonSchema(schema.into()));
+        assert_eq!(schema(r#"{"type": "colour"}"#), "Invalid type: colour");
+        assert_eq!(schema(r#"{"type": "string", "not": {"const": "x"}}"#), "Unimplemented keys: [\"not\"]");
+        assert_eq!(schema(r##"{"$ref": "#/$defs/a"}"##), "Reference segment '$defs' not found in '#/$defs/a'.");
+        assert_eq!(schema(r#"{"type": "string", "pattern": "("}"#), "invalid regex: unclosed group");
+        assert!(schema(r#"{"oneOf": [{"type": "string"}, {"type": "string"}]}"#).starts_with("oneOf is taken if"));
+        assert_eq!(schema(r##"{"$ref": "#"}"##), "no text has this form");
+        let regex = |regex: &str| problem(Form::Regex(regex.into()));
+        assert_eq!(regex("("), "invalid regex: unclosed group");
+        assert_eq!(
+            regex(&format!("{}[z-a]", "x".repeat(1000))),
+            "invalid regex: invalid character class range, the start must be <= the end"
+        );
+        assert_eq!(regex(r"(a)\1"), "invalid regex: backreferences are not supported");
+        let lark = |text: &str| problem(Form::Lark(text.into()));
+        assert_eq!(lark("begin: \"a\""), "no start rule found");
+        assert_eq!(lark("start: a b\na: \"x\"\n\nb: c+"), "line 4: unknown name: \"c\"");
+        assert_eq!(lark("start: x\nx: \"a\" \"b"), "line 2: no token of a grammar begins or goes on like this");
+        assert_eq!(lark("start: \"a\"\nb: (("), "line 2: Expected token ')', found '\\n'");
+        assert_eq!(lark("start: /[/"), "line 1: invalid regex: unclosed character class");
+    }
+
+    #[test]
+    fn a_clients_grammar_ends_where_it_ends() {
+        let compiler = compiler();
+        let checked =
+            |text: &str| compiler.check(&grammar(&Form::Lark(text.into()))).map_err(|error| error.to_string());
+        // A brace is no way out into the rules around it, and neither is a name.
+        for outside in ["start: \"a\"\n}\nx: \"b\"", "start: \"a\"\n}\n%ignore /z/\nx: %lark {\nstart: \"b\""] {
+            assert!(checked(outside).is_err(), "{outside}");
+        }
+        assert_eq!(checked("start: \"a\" thoughts").unwrap_err(), "line 1: unknown name: \"thoughts\"");
+        assert!(
+            checked("start: @start").is_err() && checked("start: @other").is_err() && checked("start: @form").is_err()
+        );
+        assert!(checked("start: \"x\" @form | \"}\"").is_ok());
+        // There are no files to read, and no tokens beyond the vocabulary.
+        assert!(
+            checked("%import \"/etc/passwd\"\nstart: A").is_err()
+                && checked("%import etc.passwd\nstart: passwd").is_err()
+        );
+        assert!(checked("%import common.INT\nstart: INT").is_ok());
+        assert_eq!(checked("start: <[99999]>").unwrap_err(), "line 1: Token range end too large: 99999");
+        assert!(checked("start: <|nothing|>").unwrap_err().starts_with("line 1: unknown special token"));
+        // What steers other libraries' drawing changes nothing here.
+        for taken in [
+            "start: <[^5]>*",
+            "start: <[*]>*",
+            "start: <|im_start|>",
+            "start: g\ng[lazy]: /.*/ \"x\"",
+            "start[temperature=0.1, max_tokens=5]: /.*/",
+        ] {
+            assert_eq!(checked(taken), Ok(()), "{taken}");
         }
     }
 

@@ -10,6 +10,8 @@ use crate::GrammarError;
 const WHITE_SPACE: &str = r"( |\n[ \t]{0,16})";
 /// Largest common multiple of the values of `multipleOf`.
 const MOST_REMAINDERS: u64 = 10_000;
+/// Name of a client's grammar.
+const OWN_GRAMMAR: &str = "form";
 /// Fields of a schema that speak to the library and not of the answer.
 const OPTIONS: &str = "x-guidance";
 
@@ -29,7 +31,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What a rule of a Lark grammar is to be: `answer: ` and this.
+    /// What a rule of a Lark grammar is to be: `answer: ` and this. The grammar needs [`Self::beside`] then.
     ///
     /// # Errors
     /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
@@ -45,13 +47,20 @@ impl Form {
             Self::Lark(grammar) if grammar.contains("%json") => {
                 Err(GrammarError::Invalid("%json is not taken in a grammar: give the schema by itself".to_owned()))
             }
-            Self::Lark(grammar) => Ok(format!("%lark {{\n{grammar}\n}}")),
+            Self::Lark(_) => Ok(format!("@{OWN_GRAMMAR}")),
             Self::Choices(texts) if texts.is_empty() => Err(GrammarError::Invalid("there is no choice".to_owned())),
             Self::Choices(texts) => {
                 let texts: Vec<_> = texts.iter().map(|text| lark_string(text)).collect();
                 Ok(format!("({})", texts.join(" | ")))
             }
         }
+    }
+
+    /// A grammar with [`Self::rule`] in it, and what that needs beside it. A client's grammar stays one of its own: in the other one a brace could end it, and
+    /// errors would name other lines.
+    pub fn beside(&self, grammar: String) -> String {
+        let Self::Lark(own) = self else { return grammar };
+        json!({ "grammars": [{ "lark_grammar": grammar }, { "name": OWN_GRAMMAR, "lark_grammar": own }] }).to_string()
     }
 }
 

@@ -14,6 +14,7 @@ mod answer;
 mod compiler;
 mod form;
 mod matcher;
+mod problem;
 
 pub use answer::{Answer, Calls, Thoughts, Tool};
 pub use compiler::GrammarCompiler;

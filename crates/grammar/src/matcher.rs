@@ -5,6 +5,7 @@ use llguidance::Matcher as Inner;
 use toktrie::SimpleVob;
 
 use crate::GrammarError;
+use crate::problem::problem;
 
 /// Which tokens may come next.
 #[derive(Debug, Clone)]
@@ -60,13 +61,17 @@ impl Matcher {
         }
         Ok(Mask(mask))
     }
+
+    /// Whether there is a mask at the beginning, and one after a token that may come first.
+    pub(crate) fn try_one(&mut self, eos: &[TokenId]) -> Result<(), GrammarError> {
+        let mask = self.mask()?;
+        let Some(first) = mask.0.iter().find(|token| !eos.contains(token)) else { return Ok(()) };
+        let mut after = self.clone();
+        after.take(&[first])?;
+        after.mask().map(drop)
+    }
 }
 
-/// The library's errors end with its whole state.
 fn stuck(error: &impl std::fmt::Display) -> GrammarError {
-    GrammarError::Stuck(first_line(&error.to_string()))
-}
-
-pub(crate) fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().chars().take(512).collect()
+    GrammarError::Stuck(problem("", &error.to_string()))
 }
