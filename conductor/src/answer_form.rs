@@ -73,6 +73,11 @@ impl AnswerForm {
         !self.tools.is_empty() && !matches!(self.choice, Some(Choice::None(true)))
     }
 
+    /// Whether [`Self::resolve`] has a grammar to compile.
+    pub fn needs_grammar(&self) -> bool {
+        self.form.is_some() || self.calls().0 != Calls::None
+    }
+
     /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of none is that of a prompt without a chat template: then
     /// everything is text.
     ///

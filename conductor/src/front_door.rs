@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
-use baton_proto::v1::generate_request::Prompt;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{
     Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
 };
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, RequestId, RequestKey, Slo, TokenId};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
+use crate::checks::Checks;
 use crate::error::GenerateError;
 use crate::live::{EnterError, Entry, LiveRequests};
 use crate::metrics::Metrics;
@@ -24,8 +24,6 @@ use crate::relay::Relay;
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
-/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
-const TOKENIZE_INLINE_BYTES: usize = 2048;
 /// Responses that may wait for a client to read; further events of the request wait in front of it, and they are bounded by its `max_tokens`.
 const QUEUED_RESPONSES: usize = 64;
 
@@ -96,7 +94,7 @@ pub struct FrontDoor {
     hot_prefixes: Mutex<HotPrefixes>,
     /// The cluster's: nodes' events go there without holding the cluster.
     pub index: Arc<PrefixIndex>,
-    tokenizing: Arc<Semaphore>,
+    checks: Checks,
 }
 
 impl FrontDoor {
@@ -114,10 +112,8 @@ impl FrontDoor {
         cluster: Cluster,
     ) -> Self {
         let live = LiveRequests::new(limits.max_requests);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let index = cluster.index();
         let hot_prefixes = Mutex::new(HotPrefixes::new(clock.now()));
-        let (cluster, tokenizing) = (Mutex::new(cluster), Arc::new(Semaphore::new(threads)));
         Self {
             id,
             model: Arc::new(model),
@@ -131,10 +127,10 @@ impl FrontDoor {
             clock,
             tasks,
             shutdown,
-            cluster,
+            cluster: Mutex::new(cluster),
             hot_prefixes,
             index,
-            tokenizing,
+            checks: Checks::default(),
         }
     }
 
@@ -298,22 +294,7 @@ impl FrontDoor {
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
         let limits = self.node_limits().ok_or_else(no_node)?;
-        let (model, seed) = (Arc::clone(&self.model), random_u64());
-        if !may_have_grammar(&request) && prost_len(&request) <= TOKENIZE_INLINE_BYTES {
-            return model.check(request, limits, seed);
-        }
-        // Closed only with the process.
-        let permit = Arc::clone(&self.tokenizing).acquire_owned().await.map_err(|_| RequestError::Aborted)?;
-        let checking = tokio::task::spawn_blocking(move || {
-            // Held until the work is over, even where the client has gone away.
-            let _permit = permit;
-            model.check(request, limits, seed)
-        });
-        checking.await.unwrap_or_else(|panic| {
-            tracing::error!(%panic, "checking a request failed");
-            let message = "checking the request failed".to_owned();
-            Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
-        })
+        self.checks.check(&self.model, request, limits).await
     }
 }
 
@@ -342,15 +323,4 @@ fn check_n(n: u32) -> Result<u32, GenerateError> {
 fn no_node() -> GenerateError {
     let message = "no node is ready".to_owned();
     GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
-}
-
-fn may_have_grammar(request: &v1::GenerateRequest) -> bool {
-    let form = request.sampling.as_ref().and_then(|sampling| sampling.structured_output.as_ref());
-    let has_tools = matches!(&request.prompt, Some(Prompt::Messages(prompt)) if !prompt.tools.is_empty());
-    form.is_some() || has_tools
-}
-
-fn prost_len(request: &v1::GenerateRequest) -> usize {
-    use prost::Message;
-    request.encoded_len()
 }

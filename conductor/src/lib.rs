@@ -15,6 +15,7 @@ mod accuracy;
 mod answer_form;
 mod body;
 mod budget;
+mod checks;
 mod coalesce;
 mod cors;
 mod error;

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
-use baton_text::{
-    ChatMessage, ChatTemplate, Conversation, EncodeOptions, OutputFormat, StopStrings, TextError, Tokenizer, ToolCall,
-};
+use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
 use baton_types::{InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft};
 
 use prost::Message;
@@ -77,6 +75,23 @@ pub struct CheckedRequest {
     pub idempotency_key: String,
 }
 
+/// A request whose prompt is tokens. What it says of its answer is still to be made a grammar.
+pub struct TokenizedRequest {
+    checked: CheckedRequest,
+    form: AnswerForm,
+    /// Whether the chat template says how the model marks what is not text.
+    is_rendered: bool,
+    thoughts: Thoughts,
+    ignores_eos: bool,
+}
+
+impl TokenizedRequest {
+    /// Whether [`TextModel::with_grammar`] has one to compile.
+    pub fn needs_grammar(&self) -> bool {
+        self.form.needs_grammar()
+    }
+}
+
 impl TextModel {
     /// The checks that cost nothing: what is too large is refused before it waits for its turn.
     pub fn check_size(&self, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
@@ -121,12 +136,12 @@ impl TextModel {
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
-    pub fn check(
+    pub fn tokenized(
         &self,
         request: v1::GenerateRequest,
         limits: Limits,
         random_seed: u64,
-    ) -> Result<CheckedRequest, GenerateError> {
+    ) -> Result<TokenizedRequest, GenerateError> {
         self.check_model(&request.model)?;
         self.check_size(&request)?;
         let wire = request.sampling.unwrap_or_default();
@@ -135,18 +150,29 @@ impl TextModel {
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let timeout = timeout(request.timeout_ms)?;
-        let Prompt { tokens, form, format, thoughts } = self.tokens(request.prompt, wire.structured_output, limits)?;
+        let Prompt { tokens, form, is_rendered, thoughts } =
+            self.tokens(request.prompt, wire.structured_output, limits)?;
         check_tokens(&tokens, limits)?;
+        sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
+        let (priority, idempotency_key) = (request.priority, request.idempotency_key);
+        let checked =
+            CheckedRequest { tokens, sampling, stop: wire.stop, parser: None, slo, timeout, priority, idempotency_key };
+        Ok(TokenizedRequest { checked, form, is_rendered, thoughts, ignores_eos: wire.ignore_eos })
+    }
+
+    /// The last of the checks: the grammar of the answer, compiled once to see that it can be, and how the answer is read. May take a second if
+    /// [`TokenizedRequest::needs_grammar`].
+    pub fn with_grammar(&self, request: TokenizedRequest) -> Result<CheckedRequest, GenerateError> {
+        let TokenizedRequest { mut checked, form, is_rendered, thoughts, ignores_eos } = request;
+        let format = self.template.as_ref().filter(|_| is_rendered).map(ChatTemplate::output_format);
         let (grammar, parser) = form.resolve(format, thoughts, &self.tokenizer, &self.grammars)?;
-        if grammar.is_some() && wire.ignore_eos {
+        if grammar.is_some() && ignores_eos {
             let problem = "beside structured output or a choice of tools: the output ends with its form";
             return Err(GenerateError::invalid("ignore_eos", problem));
         }
-        sampling.grammar = grammar;
-        sampling.validate().map_err(invalid_sampling)?;
-        sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
-        let (priority, idempotency_key) = (request.priority, request.idempotency_key);
-        Ok(CheckedRequest { tokens, sampling, stop: wire.stop, parser, slo, timeout, priority, idempotency_key })
+        (checked.sampling.grammar, checked.parser) = (grammar, parser);
+        checked.sampling.validate().map_err(invalid_sampling)?;
+        Ok(checked)
     }
 
     /// Empty names the model, too.
@@ -164,7 +190,7 @@ impl TextModel {
         prompt: Option<WirePrompt>,
         form: Option<v1::StructuredOutput>,
         limits: Limits,
-    ) -> Result<Prompt<'_>, GenerateError> {
+    ) -> Result<Prompt, GenerateError> {
         let encode = |field, text: &str, options| {
             self.check_bytes(field, text.len())?;
             self.check_least_tokens(text.len(), limits)?;
@@ -180,7 +206,7 @@ impl TextModel {
             Some(WirePrompt::Messages(prompt)) => return self.rendered(prompt, form, limits),
         };
         let form = AnswerForm::new(form)?;
-        Ok(Prompt { tokens, form, format: None, thoughts: Thoughts::Over })
+        Ok(Prompt { tokens, form, is_rendered: false, thoughts: Thoughts::Over })
     }
 
     fn rendered(
@@ -188,7 +214,7 @@ impl TextModel {
         mut prompt: v1::MessagesPrompt,
         form: Option<v1::StructuredOutput>,
         limits: Limits,
-    ) -> Result<Prompt<'_>, GenerateError> {
+    ) -> Result<Prompt, GenerateError> {
         if prompt.messages.is_empty() {
             return Err(GenerateError::invalid("messages", "empty: at least one message is needed"));
         }
@@ -208,7 +234,7 @@ impl TextModel {
             () if format.reasoning_is_over(&rendered) => Thoughts::Over,
             () => Thoughts::MayCome,
         };
-        Ok(Prompt { tokens, form, thoughts, format: Some(format) })
+        Ok(Prompt { tokens, form, is_rendered: true, thoughts })
     }
 
     fn sampling(
@@ -292,11 +318,11 @@ fn invalid_sampling(error: InvalidSampling) -> GenerateError {
 }
 
 /// A prompt, and what is said of its answer.
-struct Prompt<'a> {
+struct Prompt {
     tokens: Vec<TokenId>,
     form: AnswerForm,
-    /// How the model marks what is not text; `None`: without a chat template, everything is text.
-    format: Option<&'a OutputFormat>,
+    /// By the chat template; without it, everything of the answer is text.
+    is_rendered: bool,
     thoughts: Thoughts,
 }
 
@@ -404,12 +430,12 @@ fn millis(field: &'static str, ms: Option<f64>) -> Result<Option<Duration>, Gene
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { context_length: 64, vocab_size: 300 };
+    pub const LIMITS: Limits = Limits { context_length: 64, vocab_size: 300 };
 
-    fn model() -> TextModel {
+    pub fn model() -> TextModel {
         let tokenizer = Tokenizer::bytes();
         let template = Some(
             ChatTemplate::from_source("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &tokenizer)
@@ -420,13 +446,13 @@ mod tests {
         TextModel { name: "mock".into(), tokenizer, template, grammars, max_prompt_bytes: 4000, longest_token }
     }
 
-    fn text(text: &str) -> v1::GenerateRequest {
+    pub fn text(text: &str) -> v1::GenerateRequest {
         let prompt = WirePrompt::Text(v1::TextPrompt { text: text.into(), parse_special: false });
         v1::GenerateRequest { prompt: Some(prompt), ..Default::default() }
     }
 
     fn field(request: v1::GenerateRequest) -> (&'static str, String) {
-        match model().check(request, LIMITS, 1).unwrap_err() {
+        match model().tokenized(request, LIMITS, 1).err().unwrap() {
             GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => (field, problem),
             GenerateError::TooLong(problem) => ("too long", problem),
             other => panic!("{other:?}"),
@@ -435,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_good_request_gets_its_defaults() {
-        let checked = model().check(text("hello"), LIMITS, 9).unwrap();
+        let checked = model().tokenized(text("hello"), LIMITS, 9).unwrap().checked;
         assert!(checked.tokens.len() >= 5);
         assert_eq!(checked.sampling.seed, 9);
         assert_eq!(checked.sampling.max_tokens, 64 - checked.tokens.len() as u32, "capped by the context");

@@ -1,0 +1,113 @@
+//! Where requests are checked: what may take long, on threads of its own, and so much of it at once.
+
+use std::sync::Arc;
+
+use baton_proto::v1;
+use baton_runtime::random_u64;
+use baton_scheduler::RequestError;
+use baton_types::ErrorKind;
+use prost::Message;
+use tokio::sync::Semaphore;
+
+use crate::error::GenerateError;
+use crate::prompt::{CheckedRequest, Limits, TextModel};
+
+/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
+const TOKENIZE_INLINE_BYTES: usize = 2048;
+
+/// The turns of what may take long.
+pub struct Checks {
+    tokenizing: Arc<Semaphore>,
+    /// Fewer, and of their own: a grammar may take a second, and neither prompts nor the async threads wait for it.
+    compiling: Arc<Semaphore>,
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let turns = |turns| Arc::new(Semaphore::new(turns));
+        Self { tokenizing: turns(threads), compiling: turns((threads / 2).max(1)) }
+    }
+}
+
+impl Checks {
+    /// Checks a request, tokenizes its prompt and compiles its grammar.
+    pub async fn check(
+        &self,
+        model: &Arc<TextModel>,
+        request: v1::GenerateRequest,
+        limits: Limits,
+    ) -> Result<CheckedRequest, GenerateError> {
+        let seed = random_u64();
+        let tokenized = if request.encoded_len() <= TOKENIZE_INLINE_BYTES {
+            model.tokenized(request, limits, seed)?
+        } else {
+            let model = Arc::clone(model);
+            in_turn(&self.tokenizing, move || model.tokenized(request, limits, seed)).await?
+        };
+        if !tokenized.needs_grammar() {
+            return model.with_grammar(tokenized);
+        }
+        let model = Arc::clone(model);
+        in_turn(&self.compiling, move || model.with_grammar(tokenized)).await
+    }
+}
+
+async fn in_turn<T: Send + 'static>(
+    turns: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, GenerateError> + Send + 'static,
+) -> Result<T, GenerateError> {
+    // Who goes away leaves the queue, and so does everybody when the process ends. Closed only then.
+    let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| RequestError::Aborted)?;
+    let working = tokio::task::spawn_blocking(move || {
+        // Held until the work is over, even where the client has gone away.
+        let _turn = turn;
+        work()
+    });
+    working.await.unwrap_or_else(|panic| {
+        tracing::error!(%panic, "checking a request failed");
+        let message = "checking the request failed".to_owned();
+        Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_proto::v1::structured_output::Form;
+
+    use super::*;
+    use crate::prompt::tests::{LIMITS, model, text};
+
+    /// With a prompt of so many bytes.
+    fn request(bytes: usize, form: Option<Form>) -> v1::GenerateRequest {
+        let structured_output = form.map(|form| v1::StructuredOutput { form: Some(form) });
+        let sampling = v1::SamplingParameters { structured_output, ..Default::default() };
+        v1::GenerateRequest { sampling: Some(sampling), ..text(&"x".repeat(bytes)) }
+    }
+
+    #[tokio::test]
+    async fn prompts_do_not_wait_for_grammars_nor_grammars_for_prompts() {
+        let model = Arc::new(model());
+        let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
+        let limits = Limits { context_length: 5000, ..LIMITS };
+        let check = async |bytes, form| {
+            let checking = checks.check(&model, request(bytes, form), limits);
+            tokio::time::timeout(Duration::from_millis(500), checking).await.ok().map(Result::unwrap)
+        };
+        let form = || Some(Form::Regex("[0-9]+".into()));
+        let compiling = Arc::clone(&checks.compiling).acquire_owned().await.unwrap();
+        assert!(check(3000, None).await.is_some() && check(10, None).await.is_some());
+        assert!(check(10, form()).await.is_none() && check(3000, form()).await.is_none());
+        // One that waits for its grammar holds nobody's turn to be tokenized up, nor does one that has gone away.
+        let (with, without) = tokio::join!(check(3000, form()), check(3000, None));
+        assert!(with.is_none() && without.is_some());
+        drop(compiling);
+        let tokenizing = Arc::clone(&checks.tokenizing).acquire_owned().await.unwrap();
+        assert!(check(10, form()).await.is_some_and(|checked| checked.sampling.grammar.is_some()));
+        assert!(check(3000, None).await.is_none());
+        drop(tokenizing);
+        assert!(check(3000, form()).await.is_some_and(|checked| checked.sampling.grammar.is_some()));
+    }
+}
