@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_proto::v1;
-use baton_runtime::random_u64;
+use baton_runtime::{Phase, Shutdown, random_u64};
 use baton_scheduler::RequestError;
 use baton_types::ErrorKind;
 use prost::Message;
@@ -37,28 +37,35 @@ impl Checks {
         model: &Arc<TextModel>,
         request: v1::GenerateRequest,
         limits: Limits,
+        shutdown: &Shutdown,
     ) -> Result<CheckedRequest, GenerateError> {
         let seed = random_u64();
         let tokenized = if request.encoded_len() <= TOKENIZE_INLINE_BYTES {
             model.tokenized(request, limits, seed)?
         } else {
             let model = Arc::clone(model);
-            in_turn(&self.tokenizing, move || model.tokenized(request, limits, seed)).await?
+            in_turn(&self.tokenizing, shutdown, move || model.tokenized(request, limits, seed)).await?
         };
         if !tokenized.needs_grammar() {
             return model.with_grammar(tokenized);
         }
         let model = Arc::clone(model);
-        in_turn(&self.compiling, move || model.with_grammar(tokenized)).await
+        in_turn(&self.compiling, shutdown, move || model.with_grammar(tokenized)).await
     }
 }
 
 async fn in_turn<T: Send + 'static>(
     turns: &Arc<Semaphore>,
+    shutdown: &Shutdown,
     work: impl FnOnce() -> Result<T, GenerateError> + Send + 'static,
 ) -> Result<T, GenerateError> {
-    // Who goes away leaves the queue, and so does everybody when the process ends. Closed only then.
-    let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| RequestError::Aborted)?;
+    let turn = tokio::select! {
+        biased;
+        // Closed only with the process.
+        turn = Arc::clone(turns).acquire_owned() => turn.map_err(|_| RequestError::Aborted)?,
+        // A queue of grammars could take longer than the grace period, and nothing is lost yet.
+        () = shutdown.wait_for(Phase::Draining) => return Err(RequestError::GoingDown.into()),
+    };
     let working = tokio::task::spawn_blocking(move || {
         // Held until the work is over, even where the client has gone away.
         let _turn = turn;
@@ -91,23 +98,29 @@ mod tests {
     async fn prompts_do_not_wait_for_grammars_nor_grammars_for_prompts() {
         let model = Arc::new(model());
         let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
-        let limits = Limits { context_length: 5000, ..LIMITS };
+        let (limits, shutdown) = (Limits { context_length: 5000, ..LIMITS }, Shutdown::new());
         let check = async |bytes, form| {
-            let checking = checks.check(&model, request(bytes, form), limits);
-            tokio::time::timeout(Duration::from_millis(500), checking).await.ok().map(Result::unwrap)
+            let checking = checks.check(&model, request(bytes, form), limits, &shutdown);
+            tokio::time::timeout(Duration::from_millis(500), checking).await.ok()
         };
         let form = || Some(Form::Regex("[0-9]+".into()));
         let compiling = Arc::clone(&checks.compiling).acquire_owned().await.unwrap();
-        assert!(check(3000, None).await.is_some() && check(10, None).await.is_some());
+        assert!(
+            check(3000, None).await.is_some_and(|it| it.is_ok()) && check(10, None).await.is_some_and(|it| it.is_ok())
+        );
         assert!(check(10, form()).await.is_none() && check(3000, form()).await.is_none());
         // One that waits for its grammar holds nobody's turn to be tokenized up, nor does one that has gone away.
         let (with, without) = tokio::join!(check(3000, form()), check(3000, None));
-        assert!(with.is_none() && without.is_some());
+        assert!(with.is_none() && without.is_some_and(|it| it.is_ok()));
         drop(compiling);
         let tokenizing = Arc::clone(&checks.tokenizing).acquire_owned().await.unwrap();
-        assert!(check(10, form()).await.is_some_and(|checked| checked.sampling.grammar.is_some()));
+        assert!(check(10, form()).await.is_some_and(|it| it.unwrap().sampling.grammar.is_some()));
         assert!(check(3000, None).await.is_none());
         drop(tokenizing);
-        assert!(check(3000, form()).await.is_some_and(|checked| checked.sampling.grammar.is_some()));
+        // On the way down, who has to wait is told so, and who need not is served.
+        shutdown.advance(Phase::Draining);
+        assert!(check(3000, form()).await.is_some_and(|it| it.unwrap().sampling.grammar.is_some()));
+        let _compiling = Arc::clone(&checks.compiling).acquire_owned().await.unwrap();
+        assert!(check(10, form()).await.is_some_and(|it| it.unwrap_err().to_string().contains("going down")));
     }
 }

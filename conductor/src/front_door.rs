@@ -294,7 +294,7 @@ impl FrontDoor {
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
         let limits = self.node_limits().ok_or_else(no_node)?;
-        self.checks.check(&self.model, request, limits).await
+        self.checks.check(&self.model, request, limits, &self.shutdown).await
     }
 }
 
