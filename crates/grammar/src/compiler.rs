@@ -21,7 +21,7 @@ use crate::problem::problem;
 const STACK_BYTES: usize = 256 << 20;
 /// Grammars that are kept compiled.
 const KEPT: usize = 16;
-/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for it. Schemas of 60 KiB take up to 60 ms.
+/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for it. Schemas of 60 KiB take up to 26 ms.
 const MAX_COMPILE: Duration = Duration::from_millis(150);
 /// Before the text of a special token, so that no text is taken for one.
 const SPECIAL: u8 = 0xff;
