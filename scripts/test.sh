@@ -25,6 +25,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
@@ -43,7 +44,7 @@ filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done
 
 profile=default
-[[ -z ${BATON_TEST_LONG-} ]] || profile=long
+[[ -z ${BATON_TEST_LONG-} ]] || { profile=long; ulimit -n "$(ulimit -Hn)"; }
 cargo build --locked --workspace --bins
 cargo nextest run --locked --workspace --profile "$profile" --run-ignored all -E "$filter"
 python3 crates/sim/tests/fixtures/make_traces.py --check >/dev/null

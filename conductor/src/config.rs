@@ -236,7 +236,7 @@ pub struct Flags {
     /// How often is looked for prefixes to copy, seconds [default: 5]
     #[arg(long, value_name = "SECONDS")]
     pub replicate_interval_s: Option<f64>,
-    /// Requests served at once [default: 16384]
+    /// Answers at once, of all requests [default: 16384]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,
     /// Connections of clients at once [default: 16384, or what descriptors allow]

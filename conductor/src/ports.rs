@@ -62,9 +62,11 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Whom the clients' port of gRPC serves, too, though others than this host reach it.
+    /// Whom the clients' ports serve, too, though others than this host reach them.
     pub fn exposed(&self) -> Option<&'static str> {
         match (self.operators, self.nodes) {
+            // Only metrics and counts of nodes are on the HTTP port.
+            (None, _) if self.grpc.ip().is_loopback() && !self.http.ip().is_loopback() => Some("operators"),
             _ if self.grpc.ip().is_loopback() => None,
             (None, None) => Some("operators and nodes"),
             (None, Some(_)) => Some("operators"),
@@ -237,5 +239,9 @@ mod tests {
         assert_eq!(exposed("0.0.0.0:1", false, true), Some("operators"));
         assert_eq!(exposed("0.0.0.0:1", true, false), Some("nodes"));
         assert_eq!(exposed("0.0.0.0:1", true, true), None);
+        let (grpc, http) = (address("127.0.0.1:1"), address("0.0.0.0:1"));
+        let metrics = Addresses { grpc, http, operators: None, nodes: None };
+        assert_eq!(metrics.exposed(), Some("operators"));
+        assert_eq!(Addresses { operators: Some(grpc), ..metrics }.exposed(), None);
     }
 }

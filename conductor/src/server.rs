@@ -57,8 +57,9 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     if let Some(whom) = addresses.exposed() {
         tracing::warn!(
-            address = %addresses.grpc,
-            "whoever reaches the clients' gRPC port can do what {whom} do; --operators and --nodes move that to ports of their own"
+            grpc = %addresses.grpc,
+            http = %addresses.http,
+            "whoever reaches the clients' ports reaches what is for {whom}; --operators and --nodes move that to ports of their own"
         );
     }
     announce(addresses);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use baton_cluster_tests::{binary, model};
 
-const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/grpc.md"];
+const DOCUMENTS: [&str; 5] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/api.md", "docs/grpc.md"];
 /// Of all shell blocks.
 const LEAST_SHARE_RUN: f64 = 0.8;
 /// In the script: waits for what a `background` block started.
@@ -114,6 +114,12 @@ fn contributings_snippets_run() {
 #[ignore = "needs the official clients: scripts/python-clients.sh, a model: BATON_MODEL, and ports 7070 and 8080"]
 fn the_grpc_pages_snippets_run() {
     run("docs/grpc.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+fn the_http_pages_snippets_run() {
+    run("docs/api.md");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use anyhow::Context;
 use baton_cluster_tests::{Ask, Cluster};
 use baton_proto::v1;
 use bytes::BufMut;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -334,4 +335,39 @@ async fn web_pages_of_named_origins_may_call() -> anyhow::Result<()> {
     let answer = ask(http(&cluster), &text).await?;
     assert!(answer.starts_with("HTTP/1.1 415"), "{answer}");
     cluster.stop().await
+}
+
+/// The last of what may be asked is a figure, so it is printed, too.
+#[tokio::test]
+#[ignore = "takes a minute and 20,000 descriptors: make test-long"]
+async fn ten_thousand_idle_streams_take_little_memory() -> anyhow::Result<()> {
+    const STREAMS: u64 = 10_000;
+    // A decode step takes minutes: all but the first tokens are waited for.
+    let nodes =
+        ["--mock-row-us", "100000", "--max-running", "6000", "--max-waiting", "6000", "--cache-blocks", "200000"];
+    let cluster = Cluster::mock()
+        .conductor_flags(&["--max-wait-ms", "off"])
+        .prefill_flags(&["--max-waiting", "6000"])
+        .decode(2)
+        .decode_flags(&nodes)
+        .start()
+        .await?;
+    let before = cluster.conductor.resident_bytes()?;
+    let body = json!({"prompt": "hello there", "max_tokens": 200, "ignore_eos": true, "stream": true}).to_string();
+    let request = post(body.len(), &body);
+    let open = async |_| {
+        let mut stream = send(http(&cluster), &request).await?;
+        let mut first = [0; 4096];
+        let read = tokio::time::timeout(LATE, stream.read(&mut first)).await??;
+        let said = String::from_utf8_lossy(&first[..read]).into_owned();
+        anyhow::ensure!(said.starts_with("HTTP/1.1 200"), "{said}");
+        Ok(stream)
+    };
+    let streams: Vec<_> = stream::iter(0..STREAMS).map(open).buffer_unordered(32).try_collect().await?;
+    tokio::time::sleep(5 * SECOND).await;
+    let each = (cluster.conductor.resident_bytes()? - before) / STREAMS;
+    println!("{} KiB for each of {STREAMS} idle streams", each >> 10);
+    assert!(each < 50 << 10, "{each} bytes");
+    // It cannot be stopped in order: its steps take minutes.
+    Ok(())
 }

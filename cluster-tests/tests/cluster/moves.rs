@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use baton_cluster_tests::{Answer, Ask, Builder, Cluster, metric, model, signal};
 use baton_proto::v1;
+use serde_json::json;
 
 const SECOND: Duration = Duration::from_secs(1);
 const PROMPT_TOKENS: u32 = 96;
@@ -103,7 +104,9 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
 async fn a_decode_node_that_drains_hands_its_sequences_on_and_exits() -> anyhow::Result<()> {
     let model = model();
     let mut cluster = Cluster::model(&model).decode(2).start().await?;
-    let long = ask(1).max_tokens(400);
+    // Held to a form that is not over before: what it may write next follows from its tokens, wherever it is.
+    let list = json!({"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 400});
+    let long = ask(1).max_tokens(400).sampling(|sampling| sampling.ignore_eos = false).schema(&list);
     let alone = cluster.ask(long.clone()).await?;
     let mut nodes = std::mem::take(&mut cluster.decode);
     let began = Instant::now();
@@ -121,6 +124,7 @@ async fn a_decode_node_that_drains_hands_its_sequences_on_and_exits() -> anyhow:
     })?;
     println!("the node was gone after {gone:?}, the answer was complete after {:?}", began.elapsed());
     cluster.decode = nodes;
+    assert!(answer.text.starts_with('[') && answer.text.matches("\"green\"").count() > 1, "{}", answer.text);
     assert_eq!((answer.token_ids, answer.logprobs), (alone.token_ids, alone.logprobs));
     assert_eq!(answer.finished.timeline.context("a timeline")?.moves, 1);
     assert_ne!(answer.finished.decode_node, drained);

@@ -104,7 +104,8 @@ async fn wrong_while_nodes_die(
         wrong.extend(more);
         // The one that has been there for longest dies next.
         let address = format!("http://{}", cluster.conductor.ready.grpc);
-        let again = builder.start_node("decode", kill as usize % 2, &address, cluster.folder()).await?;
+        let name = n as usize * 100 + kill as usize;
+        let again = builder.start_node("decode", name, &address, cluster.folder()).await?;
         cluster.decode.push(again);
         cluster.wait_ready(3).await?;
     }
