@@ -369,5 +369,6 @@ async fn ten_thousand_idle_streams_take_little_memory() -> anyhow::Result<()> {
     println!("{} KiB for each of {STREAMS} idle streams", each >> 10);
     assert!(each < 50 << 10, "{each} bytes");
     // It cannot be stopped in order: its steps take minutes.
+    drop((streams, cluster));
     Ok(())
 }
