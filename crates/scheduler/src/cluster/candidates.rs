@@ -166,6 +166,7 @@ impl Cluster {
             () if !self.is_usable(node) => LeftOut::State(node.state()),
             () if !fits_decode(asked, node) => LeftOut::TooSmall,
             () if !has_room(asked, node) => LeftOut::NoRoom,
+            () if asked.request.yields() && !has_seat_to_spare(node) => LeftOut::NoRoom,
             () if self.decode_candidate(asked, node, 0).breaks => LeftOut::Breaks,
             () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
             () => LeftOut::State(node.state()),
@@ -267,6 +268,13 @@ impl Cluster {
             return refuse(ErrorKind::Invalid, message, None);
         }
         self.with_room(now, asked, &mut nodes)?;
+        if request.yields() {
+            nodes.retain(|node| !self.decode_candidate(asked, node, 0).breaks);
+            if nodes.is_empty() {
+                let message = "other requests would miss their time between tokens".to_owned();
+                return refuse(ErrorKind::Overloaded, message, Some(RETRY_UNAVAILABLE));
+            }
+        }
         prefer(&mut nodes, request.beside);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.holds_for_prefill();
@@ -274,12 +282,8 @@ impl Cluster {
         let mut candidates: Vec<_> =
             nodes.into_iter().map(|node| self.decode_candidate(asked, node, held(node))).collect();
         // A refusal for the sake of those admitted is for where there is no other node.
-        if request.yields() || candidates.iter().any(|candidate| !candidate.breaks) {
+        if candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);
-        }
-        if candidates.is_empty() {
-            let message = "other requests would miss their time between tokens".to_owned();
-            return refuse(ErrorKind::Overloaded, message, Some(RETRY_UNAVAILABLE));
         }
         Ok(candidates)
     }
@@ -287,10 +291,10 @@ impl Cluster {
     /// Keeps the nodes that have blocks and a seat for the request beside all that is charged; where none has, those with a seat: room is only guessed here, and sequences wait at their node where the guess was wrong.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
-        nodes.retain(|node| has_room(asked, node));
-        if asked.request.yields() {
-            nodes.retain(|node| has_seat_to_spare(node));
-        } else if nodes.is_empty() {
+        let has_seat =
+            |node: &ClusterNode| if asked.request.yields() { has_seat_to_spare(node) } else { has_seat(node) };
+        nodes.retain(|node| has_room(asked, node) && has_seat(node));
+        if nodes.is_empty() {
             nodes.extend(all.iter().filter(|node| has_seat(node)));
         }
         if !nodes.is_empty() {

@@ -188,12 +188,22 @@ fn answers_after_the_first_leave_room_to_others_for_a_while() {
     assert!(place(&mut cluster, now, &patient).is_ok(), "it has waited long enough");
     assert_eq!(place(&mut cluster, now, &other(52)).unwrap_err().kind, ErrorKind::Overloaded);
 
-    // Nor do they slow others beyond their objective.
+    // What they may take of the blocks at most is no reason to wait: that is guessed, and most of it is shared.
     let mut cluster = self::cluster(now, PlacementKind::Baton);
-    for n in 0..2 {
-        let slo = Slo { ttft: None, tbt: Some(Tbt(Duration::from_micros(11_500))) };
-        place(&mut cluster, now, &PlacementRequest { slo, ..request(n, &[]) }).unwrap();
+    for n in 0..6 {
+        let long = PlacementRequest { max_tokens: 1200, ..other(n) };
+        assert!(place(&mut cluster, now, &long).is_ok(), "{n}");
+        cluster.on_first_token(now, key(n));
     }
+
+    // Nor do they slow others beyond their objective, and go elsewhere if that is possible.
+    let mut cluster = self::cluster(now, PlacementKind::Baton);
+    let slo = Slo { ttft: None, tbt: Some(Tbt(Duration::from_micros(11_500))) };
+    let at_d1 = PlacementRequest { slo, exclude: &[id("d0")], ..request(0, &[]) };
+    place(&mut cluster, now, &at_d1).unwrap();
+    assert_eq!(place(&mut cluster, now, &other(8)).unwrap().decode, Some(id("d0")));
+    cluster.on_ended(now, key(8));
+    place(&mut cluster, now, &PlacementRequest { slo, ..request(1, &[]) }).unwrap();
     assert_eq!(place(&mut cluster, now, &other(9)).unwrap_err().kind, ErrorKind::Overloaded);
     assert!(place(&mut cluster, now, &PlacementRequest { waited: SECOND * 5, ..other(9) }).is_ok());
 }

@@ -636,7 +636,8 @@ impl RequestCore {
 
     /// The conductor takes nothing new: who waits at the door is sent away.
     pub fn on_draining(&mut self, now: Instant) {
-        if matches!(self.state, State::Held { .. }) {
+        // One that was taken in with another answer is part of what runs.
+        if matches!(self.state, State::Held { .. }) && self.job.beside.is_empty() {
             self.end(now, Err(RequestError::GoingDown));
         }
     }
