@@ -59,6 +59,9 @@ impl AnswerForm {
             Some(Choice::Required(true)) if self.tools.is_empty() => {
                 Err(GenerateError::invalid("tool_choice", "required, but there are no tools"))
             }
+            Some(Choice::Name(name)) if self.is_narrowed && !self.has_tool(name) => {
+                Err(GenerateError::invalid("tool_choice", format!("'{}' is none of allowed_tools", shown(name))))
+            }
             Some(Choice::Name(name)) if !self.has_tool(name) => Err(no_tool("tool_choice", name)),
             _ => Ok(Self { one_call: prompt.one_tool_call, ..self }),
         }
@@ -75,7 +78,15 @@ impl AnswerForm {
 
     /// Whether [`Self::resolve`] has a grammar to compile.
     pub fn needs_grammar(&self) -> bool {
-        self.form.is_some() || self.calls().0 != Calls::None
+        self.form.is_some() || self.holds_calls()
+    }
+
+    /// Whether calls are held to the schemas of their tools: those that must come, and if something is said of those that may. Without, the model writes as
+    /// it likes.
+    fn holds_calls(&self) -> bool {
+        let must = matches!(self.choice, Some(Choice::Required(true) | Choice::Name(_)));
+        let is_bound = self.form.is_some() || self.one_call || self.is_narrowed;
+        self.has_calls() && (must || is_bound || self.tools.iter().any(|tool| tool.is_strict))
     }
 
     /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of none is that of a prompt without a chat template: then
@@ -109,10 +120,9 @@ impl AnswerForm {
         Ok((Some(grammar), reader))
     }
 
-    /// Calls as the grammar knows them. Where the model may call tools or not, it is held to the schemas of those that say so; without any it writes as it
-    /// likes, unless there is a form beside.
+    /// Calls as the grammar knows them, and whether there is one at most.
     fn calls(&self) -> (Calls, bool) {
-        if !self.has_calls() {
+        if !self.holds_calls() {
             return (Calls::None, false);
         }
         let tools = self.tools.clone();
@@ -121,14 +131,7 @@ impl AnswerForm {
             Some(Choice::Name(name)) => {
                 (Calls::Must(tools.into_iter().filter(|tool| tool.name == *name).collect()), true)
             }
-            _ if self.form.is_some()
-                || self.one_call
-                || self.is_narrowed
-                || tools.iter().any(|tool| tool.is_strict) =>
-            {
-                (Calls::May(tools), self.one_call)
-            }
-            _ => (Calls::None, false),
+            _ => (Calls::May(tools), self.one_call),
         }
     }
 }
@@ -153,8 +156,12 @@ fn tool(index: usize, json: &mut Value) -> Result<Tool, GenerateError> {
 }
 
 fn no_tool(field: &'static str, name: &str) -> GenerateError {
-    let name: String = name.chars().take(MAX_NAME_BYTES).collect();
-    GenerateError::invalid(field, format!("there is no tool '{name}'"))
+    GenerateError::invalid(field, format!("there is no tool '{}'", shown(name)))
+}
+
+/// So much of a name as an error repeats.
+fn shown(name: &str) -> String {
+    name.chars().take(MAX_NAME_BYTES).collect()
 }
 
 fn no_arguments() -> Map<String, Value> {
@@ -256,6 +263,6 @@ mod tests {
         assert_eq!(of(None, &["weather", "clock"]).unwrap().calls(), (Calls::None, false), "all of them: no grammar");
         assert_eq!(of(None, &["f"]).unwrap_err().to_string(), "allowed_tools: there is no tool 'f'");
         let error = of(choice(Choice::Name("weather".into())), &["clock"]).unwrap_err().to_string();
-        assert_eq!(error, "tool_choice: there is no tool 'weather'");
+        assert_eq!(error, "tool_choice: 'weather' is none of allowed_tools");
     }
 }

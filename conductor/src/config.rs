@@ -84,7 +84,7 @@ pub struct Settings {
     pub max_requests: usize,
     /// Connections of clients at once; fewer if this process may not have so many descriptors.
     pub max_connections: usize,
-    /// Memory that the bodies of all requests may take while they are read, bytes; and that answers may which are kept until they are whole.
+    /// Bytes that the bodies of requests may take together while they are read; answers that are not streamed may take as many.
     pub max_body_bytes_total: usize,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
@@ -242,7 +242,7 @@ pub struct Flags {
     /// Connections of clients at once [default: 16384, or what descriptors allow]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Memory that the bodies of all requests may take while they are read, bytes; and as much that answers may which are not streamed [default: 256 MiB]
+    /// Bytes that request bodies may take together; answers that are not streamed may take as many [default: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes_total: Option<usize>,
     /// How long a drain may take, seconds [default: 30]

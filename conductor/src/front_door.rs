@@ -43,6 +43,15 @@ pub struct Outgoing {
 /// What the front door sends to one client.
 pub type Responses = mpsc::Receiver<Outgoing>;
 
+/// A request that is to be placed.
+struct TakenIn {
+    entry: Entry,
+    /// Of its other answers.
+    more: Vec<Entry>,
+    text: OutputText,
+    job: RequestJob,
+}
+
 /// A request that was taken in.
 struct Admitted {
     relay: Relay,
@@ -172,24 +181,15 @@ impl FrontDoor {
         request: v1::GenerateRequest,
         arrived: Instant,
     ) -> Result<Admitted, GenerateError> {
-        if self.shutdown.phase() >= Phase::Draining {
-            return Err(RequestError::GoingDown.into());
-        }
-        if self.live.len() >= self.limits.max_requests {
-            return Err(self.full());
-        }
-        // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
-        self.model.check_size(&request)?;
         let client_id: Arc<str> = check_client_id(&request.client_request_id)?.into();
-        let enter =
-            |id, key: &str| self.live.enter(id, Arc::clone(&client_id), key).map_err(|error| self.cannot_enter(error));
-        let entry = enter(id, &request.idempotency_key)?;
-        let more = (1..check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
-        let time = self.time(timeout(request.timeout_ms)?);
-        let checking = tokio::time::timeout(time, self.check(request)).await;
-        let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
-        let text = OutputText::new(&self.model.tokenizer, &checked)?;
-        let job = self.job(entry.request(), checked)?;
+        // From its record on, its end is logged.
+        let taken = self.take_in(id, &client_id, request).await.inspect_err(|error| {
+            let client_request = Some(&*client_id).filter(|id| !id.is_empty());
+            // What it repeats of a request is quoted.
+            let error = error.to_string();
+            tracing::info!(request = %id, client_request, error, "request refused");
+        });
+        let TakenIn { entry, more, text, job } = taken?;
         let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let (others, decodes) = OtherAnswers::new(more, (&job, arrived), &text, &out).unzip();
@@ -199,6 +199,33 @@ impl FrontDoor {
             self.hot_prefixes().observe(self.clock.now(), &hashes);
         }
         Ok(Admitted { relay, others, responses })
+    }
+
+    /// All that may refuse a request before it is to be placed.
+    async fn take_in(
+        &self,
+        id: RequestId,
+        client_id: &Arc<str>,
+        request: v1::GenerateRequest,
+    ) -> Result<TakenIn, GenerateError> {
+        if self.shutdown.phase() >= Phase::Draining {
+            return Err(RequestError::GoingDown.into());
+        }
+        if self.live.len() >= self.limits.max_requests {
+            return Err(self.full());
+        }
+        // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
+        self.model.check_size(&request)?;
+        let enter =
+            |id, key: &str| self.live.enter(id, Arc::clone(client_id), key).map_err(|error| self.cannot_enter(error));
+        let entry = enter(id, &request.idempotency_key)?;
+        let more = (1..check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
+        let time = self.time(timeout(request.timeout_ms)?);
+        let checking = tokio::time::timeout(time, self.check(request)).await;
+        let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
+        let text = OutputText::new(&self.model.tokenizer, &checked)?;
+        let job = self.job(entry.request(), checked)?;
+        Ok(TakenIn { entry, more, text, job })
     }
 
     /// The relay of an answer that has not been placed.

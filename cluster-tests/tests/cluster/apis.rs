@@ -157,10 +157,16 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     assert_eq!(refused.status, 429);
     let record = recall(&refused.headers["x-request-id"]).await?.into_inner();
     assert!(record.end.is_some_and(|end| end.failure.is_some()));
+    let wrong = cluster.http_with("/v1/completions", &[], Some(r#"{"prompt": "x", "temperature": -1}"#)).await?;
+    assert_eq!(wrong.status, 400);
+    let log = std::fs::read_to_string(&cluster.conductor.log)?;
+    assert!(log.lines().any(|line| line.contains(&wrong.headers["x-request-id"]) && line.contains("request refused")));
     assert!(recall("mine").await?.into_inner().end.is_some_and(|end| end.failure.is_none()));
     let two = json!({"prompt": ["x", "y"], "n": 2, "max_tokens": 4}).to_string();
     let two = cluster.http_with("/v1/completions", &[], Some(&two)).await?;
     let first: RequestId = two.headers["x-request-id"].parse()?;
+    let body: Value = serde_json::from_str(&two.body)?;
+    assert_eq!(body["id"], format!("cmpl-{first}"));
     for answer in 0..4 {
         assert_eq!(recall(&first.plus(answer).to_string()).await?.into_inner().max_tokens, 4, "answer {answer}");
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use baton_cluster_tests::{Answer, Ask, Cluster, model};
+use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::structured_output::Form;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -83,7 +85,7 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
     let accepted = stream.message().await?.and_then(|response| response.event);
     let Some(Event::Accepted(accepted)) = accepted else { panic!("{accepted:?}") };
     let request_id = accepted.request_id;
-    cluster.inference().abort(baton_proto::v1::AbortRequest { request_id }).await?;
+    cluster.inference().abort(v1::AbortRequest { request_id }).await?;
     let status = loop {
         match stream.message().await {
             Ok(message) => assert!(message.is_some(), "it ended as if it was whole"),
@@ -96,6 +98,19 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
             Ok(cluster.http("/ready", None).await?.1.contains("\"requests\":0"))
         })
         .await?;
+    cluster.stop().await
+}
+
+/// Nor do they wait for each other where there is room, whatever they may take at most.
+#[tokio::test]
+async fn several_answers_are_quick_on_an_idle_cluster() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let choices = v1::Choices { texts: vec!["yes".into(), "no".into()] };
+    // Eight times 20,000 tokens are more than a node has room for.
+    let ask = Ask::text("a prompt").max_tokens(20_000).form(Form::Choices(choices)).n(8);
+    let began = std::time::Instant::now();
+    assert_eq!(cluster.answers(ask).await?.len(), 8);
+    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
     cluster.stop().await
 }
 

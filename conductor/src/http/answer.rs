@@ -56,7 +56,7 @@ async fn answer(
     let numbered = responses
         .into_iter()
         .enumerate()
-        .map(|(index, responses)| ReceiverStream::new(responses).map(move |outgoing| (index, outgoing)).boxed());
+        .map(|(index, responses)| ReceiverStream::new(responses).map(move |it| (index, of_call(id, it))).boxed());
     let mut brought: Brought = select_all(numbered);
     if streams {
         let events = events(brought, answer, fields).map(Ok::<_, Infallible>);
@@ -72,6 +72,14 @@ async fn answer(
         return Err(HttpError::cut_off());
     }
     Ok(([(header::CONTENT_TYPE, "application/json")], answer.body()).into_response())
+}
+
+/// With the id of the call: whichever of its requests is heard first, its answer has one.
+fn of_call(id: RequestId, mut outgoing: Outgoing) -> Outgoing {
+    if let Ok(v1::GenerateResponse { event: Some(Event::Accepted(accepted)), .. }) = &mut outgoing.response {
+        accepted.request_id = id.to_string();
+    }
+    outgoing
 }
 
 /// What a part of an answer takes at most. The prompt's tokens fit a context: they are not counted.

@@ -103,7 +103,7 @@ impl IntoResponse for HttpError {
 
 /// The client's own id of a request.
 pub(super) fn client_id(headers: &HeaderMap) -> Option<&str> {
-    headers.get(&REQUEST_ID)?.to_str().ok().filter(|id| id.len() <= MAX_CLIENT_ID_BYTES)
+    headers.get(&REQUEST_ID)?.to_str().ok().filter(|id| (1..=MAX_CLIENT_ID_BYTES).contains(&id.len()))
 }
 
 /// Gives errors their body, and every answer the client's own id, which goes before ours.

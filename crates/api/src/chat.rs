@@ -19,7 +19,7 @@ use crate::field::{
     only_true, or_default,
 };
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, function_name};
 
 use answer::ChatAnswer;
 
@@ -244,11 +244,8 @@ impl TryFrom<AllowedToolFields> for AllowedTool {
     type Error = Inside;
 
     fn try_from(AllowedToolFields { r#type, function, stray }: AllowedToolFields) -> Result<Self, Inside> {
-        if r#type != "function" {
-            return Err(BadRequest::kind("type", &r#type, "function").into());
-        }
-        BadRequest::stray(&stray)?;
-        Ok(Self(function.ok_or_else(|| BadRequest::missing("function"))?.name))
+        let name = function.map(|function| function.name);
+        function_name(&r#type, &stray, "function", name).map(Self)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::common::{Objectives, check_bytes};
 use crate::error::{BadRequest, FieldNames, Inside};
 use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, objects, only_false, or_default};
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, check_name};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, check_name, function_name};
 
 use answer::ResponsesAnswer;
 use echo::{Echo, Format};
@@ -344,11 +344,7 @@ impl TryFrom<AllowedToolFields> for AllowedTool {
     type Error = Inside;
 
     fn try_from(AllowedToolFields { r#type, name, stray }: AllowedToolFields) -> Result<Self, Inside> {
-        if r#type != "function" {
-            return Err(BadRequest::kind("type", &r#type, "function").into());
-        }
-        BadRequest::stray(&stray)?;
-        Ok(Self(name.ok_or_else(|| BadRequest::missing("name"))?))
+        function_name(&r#type, &stray, "name", name).map(Self)
     }
 }
 

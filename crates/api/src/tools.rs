@@ -7,8 +7,8 @@ use baton_proto::v1::tool_choice::Choice as WireChoice;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::error::{BadRequest, to_json};
-use crate::field::cut;
+use crate::error::{BadRequest, Inside, to_json};
+use crate::field::{Stray, cut};
 
 /// Most tools of a body.
 pub(crate) const MAX_TOOLS: usize = 1024;
@@ -76,6 +76,20 @@ impl ToolChoice {
             other => Err(BadRequest::kind(format!("{path}.mode"), other, "auto or required")),
         }
     }
+}
+
+/// The name of a tool that is a function; other kinds are refused. `field` is where the API has it.
+pub(crate) fn function_name(
+    kind: &str,
+    stray: &Stray,
+    field: &'static str,
+    name: Option<String>,
+) -> Result<String, Inside> {
+    if kind != "function" {
+        return Err(BadRequest::kind("type", kind, "function").into());
+    }
+    BadRequest::stray(stray)?;
+    Ok(name.ok_or_else(|| BadRequest::missing(field))?)
 }
 
 /// The tools of a body.

@@ -97,8 +97,8 @@ pub struct ExplainArgs {
     /// Where the prompt is.
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// What is given is the id of a request that came, the conductor's or the client's own: tell what was decided on it
-    #[arg(long = "request")]
+    /// Explain the request that has this id, the conductor's or the client's own
+    #[arg(long = "request", conflicts_with_all = ["raw", "prompt_file", "messages", "token_ids"])]
     pub is_request: bool,
     /// How it would be generated.
     #[command(flatten)]

@@ -17,11 +17,13 @@ const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
 /// The request that is meant, if what was given is called one, or has the form of an id, or of the first digits of one, and not of a prompt.
 pub fn request_id(args: &ExplainArgs) -> Option<String> {
     let text = args.prompt.prompt.as_ref().filter(|_| !args.prompt.raw)?;
-    let id = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
-    if args.is_request {
-        return Some(id.to_owned());
+    let bare = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix));
+    let ours = |id: &str| id.parse().ok().map(|prefix: RequestIdPrefix| prefix.to_string());
+    match args.is_request {
+        // What has no id of ours behind such a prefix is the client's own.
+        true => Some(bare.and_then(ours).unwrap_or_else(|| text.clone())),
+        false => ours(bare.unwrap_or(text)),
     }
-    id.parse().ok().map(|prefix: RequestIdPrefix| prefix.to_string())
 }
 
 /// Prints a request's record.
@@ -221,6 +223,10 @@ mod tests {
         assert_eq!(id(&[&format!("chatcmpl-{text}")]).as_deref(), Some(text));
         assert_eq!(id(&["4F0C1a"]).as_deref(), Some("4f0c1a"), "its first digits");
         assert_eq!(id(&["--request", "mine 7"]).as_deref(), Some("mine 7"), "the client's own");
+        assert_eq!(id(&["--request", "msg_7"]).as_deref(), Some("msg_7"));
+        assert_eq!(id(&["--request", &format!("msg_{text}")]).as_deref(), Some(text));
+        let refused = |line: &[&str]| Cli::try_parse_from([&["baton", "explain", "--request"], line].concat()).is_err();
+        assert!(refused(&["--raw", "mine"]) && refused(&["--prompt-file", "mine"]));
         for prompt in [&["face"][..], &["-"], &["4f0c1a is what?"], &["--raw", text], &["--prompt-file", "4f0c1a"]] {
             assert_eq!(id(prompt), None, "{prompt:?}");
         }

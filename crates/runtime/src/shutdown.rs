@@ -78,18 +78,22 @@ impl Shutdown {
         let _ = self.0.subscribe().wait_for(|now| *now >= phase).await;
     }
 
-    /// Resolves at SIGTERM or SIGINT.
-    pub async fn signal() -> std::io::Result<&'static str> {
-        Ok(Signals::new()?.recv().await)
-    }
-
     /// Runs `drained` for as long as the grace period, or until a second signal hurries. `true` where it finished.
     pub async fn drain(&self, grace: Duration, drained: impl Future<Output = ()>) -> bool {
         self.advance(Phase::Draining);
+        let again = async {
+            match Signals::new() {
+                Ok(mut signals) => _ = signals.recv().await,
+                Err(error) => {
+                    tracing::warn!(%error, "no second signal can hurry the drain");
+                    std::future::pending().await
+                }
+            }
+        };
         let finished = tokio::select! {
             () = drained => true,
             () = crate::sleep(grace) => false,
-            _ = Self::signal() => false,
+            () = again => false,
         };
         self.advance(Phase::Closing);
         finished

@@ -54,14 +54,15 @@ macro_rules! hex_id {
 }
 
 hex_id!(
-    /// One client request, the same through every attempt. Drawn at random by the conductor.
+    /// One answer, the same through every attempt. That of a call's first answer is drawn at random, and those of its others follow it.
     RequestId,
     u128,
     "32",
     "a request id (up to 32 hexadecimal digits)"
 );
+
 impl RequestId {
-    /// The id that comes so many after it: the answers of a request have consecutive ones.
+    /// The id that comes so many after it.
     pub fn plus(self, answers: u32) -> Self {
         Self(self.0.wrapping_add(answers.into()))
     }

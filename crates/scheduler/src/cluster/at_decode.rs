@@ -180,9 +180,11 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{ErrorKind, NodeRole};
+    use std::time::Duration;
 
-    use super::super::tests::{id, info, key, place, request};
+    use baton_types::{ErrorKind, NodeRole, Slo, Tbt, Ttft};
+
+    use super::super::tests::{id, info, key, place, refusal, request};
     use super::super::{ClusterConfig, Policies};
     use super::*;
     use crate::placement::PlacementRequest;
@@ -233,5 +235,97 @@ mod tests {
             let nobody = place(&mut cluster, now, &one_token(31, prompt_tokens)).unwrap_err();
             assert_eq!((nobody.kind, nobody.message.as_str()), (ErrorKind::Unavailable, "no prefill node is ready"));
         }
+    }
+
+    fn with_prompts_at_decode(now: Instant, prompts_at_decode: PromptsAtDecode, prefill: &[&str]) -> Cluster {
+        let (splits_prompts, slow_start) = (false, Duration::ZERO);
+        let config = ClusterConfig { prompts_at_decode, splits_prompts, slow_start, ..ClusterConfig::default() };
+        let mut cluster = Cluster::new(config, Policies::default());
+        prefill.iter().for_each(|name| cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1)));
+        cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
+        cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
+        cluster
+    }
+
+    #[test]
+    fn without_a_prefill_node_a_decode_node_computes_prompts_where_that_is_wanted() {
+        let now = Instant::now();
+        let mut never = with_prompts_at_decode(now, PromptsAtDecode::Never, &[]);
+        assert_eq!(
+            refusal(&mut never, now, &request(0, &[])),
+            (ErrorKind::Unavailable, "no prefill node is ready".into())
+        );
+        let mut cluster = with_prompts_at_decode(now, PromptsAtDecode::Fallback, &[]);
+        let first = place(&mut cluster, now, &request(0, &[])).unwrap();
+        assert!(first.is_at_decode() && first.fetch.is_none());
+        assert_eq!(first.nodes().len(), 1, "{first:?}");
+        let second = place(&mut cluster, now, &request(1, &[])).unwrap();
+        assert_ne!(first.prefill, second.prefill, "the first one's prompt goes before");
+        // One token needs no decoding, but somebody has to compute the prompt, and has its blocks meanwhile.
+        let one = PlacementRequest { wants_decode: false, max_tokens: 1, ..request(2, &[]) };
+        let charged = |cluster: &Cluster| -> (usize, usize) {
+            let nodes = cluster.nodes().map(|node| (node.charges.blocks, node.charges.sequences()));
+            nodes.fold((0, 0), |sum, node| (sum.0 + node.0, sum.1 + node.1))
+        };
+        let before = charged(&cluster);
+        let placed = place(&mut cluster, now, &one).unwrap();
+        assert_eq!((placed.decode, placed.estimated_tbt), (None, None));
+        assert_eq!(charged(&cluster), (before.0 + blocks_of(one.prompt_tokens), before.1 + 1));
+        cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
+        assert_eq!(place(&mut cluster, now, &request(3, &[])).unwrap().prefill, id("p0"));
+        (0..4).for_each(|n| cluster.on_ended(now, key(n)));
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()));
+    }
+
+    #[test]
+    fn a_short_prompt_is_computed_at_a_decode_node_that_it_does_not_disturb() {
+        let now = Instant::now();
+        let mut cluster = with_prompts_at_decode(now, PromptsAtDecode::Short, &["p0"]);
+        let short = |n| PlacementRequest { prompt_tokens: 32, ..request(n, &[]) };
+        assert!(place(&mut cluster, now, &short(0)).unwrap().is_at_decode(), "no push, and nobody is there");
+        cluster.on_ended(now, key(0));
+        // Five chunks of 64 tokens are not short.
+        let long = PlacementRequest { prompt_tokens: 300, ..request(1, &[]) };
+        assert!(!place(&mut cluster, now, &long).unwrap().is_at_decode());
+        // That one's queue is what the next would wait for at the prefill node.
+        assert!(place(&mut cluster, now, &short(2)).unwrap().is_at_decode());
+        cluster.on_ended(now, key(2));
+        // Streams whose objective leaves no time for a chunk: 11 ms for a step, 42 with 32 tokens of prompt in it.
+        let tbt = Some(Tbt(Duration::from_millis(30)));
+        let strict =
+            |n, prompt_tokens| PlacementRequest { slo: Slo { ttft: None, tbt }, prompt_tokens, ..request(n, &[]) };
+        for n in [3, 4] {
+            assert!(!place(&mut cluster, now, &strict(n, 300)).unwrap().is_at_decode());
+        }
+        assert!(!place(&mut cluster, now, &short(5)).unwrap().is_at_decode());
+        cluster.on_ended(now, key(3));
+        let freed = place(&mut cluster, now, &short(6)).unwrap();
+        assert!(freed.is_at_decode(), "one decode node has no such stream any more: {freed:?}");
+    }
+
+    #[test]
+    fn a_step_of_a_decode_node_is_not_shorter_for_a_prompt() {
+        let now = Instant::now();
+        let prompts_at_decode = PromptsAtDecode::Short;
+        let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
+        let mut cluster = Cluster::new(config, Policies::default());
+        cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
+        let mut decode = info("d0", NodeRole::Decode, 1);
+        decode.profile.decode_base = 0.03;
+        cluster.on_node_joined(now, decode);
+        // 11 ms as a chunk of the prefill node, 31 as a step of the decode node.
+        let within = |n, millis| {
+            let ttft = Some(Ttft(Duration::from_millis(millis)));
+            PlacementRequest { prompt_tokens: 1, slo: Slo { ttft, tbt: None }, ..request(n, &[]) }
+        };
+        let tight = place(&mut cluster, now, &within(0, 20)).unwrap();
+        assert!(!tight.is_at_decode(), "{tight:?}");
+        cluster.on_ended(now, key(0));
+        let lax = place(&mut cluster, now, &within(1, 50)).unwrap();
+        assert!(lax.is_at_decode() && lax.estimated_ttft.0 > Duration::from_millis(30), "{lax:?}");
+    }
+
+    fn blocks_of(tokens: u32) -> usize {
+        info("d0", NodeRole::Decode, 1).layout.blocks_for(tokens as usize)
     }
 }
