@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// SIGTERM and SIGINT. Unlike a new [`Shutdown::signal`] for each wait, it misses none that comes between two waits.
+/// SIGTERM and SIGINT. Listened for once: a new listener for each wait would miss those that come between two waits.
 #[derive(Debug)]
 pub struct Signals {
     term: Signal,
