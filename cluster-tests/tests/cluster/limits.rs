@@ -190,7 +190,7 @@ async fn memory_is_bounded_whatever_is_posted() -> anyhow::Result<()> {
     for answer in answers {
         let answer = answer?;
         let refused = ["HTTP/1.1 429", "HTTP/1.1 400"].iter().any(|status| answer.starts_with(status));
-        assert!(refused || answer.is_empty(), "{answer}");
+        assert!(refused, "{answer:?}");
     }
 
     let letters = json!({"prompt": "a".repeat((8 << 20) - 1), "max_tokens": 1}).to_string();

@@ -4,6 +4,7 @@
 //! nobody out. Only if every connection has a request is a new one closed at once: its client learns of it without waiting.
 
 mod connections;
+mod pace;
 mod socket;
 
 use std::convert::Infallible;
@@ -28,6 +29,7 @@ pub use socket::Socket;
 
 use crate::TaskSet;
 use connections::{Backoff, Busy, Slot};
+use pace::Pace;
 use socket::{hung_up, linger};
 
 /// Most headers of a request over HTTP/1.
@@ -124,6 +126,7 @@ impl Port {
     {
         let (end, tasks) = (tasks.clone(), tasks.clone());
         let builder = Arc::new(self.builder());
+        let pace = Arc::new(Pace::new(crate::now()));
         end.clone().spawn(format!("{} server", self.name), async move {
             let mut accepting = Accepting::default();
             loop {
@@ -132,12 +135,13 @@ impl Port {
                     () = end.cancelled() => return Ok::<(), Infallible>(()),
                 };
                 let Some((stream, slot)) = accepted else { continue };
-                let (io, extension) = wrap(Socket::new(Arc::clone(&stream), self.limits.stall));
+                let (io, extension) = wrap(Socket::new(Arc::clone(&stream), self.limits.stall, Arc::clone(&pace)));
                 let service = Counted { inner: service.clone(), slot: Arc::clone(&slot), extension };
                 let connection = Connection {
                     stream,
                     slot,
                     limits: self.limits,
+                    pace: Arc::clone(&pace),
                     watches: self.protocol == Protocol::Http1,
                     end: end.clone(),
                 };
@@ -228,6 +232,7 @@ struct Connection {
     stream: Arc<TcpStream>,
     slot: Arc<Slot>,
     limits: ConnectionLimits,
+    pace: Arc<Pace>,
     /// Whether its end is looked for beside the server.
     watches: bool,
     end: TaskSet,
@@ -278,7 +283,7 @@ impl Connection {
     /// Lets the peer have the last answer, unless its place is needed.
     async fn linger(&self) {
         tokio::select! {
-            () = linger(&self.stream) => {}
+            () = linger(&self.stream, &self.pace) => {}
             () = self.slot.closed() => {}
             () = self.end.cancelled() => {}
         }

@@ -12,23 +12,27 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
+use super::pace::Pace;
+
 /// How often is looked for the end of a peer that has sent more than is read.
 const UNREAD_POLL: Duration = Duration::from_secs(1);
 
-/// How long a connection is read on after its last answer.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a connection is read on after its last answer: 16 bodies of 64 MiB come to their end in four seconds, at the pace of a port.
+const LINGER: Duration = Duration::from_secs(5);
 
-/// A TCP connection that fails once its peer has read nothing for too long while there was something to read.
+/// A TCP connection that is read at its port's pace, and fails once its peer has read nothing for too long while there was something to read.
 #[derive(Debug)]
 pub struct Socket {
     stream: Arc<TcpStream>,
     stall_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
+    pace: Arc<Pace>,
+    waits: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
-    pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration) -> Self {
-        Self { stream, stall_timeout, stalled: None }
+    pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration, pace: Arc<Pace>) -> Self {
+        Self { stream, stall_timeout, stalled: None, pace, waits: None }
     }
 
     fn poll_write_with(
@@ -60,12 +64,20 @@ impl Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(waits) = &mut self.waits {
+            ready!(waits.as_mut().poll(cx));
+            self.waits = None;
+        }
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
             match self.stream.try_read_buf(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(drop)),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(bytes) => {
+                    self.waits = self.pace.read(bytes, crate::now()).map(|until| Box::pin(crate::sleep_until(until)));
+                    return Poll::Ready(Ok(()));
+                }
             }
         }
     }
@@ -111,14 +123,18 @@ pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
 }
 
 /// Reads on for a little while after the last answer. What a peer still sends when its connection closes makes the system drop the answer, too.
-pub(super) async fn linger(stream: &TcpStream) {
+pub(super) async fn linger(stream: &TcpStream, pace: &Pace) {
     let mut unread = vec![0; 16 << 10];
     let reading = async {
         while stream.readable().await.is_ok() {
             match stream.try_read(&mut unread) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
-                Ok(_) => {}
+                Ok(bytes) => {
+                    if let Some(until) = pace.read(bytes, crate::now()) {
+                        crate::sleep_until(until).await;
+                    }
+                }
             }
         }
     };

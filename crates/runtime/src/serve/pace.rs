@@ -1,0 +1,45 @@
+//! How fast a port is read.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// All of a port's connections together, bytes per second. A core copies ten times as many from the system: it is taken up by a tenth, however much is sent.
+const RATE: f64 = (256 << 20) as f64;
+/// How far ahead of the rate a port may be. Shorter waits cost more than they save.
+const AHEAD: Duration = Duration::from_millis(2);
+
+/// The pace of a port's connections: those that send a lot wait for each other, and leave the machine's cores to the rest.
+#[derive(Debug)]
+pub(super) struct Pace(Mutex<Instant>);
+
+impl Pace {
+    pub(super) fn new(now: Instant) -> Self {
+        Self(Mutex::new(now))
+    }
+
+    /// A connection has read so many bytes. Until when it waits before it reads on.
+    pub(super) fn read(&self, bytes: usize, now: Instant) -> Option<Instant> {
+        // An instant is whole.
+        let mut even_at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *even_at = now.max(*even_at) + Duration::from_secs_f64(bytes as f64 / RATE);
+        (*even_at > now + AHEAD).then_some(*even_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_read_at_its_rate_and_a_little_at_once() {
+        let start = crate::now();
+        let pace = Pace::new(start);
+        assert_eq!(pace.read(256 << 10, start), None, "1 ms");
+        let waits = pace.read(512 << 10, start).unwrap();
+        assert_eq!((waits - start).as_micros(), 2929);
+        assert_eq!(pace.read(1 << 10, waits), None, "what was read is made up for");
+        let later = waits + Duration::from_secs(9);
+        assert_eq!(pace.read(256 << 10, later), None, "time without bytes earns nothing, and costs nothing");
+        assert!(pace.read(512 << 10, later).is_some());
+    }
+}
