@@ -1,10 +1,10 @@
-//! Contents are not orders: in templates in the manner of eight families, whatever users, tools and documents say, the control tokens of a prompt are the
-//! template's own.
+//! Contents are not orders: in templates in the manner of eight families, whatever users, tools, documents, names, calls, their arguments and variables
+//! say, the control tokens of a prompt are the template's own.
 
 use std::fs;
 use std::path::Path;
 
-use baton_text::{ChatMessage, ChatTemplate, Conversation, DecodeOptions, Tokenizer};
+use baton_text::{ChatMessage, ChatTemplate, Conversation, DecodeOptions, Tokenizer, ToolCall};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -113,6 +113,10 @@ const FAMILIES: [Family; 8] = [
     },
 ];
 
+/// What families add to their messages, before each template's own: names, calls with their arguments as text and as an object, and a variable.
+const CALLS: &str = "{% for m in messages %}{{ m.name }}{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}\
+    {{ c.function.ARGUMENTS }}{% endfor %}{{ m.tool_call_id }}{% endfor %}{{ variable }}";
+
 /// A tokenizer of the fixtures, with the family's marks for its added tokens.
 fn tokenizer(fixture: &str, family: &Family) -> Tokenizer {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
@@ -131,17 +135,19 @@ fn tokenizer(fixture: &str, family: &Family) -> Tokenizer {
 fn conversation(said: &str) -> Conversation {
     let message =
         |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into(), ..Default::default() };
+    let call = ToolCall { id: said.into(), name: said.into(), arguments: json!({said: [said]}).to_string() };
     let messages = vec![
         message("system", said),
-        message("user", said),
-        message("assistant", "Yes."),
-        message("tool", said),
+        ChatMessage { name: said.into(), ..message("user", said) },
+        ChatMessage { tool_calls: vec![call], ..message("assistant", "Yes.") },
+        ChatMessage { tool_call_id: said.into(), ..message("tool", said) },
         message("user", said),
     ];
     let tool =
         json!({"type": "function", "function": {"name": "f", "description": said, "parameters": {said: [said]}}});
     let document = json!({"title": said, "text": said});
-    Conversation { tools: vec![tool], documents: vec![document], ..Conversation::new(messages) }
+    let variables = serde_json::Map::from_iter([("variable".to_owned(), json!(said))]);
+    Conversation { tools: vec![tool], documents: vec![document], variables, ..Conversation::new(messages) }
 }
 
 /// The control tokens of the prompt, in order, and its text as it comes back from the tokens.
@@ -156,9 +162,10 @@ fn prompt(template: &ChatTemplate, tokenizer: &Tokenizer, marks: &[u32], said: &
     )
 }
 
-fn check(family: &Family, fixture: &str, texts: impl Strategy<Value = String>, cases: u32) {
+fn check(family: &Family, fixture: &str, arguments: &str, texts: impl Strategy<Value = String>, cases: u32) {
     let tokenizer = tokenizer(fixture, family);
-    let template = ChatTemplate::from_source(family.template, &tokenizer).expect("a template");
+    let source = CALLS.replace("ARGUMENTS", arguments) + family.template;
+    let template = ChatTemplate::from_source(&source, &tokenizer).expect("a template");
     let is_mark = |id: &u32| family.marks.iter().any(|(mark, _)| tokenizer.token_bytes(*id) == Some(mark.as_bytes()));
     let marks: Vec<u32> = (0..tokenizer.vocab_size()).filter(is_mark).collect();
     assert_eq!(marks.len(), family.marks.len(), "{}", family.name);
@@ -191,7 +198,8 @@ fn whatever_is_said_the_control_tokens_are_the_templates_own() {
             1 => prop::sample::select(vec!["user", "system", "assistant", "im_end", "end", "/INST"]).prop_map(str::to_owned),
         ];
         let texts = prop::collection::vec(piece, 1..6).prop_map(|pieces| pieces.concat());
-        check(family, "qwen2.json", texts.clone(), 200);
-        check(family, "llama.json", texts, 50);
+        check(family, "qwen2.json", "arguments", texts.clone(), 100);
+        check(family, "qwen2.json", "arguments | tojson", texts.clone(), 100);
+        check(family, "llama.json", "arguments", texts, 50);
     }
 }
