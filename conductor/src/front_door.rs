@@ -219,7 +219,8 @@ impl FrontDoor {
         let enter =
             |id, key: &str| self.live.enter(id, Arc::clone(client_id), key).map_err(|error| self.cannot_enter(error));
         let entry = enter(id, &request.idempotency_key)?;
-        let more = (1..check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
+        let more =
+            (1..self.check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
         let time = self.time(timeout(request.timeout_ms)?);
         let checking = tokio::time::timeout(time, self.check(request)).await;
         let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
@@ -264,6 +265,15 @@ impl FrontDoor {
         wanted.map_or(self.limits.max_time, |wanted| wanted.min(self.limits.max_time))
     }
 
+    fn check_n(&self, n: u32) -> Result<u32, GenerateError> {
+        let most = usize::try_from(MAX_ANSWERS).unwrap_or(usize::MAX).min(self.limits.max_requests);
+        match n {
+            0 => Ok(1),
+            _ if n as usize <= most => Ok(n),
+            _ => Err(GenerateError::invalid("n", format!("{n}, but at most {most} answers are given"))),
+        }
+    }
+
     fn full(&self) -> GenerateError {
         let message = format!("this conductor serves {} requests, as many as it may", self.limits.max_requests);
         GenerateError::FrontDoor { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
@@ -300,7 +310,7 @@ impl FrontDoor {
         let id = new_request_id();
         let job = self.job(id, checked)?;
         let key = RequestKey { request: id, attempt: Attempt(0) };
-        let wanted = job.placement_request(key, &[], Duration::ZERO);
+        let wanted = job.placement_request(key, 0, &[], Duration::ZERO);
         let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
         Ok((wanted.prompt_tokens, explanation))
     }
@@ -339,14 +349,6 @@ fn check_client_id(id: &str) -> Result<&str, GenerateError> {
 }
 
 /// How many answers are wanted.
-fn check_n(n: u32) -> Result<u32, GenerateError> {
-    match n {
-        0 => Ok(1),
-        1..=MAX_ANSWERS => Ok(n),
-        _ => Err(GenerateError::invalid("n", format!("{n}, but at most {MAX_ANSWERS} answers are given"))),
-    }
-}
-
 fn no_node() -> GenerateError {
     let message = "no node is ready".to_owned();
     GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }

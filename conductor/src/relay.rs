@@ -231,7 +231,7 @@ impl Relay {
         exclude: &[NodeId],
         waited: Duration,
     ) -> (Instant, Result<Assignment, Refusal>) {
-        let wanted = self.core.job().placement_request(key, exclude, waited);
+        let wanted = self.core.placement_request(key, exclude, waited);
         let (decided, explanation, assignment) = {
             let mut cluster = self.door.cluster();
             // While no node can be lost: what is lost later is lost to this placement.
@@ -253,7 +253,7 @@ impl Relay {
 
     fn submit(&mut self, node: &NodeId, job: &PrefillJob) {
         if job.output_tokens > 0 {
-            tracing::debug!(request = %job.key.request, attempt = job.key.attempt.0, %node, output_tokens = job.output_tokens, "asking another decode node to go on");
+            tracing::debug!(request = %job.key.request, attempt = job.key.attempt.0, %node, output_tokens = job.output_tokens, is_move = job.is_move, "asking another node to go on");
         }
         if job.tail_tokens > 0 {
             self.door.metrics.on_split();

@@ -329,6 +329,7 @@ async fn ask_for_grant(
         target_generation: target.generation.to_string(),
         layout: Some((&info.layout).into()),
         prompt_tokens: request.prompt_tokens,
+        output_tokens: request.output_tokens,
         block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
         max_tokens: request.max_tokens,
         numerics: info.numerics.clone(),

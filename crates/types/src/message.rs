@@ -19,7 +19,7 @@ pub struct RequestKey {
     pub attempt: Attempt,
 }
 
-/// Conductor to prefill node: compute this prompt.
+/// Conductor to prefill node: compute this prompt, and what there is of its output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefillJob {
     /// The request and attempt.
@@ -28,8 +28,10 @@ pub struct PrefillJob {
     pub conductor: ConductorId,
     /// The prompt, and what there is of the output; never empty.
     pub tokens: Arc<[TokenId]>,
-    /// How many of `tokens` are output: a decode node is to go on after them. 0 for a prompt.
+    /// How many of `tokens` are output that the client has: the next token drawn is the one after them.
     pub output_tokens: u32,
+    /// Whether another decode node has the sequence until this one says that it has it. Nobody waits for room for such a one.
+    pub is_move: bool,
     /// How to draw.
     pub sampling: Arc<SamplingParams>,
     /// Where the KV goes; `None` where one token or only scoring is asked.
@@ -42,6 +44,13 @@ pub struct PrefillJob {
     pub salt: Arc<[u8]>,
     /// How it waits in the queue.
     pub terms: QueueTerms,
+}
+
+impl PrefillJob {
+    /// Whether more than the next token is wanted, so that a decode node is needed.
+    pub fn wants_decode(&self) -> bool {
+        self.sampling.max_tokens > self.output_tokens.saturating_add(1)
+    }
 }
 
 /// The decode node chosen for a request.
@@ -140,9 +149,11 @@ pub struct GrantRequest {
     pub prefill_generation: Generation,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Chained hashes of the prompt's full blocks.
+    /// As in [`PrefillJob::output_tokens`]: they come with the prompt.
+    pub output_tokens: u32,
+    /// Chained hashes of the full blocks of prompt and output.
     pub block_hashes: Arc<[BlockHash]>,
-    /// Most tokens to generate: room for the first of them is promised.
+    /// Most tokens of the output, those that there are included: room for the next ones is promised.
     pub max_tokens: u32,
     /// As in [`DecodeTarget::tbt`].
     pub tbt: Option<Duration>,
@@ -152,14 +163,21 @@ pub struct GrantRequest {
     pub is_foreign: bool,
 }
 
+impl GrantRequest {
+    /// Tokens of prompt and output that are computed before the next one is drawn.
+    pub fn tokens(&self) -> usize {
+        self.prompt_tokens as usize + self.output_tokens as usize
+    }
+}
+
 /// Decode node to prefill node: write here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantReply {
     /// The right to write.
     pub grant: GrantId,
-    /// Leading full blocks of the prompt that the decode node already holds; they are not pushed.
+    /// Leading full blocks of prompt and output that the decode node already holds; they are not pushed.
     pub held_blocks: u32,
-    /// Destinations of the prompt's blocks from `held_blocks` on, the last partial one included; of those before the tail, where the decode node computes it.
+    /// Destinations of the blocks from `held_blocks` on, the last partial one included; of those before the tail, where the decode node computes it.
     pub blocks: Vec<BlockId>,
     /// Of the tokens that it was asked to compute, those that it will: all or none.
     pub tail_tokens: u32,
@@ -184,9 +202,9 @@ pub struct Handover {
     pub conductor: ConductorId,
     /// The grant that its KV was written under.
     pub grant: GrantId,
-    /// The prompt.
-    pub prompt: Arc<[TokenId]>,
-    /// Output token 0; `None` where the decode node computes the prompt's tail, and draws it.
+    /// The prompt, and the output that came with it.
+    pub tokens: Arc<[TokenId]>,
+    /// The first token drawn after those; `None` where the decode node computes the prompt's tail, and draws it.
     pub first_token: Option<TokenId>,
     /// How to draw the rest.
     pub sampling: Arc<SamplingParams>,
@@ -213,7 +231,7 @@ pub enum PrefillEvent {
     },
     /// The part of the prompt that another node held is here, or will not come. Before the first token, of a request that had a [`FetchSource`] only.
     Fetched(FetchReport),
-    /// Output token 0.
+    /// The first token drawn: token 0 of the output, or the one after those of the job.
     FirstToken {
         /// The token.
         token: TokenId,
@@ -263,7 +281,7 @@ impl FetchReport {
 pub enum DecodeEvent {
     /// One more token.
     Token {
-        /// Index in the output; 0 is the prefill node's token, or this node's where it computes the prompt's tail.
+        /// Index in the output. The first one drawn is the prefill node's, or this node's where it computes the prompt's tail.
         index: u32,
         /// The token.
         token: TokenId,

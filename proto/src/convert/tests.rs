@@ -95,6 +95,7 @@ proptest! {
             key: k,
             conductor: d::ConductorId(5),
             output_tokens: tokens.len() as u32 / 2,
+            is_move: k.attempt.0 % 2 == 1,
             tail_tokens: tokens.len() as u32 / 3,
             tokens: tokens.into(),
             sampling: Arc::new(s),

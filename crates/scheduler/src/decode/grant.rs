@@ -45,8 +45,8 @@ pub(super) struct Asked {
 /// Blocks that a request needs.
 struct Needed {
     max_total_tokens: usize,
-    /// For the prompt.
-    prompt: usize,
+    /// For the tokens that come with the grant.
+    given: usize,
     /// For the output, as far as room for it is promised. The last token's KV nobody needs.
     growth: usize,
 }
@@ -132,7 +132,7 @@ impl DecodeCore {
         let request = &self.asked.front()?.request;
         let needed = self.needed_blocks(request).ok()?;
         let matched = self.held_of(request);
-        Some(self.pool.count_cached(&matched) + needed.prompt + needed.growth - matched.len())
+        Some(self.pool.count_cached(&matched) + needed.given + needed.growth - matched.len())
     }
 
     /// What is here of a prompt: blocks that another class of arithmetic computed are not those that this one would.
@@ -145,7 +145,7 @@ impl DecodeCore {
         let missing = match self.needed_blocks(request) {
             Ok(needed) => {
                 let matched = self.held_of(request);
-                self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).err()
+                self.pool.check_fits(&matched, needed.given + needed.growth - matched.len()).err()
             }
             Err(refused) => return refused,
         };
@@ -224,22 +224,22 @@ impl DecodeCore {
     fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<Option<GrantReply>, Refused> {
         let needed = self.check_request(request)?;
         let matched = self.held_of(request);
-        if self.pool.check_fits(&matched, needed.prompt + needed.growth - matched.len()).is_err() {
+        if self.pool.check_fits(&matched, needed.given + needed.growth - matched.len()).is_err() {
             return Ok(None);
         }
         self.prune_tails();
         let tail = self.accept_tail(request, matched.len()).map(Tail::new);
-        let head = tail.as_ref().map_or(needed.prompt, |tail| tail.from() / self.config.model.block_tokens());
+        let head = tail.as_ref().map_or(needed.given, |tail| tail.from() / self.config.model.block_tokens());
         let out_of_blocks =
             |error: baton_kv_cache::OutOfBlocks| Refused { kind: error.kind(), message: error.to_string() };
         let grant = GrantId(self.next_grant);
         self.next_grant += 1;
         self.pool.acquire(&matched);
         let received = self.pool.allocate_receiving(head - matched.len(), grant).map_err(out_of_blocks)?;
-        let own = self.pool.allocate(needed.prompt - head).map_err(out_of_blocks)?;
+        let own = self.pool.allocate(needed.given - head).map_err(out_of_blocks)?;
         let reservation = self.pool.reserve(needed.growth).map_err(out_of_blocks)?;
         let held_blocks = matched.len();
-        self.prefix_queries += u64::from(request.prompt_tokens);
+        self.prefix_queries += request.tokens() as u64;
         self.prefix_hits += (held_blocks * self.config.model.block_tokens()) as u64;
         let tail_tokens = if tail.is_some() { request.tail_tokens } else { 0 };
         let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone(), tail_tokens };
@@ -249,6 +249,7 @@ impl DecodeCore {
             is_foreign: request.is_foreign,
             turn: self.next_turn(),
             prompt_tokens: request.prompt_tokens as usize,
+            given_tokens: request.tokens(),
             max_tokens: request.max_tokens,
             max_total_tokens: needed.max_total_tokens,
             hashes: request.block_hashes.to_vec(),
@@ -311,16 +312,17 @@ impl DecodeCore {
 
     fn needed_blocks(&self, request: &GrantRequest) -> Result<Needed, Refused> {
         let model = &self.config.model;
-        let (prompt, context) = (request.prompt_tokens as usize, model.context_length as usize);
+        let (prompt, given, context) =
+            (request.prompt_tokens as usize, request.tokens(), model.context_length as usize);
         let max_total_tokens = prompt.saturating_add(request.max_tokens as usize).min(context);
-        if prompt == 0 || max_total_tokens < prompt + 2 {
+        if prompt == 0 || max_total_tokens < given + 2 {
             let message = format!(
-                "{prompt} prompt and {} output tokens in a context of {context}: nothing to decode",
-                request.max_tokens
+                "{prompt} prompt and {} output tokens, of which {} are given, in a context of {context}: nothing to decode",
+                request.max_tokens, request.output_tokens
             );
             return refused(ErrorKind::Invalid, message);
         }
-        let (hashes, full) = (request.block_hashes.len(), prompt / model.block_tokens());
+        let (hashes, full) = (request.block_hashes.len(), given / model.block_tokens());
         if hashes != full {
             return refused(ErrorKind::Invalid, format!("{hashes} block hashes for {full} full blocks of the prompt"));
         }
@@ -332,9 +334,9 @@ impl DecodeCore {
             );
             return refused(ErrorKind::Invalid, message);
         }
-        let for_prompt = model.layout.blocks_for(prompt);
-        let growth = (total - for_prompt).min(self.config.growth_blocks);
-        Ok(Needed { max_total_tokens, prompt: for_prompt, growth })
+        let for_given = model.layout.blocks_for(given);
+        let growth = (total - for_given).min(self.config.growth_blocks);
+        Ok(Needed { max_total_tokens, given: for_given, growth })
     }
 
     fn take_over(&mut self, now: Instant, handover: Handover) -> Result<(), Refused> {
@@ -359,8 +361,8 @@ impl DecodeCore {
             self.end(key, Outcome::Failed, None);
             return refused(ErrorKind::Invalid, message);
         }
-        let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.prompt.len() + 1024));
-        tokens.extend_from_slice(&handover.prompt);
+        let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.tokens.len() + 1024));
+        tokens.extend_from_slice(&handover.tokens);
         // Older nodes do not write a token 0.
         tokens.extend(handover.first_token.or(sequence.tail.is_none().then_some(0)));
         if let Some(sequence) = self.sequences.get_mut(&key) {
@@ -385,19 +387,19 @@ impl DecodeCore {
         let differ = |field, granted: String, handed: String| {
             if granted == handed { Ok(()) } else { Err(format!("{field}: {granted} granted, {handed} handed over")) }
         };
-        differ("prompt tokens", sequence.prompt_tokens.to_string(), handover.prompt.len().to_string())?;
+        differ("tokens", sequence.given_tokens.to_string(), handover.tokens.len().to_string())?;
         differ("max_tokens", sequence.max_tokens.to_string(), handover.sampling.max_tokens.to_string())?;
         differ("bytes", sequence.expected_bytes.to_string(), handover.expected_bytes.to_string())?;
         handover.sampling.validate().map_err(|error| error.to_string())?;
         if let Some(token) = handover.first_token.filter(|_| sequence.tail.is_some()) {
             return Err(format!("first_token: {token} handed over, but the tail is computed here"));
         }
-        let mut tokens = handover.prompt.iter().chain(&handover.first_token);
+        let mut tokens = handover.tokens.iter().chain(&handover.first_token);
         let vocab_size = self.config.model.vocab_size;
         if let Some(token) = tokens.find(|token| **token >= vocab_size) {
             return Err(format!("token {token} is not in the vocabulary of {vocab_size}"));
         }
-        if hasher.chain(&handover.prompt, self.config.model.layout.block_tokens) != sequence.hashes {
+        if hasher.chain(&handover.tokens, self.config.model.layout.block_tokens) != sequence.hashes {
             return Err("the prompt does not have the block hashes that the grant was asked with".into());
         }
         Ok(())
@@ -410,7 +412,7 @@ impl DecodeCore {
             return;
         }
         sequence.phase = Phase::Waiting;
-        sequence.num_computed_tokens = sequence.tail.as_ref().map_or(sequence.prompt_tokens, Tail::from);
+        sequence.num_computed_tokens = sequence.tail.as_ref().map_or(sequence.given_tokens, Tail::from);
         self.pool.received(&sequence.blocks[sequence.held_blocks..sequence.head_blocks]);
         if let Some(grant) = sequence.grant.filter(|grant| self.grants.contains_key(grant)) {
             self.effects.push_back(DecodeEffect::RevokeGrant { grant });

@@ -27,7 +27,7 @@ impl DecodeCore {
         if self.sequences.contains_key(&key) {
             return;
         }
-        if job.output_tokens > 0 {
+        if job.is_move {
             return self.on_resume(now, job);
         }
         match self.local_sequence(now, job) {
@@ -62,6 +62,7 @@ impl DecodeCore {
             is_foreign: false,
             turn: self.next_turn(),
             prompt_tokens: job.tokens.len() - job.output_tokens as usize,
+            given_tokens: job.tokens.len(),
             max_tokens: job.sampling.max_tokens,
             max_total_tokens,
             hashes,
@@ -76,11 +77,7 @@ impl DecodeCore {
             phase: Phase::Preempted,
             num_computed_tokens: 0,
             num_complete_blocks: 0,
-            local: (job.output_tokens == 0).then(|| LocalPrompt {
-                submitted: now,
-                started: None,
-                prompt_logprobs: Vec::new(),
-            }),
+            local: (!job.is_move).then(|| LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() }),
             tail: None,
             loading: None,
             fetch: None,
@@ -144,7 +141,7 @@ impl DecodeCore {
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_over.conductor, key, event });
     }
 
-    /// Output token 0 of a prompt that was computed here; tells why it is the last one, if it is.
+    /// The first token drawn of a prompt that was computed here; tells why it is the last one, if it is.
     pub(super) fn on_first_token(
         &mut self,
         now: Instant,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   there: preempted, or draining ─▶ Offer, now and then ─────────────────────────────────────────────────▶ on_abort, once it is taken
-//!   here:  on_submit with output tokens ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMove ─▶ the rest is computed, tokens
+//!   here:  on_submit of a move          ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMove ─▶ the rest is computed, tokens
 //!                       └─ no room now: AnswerMove, refused; it stays where it is
 //! ```
 //!
@@ -30,7 +30,7 @@ impl Sequence {
     /// might not be, and some may come from both.
     fn is_offered(&self, draining: bool) -> bool {
         let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
-        waits && !self.ended && !self.is_foreign && self.num_tokens() > self.prompt_tokens
+        waits && !self.ended && !self.is_foreign && !self.is_prompt() && self.num_tokens() > self.prompt_tokens
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Sequence {
     /// Its number among those that came: the lower, the older.
     pub turn: u64,
     pub prompt_tokens: usize,
+    /// Of prompt and output, those that came with the grant or the job: computed before the first token is drawn here.
+    pub given_tokens: usize,
     pub max_tokens: u32,
     /// Most tokens of prompt and output together.
     pub max_total_tokens: usize,
@@ -33,7 +35,7 @@ pub(super) struct Sequence {
     pub blocks: Arc<Vec<BlockId>>,
     /// Leading blocks that were here before; the rest of the head's arrives under the grant.
     pub held_blocks: usize,
-    /// Leading blocks that a prefill node computes: the prompt's, or those before its tail.
+    /// Leading blocks that a prefill node computes: of the tokens given, or of those before the tail.
     pub head_blocks: usize,
     /// Room promised for some of the output.
     pub reservation: Reservation,
@@ -122,7 +124,7 @@ impl Sequence {
 
     /// Whether the prompt is computed here, and no token was drawn yet.
     pub(super) fn is_prompt(&self) -> bool {
-        self.local.is_some() && self.num_tokens() == self.prompt_tokens
+        self.local.is_some() && self.num_tokens() == self.given_tokens
     }
 
     /// Tokens to be computed before the next one is drawn; one in ordinary decoding.

@@ -75,7 +75,7 @@ impl DecodeCore {
     /// The first token of the prompt that is computed here, if the tail that was asked for is: `held` leading blocks are in the cache.
     pub(super) fn accept_tail(&self, request: &GrantRequest, held: usize) -> Option<usize> {
         let block_tokens = self.config.model.block_tokens();
-        let from = request.prompt_tokens.checked_sub(request.tail_tokens)? as usize;
+        let from = request.tokens().checked_sub(request.tail_tokens as usize)?;
         let is_asked = request.tail_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_foreign;
         let is_worth_it = from > held * block_tokens && self.tails.len() < MAX_TAILS;
         (is_asked && is_worth_it).then_some(from)
@@ -99,7 +99,7 @@ impl DecodeCore {
         };
         let key = *self.tails.iter().find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
-        let tokens = sequence.prompt_tokens - sequence.tail.as_ref()?.from;
+        let tokens = sequence.given_tokens - sequence.tail.as_ref()?.from;
         let (here, part) = (sequence.head_layers(num_layers), sequence.step_sequence(key, tokens)?);
         let most = slice_layers(self.config.prompt_budget as u32, num_layers, tokens as u32);
         sequence.in_step = true;
@@ -138,7 +138,7 @@ impl DecodeCore {
             return None;
         }
         sequence.tail = None;
-        sequence.num_computed_tokens = sequence.prompt_tokens;
+        sequence.num_computed_tokens = sequence.given_tokens;
         self.complete_blocks(key);
         self.on_token(key, token, logprobs, events)
     }

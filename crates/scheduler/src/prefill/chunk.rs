@@ -138,7 +138,7 @@ impl PrefillCore {
         }
         request.num_computed_tokens = range.end;
         request.prompt_logprobs.extend(output.prompt_logprobs);
-        let is_last = range.end == request.prompt_tokens();
+        let is_last = range.end == request.num_tokens();
         self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
@@ -355,7 +355,7 @@ impl PrefillCore {
 
     /// Asks the decode node for room, where more than one token is wanted.
     fn request_grant(&mut self, now: Instant, request: &mut Active, num_cached: usize) {
-        let Some(target) = request.job.decode.clone().filter(|_| request.job.sampling.max_tokens > 1) else { return };
+        let Some(target) = request.job.decode.clone().filter(|_| request.job.wants_decode()) else { return };
         let mut transfer = Transfer::new(target.clone());
         for layer in 0..self.config.model.layout.num_layers {
             transfer.on_ready(layer, 0..num_cached);
@@ -371,7 +371,8 @@ impl PrefillCore {
             key: request.job.key,
             prefill: self.config.node.clone(),
             prefill_generation: self.config.generation,
-            prompt_tokens: request.prompt_tokens() as u32,
+            prompt_tokens: request.num_tokens() as u32 - request.job.output_tokens,
+            output_tokens: request.job.output_tokens,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
             tail_tokens: request.tail_tokens() as u32,
@@ -400,7 +401,7 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
 /// Tokens of a prompt that are computed here: all, unless the decode node is to compute the tail, and something is left to compute before it.
 fn end_of_share(job: &PrefillJob, cached_tokens: usize, block_tokens: usize) -> usize {
     let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.tail_tokens as usize));
-    let is_decoded = job.decode.is_some() && job.sampling.max_tokens > 1 && job.sampling.prompt_logprobs.is_none();
+    let is_decoded = job.decode.is_some() && job.wants_decode() && job.sampling.prompt_logprobs.is_none();
     if is_decoded && end > cached_tokens && end.is_multiple_of(block_tokens) { end } else { all }
 }
 
@@ -409,10 +410,10 @@ fn rows(sequences: &[StepSequence]) -> usize {
 }
 
 fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSequence {
-    let prompt_tokens = request.prompt_tokens();
+    let tokens = request.num_tokens();
     let range = request.num_computed_tokens..request.num_computed_tokens + share;
-    let is_last_chunk = range.end == prompt_tokens;
-    let partial = (prompt_tokens % block_tokens) as u32;
+    let is_last_chunk = range.end == tokens;
+    let partial = (tokens % block_tokens) as u32;
     let last_block = request.blocks.last().copied().filter(|_| is_last_chunk && partial > 0);
     let logits = match (request.job.sampling.prompt_logprobs.is_some(), is_last_chunk) {
         (true, _) => LogitsWanted::All,
@@ -422,7 +423,7 @@ fn step_sequence(request: &Active, share: usize, block_tokens: usize) -> StepSeq
     StepSequence {
         key: request.job.key,
         tokens: Arc::clone(&request.tokens),
-        prompt_tokens,
+        prompt_tokens: tokens - request.job.output_tokens as usize,
         range,
         block_table: Arc::clone(&request.blocks),
         logits,

@@ -253,8 +253,10 @@ impl PrefillCore {
         if tokens == 0 {
             return refuse(ErrorKind::Invalid, "the prompt is empty".into());
         }
-        if job.output_tokens > 0 {
-            return refuse(ErrorKind::Invalid, "output_tokens: only decode nodes go on with an output".into());
+        let (output, max_tokens) = (job.output_tokens, job.sampling.max_tokens);
+        if job.is_move || output as usize >= tokens || output >= max_tokens {
+            let message = format!("{output} of {tokens} tokens are output, of {max_tokens}: no prompt to compute");
+            return refuse(ErrorKind::Invalid, message);
         }
         if tokens >= model.context_length as usize {
             let context = model.context_length;
@@ -272,8 +274,8 @@ impl PrefillCore {
             let message = format!("the prompt has {tokens} tokens in {blocks} blocks, the node has {total} blocks");
             return refuse(ErrorKind::Invalid, message);
         }
-        if job.decode.is_none() && job.sampling.max_tokens > 1 {
-            let message = format!("max_tokens is {}, but no decode node was named", job.sampling.max_tokens);
+        if job.decode.is_none() && job.wants_decode() {
+            let message = format!("max_tokens is {max_tokens}, but no decode node was named");
             return refuse(ErrorKind::Invalid, message);
         }
         if self.queued.len() >= self.config.max_waiting {

@@ -71,7 +71,8 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn prompt_tokens(&self) -> usize {
+    /// Tokens of the prompt, and of the output so far.
+    pub(super) fn num_tokens(&self) -> usize {
         self.job.tokens.len()
     }
 
@@ -81,7 +82,7 @@ impl Active {
 
     /// Last tokens of the prompt that the decode node computes.
     pub(super) fn tail_tokens(&self) -> usize {
-        self.prompt_tokens() - self.end
+        self.num_tokens() - self.end
     }
 
     /// Its first `tokens` tokens need not be computed, and no others are.
@@ -101,12 +102,12 @@ impl Active {
         self.transfer.as_ref().is_some_and(|transfer| !transfer.inflight.is_empty())
     }
 
-    /// Why output token 0 is the last one, if it is.
+    /// Why the first token drawn is the last one, if it is.
     pub(super) fn finish(&self, token: TokenId, context_length: u32) -> Option<FinishReason> {
         if self.job.sampling.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop);
         }
-        let full = self.prompt_tokens() + 1 >= context_length as usize;
+        let full = self.num_tokens() + 1 >= context_length as usize;
         (self.transfer.is_none() || full).then_some(FinishReason::Length)
     }
 }

@@ -58,7 +58,7 @@ impl PrefillCore {
         }
         // Another attempt at sharing the prompt would come too late to be worth it.
         if let Some(request) = self.active.get_mut(&key) {
-            request.end = request.prompt_tokens();
+            request.end = request.num_tokens();
         }
         self.ask_for_grant(key, if at_once { Duration::ZERO } else { GRANT_RETRY });
     }
@@ -118,7 +118,7 @@ impl PrefillCore {
     fn settle_tail(&mut self, key: RequestKey, tail_tokens: usize) -> Result<(), String> {
         let Some(request) = self.active.get_mut(&key) else { return Ok(()) };
         match tail_tokens {
-            0 => request.end = request.prompt_tokens(),
+            0 => request.end = request.num_tokens(),
             tail if tail == request.tail_tokens() => {}
             tail => return Err(format!("it computes {tail} tokens, {} were asked for", request.tail_tokens())),
         }
@@ -184,7 +184,7 @@ impl PrefillCore {
             key,
             conductor: request.job.conductor,
             grant: grant.grant,
-            prompt: request.job.tokens.clone(),
+            tokens: request.job.tokens.clone(),
             first_token,
             sampling: request.job.sampling.clone(),
             expected_bytes: self.config.model.bytes(grant.blocks.len()),

@@ -56,53 +56,70 @@ impl RequestJob {
         key.attempt.0 > 0 || !self.beside.is_empty()
     }
 
-    /// What is asked of the cluster, `waited` after the request's arrival: its objectives count from there. What was accepted has none any
-    /// more.
+    /// What is asked of the cluster after `output_tokens` of the output, `waited` after the request's arrival: its objectives count from there.
+    /// What was accepted has none any more.
     pub fn placement_request<'a>(
         &'a self,
         key: RequestKey,
+        output_tokens: u32,
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
+        let max_tokens = self.sampling.max_tokens.saturating_sub(output_tokens);
         PlacementRequest {
             key,
-            prompt_tokens: self.tokens.len() as u32,
+            // The output is computed with the prompt. Who had its blocks is gone.
+            prompt_tokens: self.tokens.len() as u32 + output_tokens,
             block_hashes: &self.block_hashes,
-            max_tokens: self.sampling.max_tokens,
-            wants_decode: self.wants_decode(),
+            max_tokens,
+            wants_decode: max_tokens > 1,
             slo: if self.is_accepted(key) { Slo::default() } else { self.slo },
             accepted: self.is_accepted(key),
             waited,
             max_wait: None,
             priority: self.priority,
-            bypass_cache: self.bypasses_cache(),
+            bypass_cache: self.bypasses_cache() && output_tokens == 0,
             exclude,
             // If one of those is lost, the policy finds who holds most.
             beside: if key.attempt.0 == 0 { &self.beside } else { &[] },
         }
     }
 
-    /// The job as its prefill node gets it, which has so much time left.
-    pub(super) fn prefill_job(&self, key: RequestKey, to: &Assignment, left: Duration) -> PrefillJob {
+    /// The job as its prefill node gets it, which has so much time left, after these tokens of the output.
+    pub(super) fn prefill_job(
+        &self,
+        key: RequestKey,
+        output: &[TokenId],
+        to: &Assignment,
+        left: Duration,
+    ) -> PrefillJob {
         let tail_tokens = if to.target.is_some() { to.placement.tail_tokens } else { 0 };
         let (decode, fetch, mut terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
         terms.timeout = terms.timeout.min(left);
-        PrefillJob { decode, tail_tokens, fetch, terms, ..self.bare(key) }
+        PrefillJob { decode, tail_tokens, fetch, terms, ..self.after(key, output) }
     }
 
     /// The job as another decode node gets it, which is to go on after these tokens of the output.
-    pub(super) fn resumed(&self, key: RequestKey, output: &[TokenId], source: Option<FetchSource>) -> PrefillJob {
-        let tokens = self.tokens.iter().chain(output).copied().collect();
-        PrefillJob { tokens, output_tokens: output.len() as u32, fetch: source, ..self.bare(key) }
+    pub(super) fn moved(&self, key: RequestKey, output: &[TokenId], source: Option<FetchSource>) -> PrefillJob {
+        PrefillJob { is_move: true, fetch: source, ..self.after(key, output) }
     }
 
-    fn bare(&self, key: RequestKey) -> PrefillJob {
+    fn after(&self, key: RequestKey, output: &[TokenId]) -> PrefillJob {
+        let (mut tokens, mut sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
+        if !output.is_empty() {
+            tokens = self.tokens.iter().chain(output).copied().collect();
+            if sampling.prompt_logprobs.is_some() {
+                // The client has them: they come before the first token.
+                Arc::make_mut(&mut sampling).prompt_logprobs = None;
+            }
+        }
         PrefillJob {
             key,
             conductor: self.conductor,
-            tokens: Arc::clone(&self.tokens),
-            output_tokens: 0,
-            sampling: Arc::clone(&self.sampling),
+            tokens,
+            output_tokens: output.len() as u32,
+            is_move: false,
+            sampling,
             decode: None,
             tail_tokens: 0,
             fetch: None,

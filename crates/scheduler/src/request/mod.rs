@@ -10,8 +10,9 @@
 //!                                 the client has everything: Settling ◀──────┴──────▶ Ended ◀───────┘
 //! ```
 //!
-//! An attempt that fails is started over on other nodes: sampling has no hidden state, so the same tokens come again, and those that the client has are dropped. A token that
-//! came out differently ends the request with an error instead: tokens already sent never change. How a request gets to another decode node: `moves.rs`.
+//! An attempt that fails is followed by one on other nodes, which computes the prompt and the output that the client has, and goes on from there. Sampling has no hidden state, so
+//! the next tokens are those that would have come. Tokens already sent never change: one that comes once more, and differently, ends the request with an error. How a request gets
+//! to another decode node: `moves.rs`.
 //!
 //! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was placed is ended in the cluster's books before it.
 
@@ -31,7 +32,7 @@ use baton_types::{
 };
 
 use crate::ledger::NodeStart;
-use crate::placement::{Placement, Refusal};
+use crate::placement::{Placement, PlacementRequest, Refusal};
 
 pub use effect::{BookEntry, RequestEffect, RequestError, RequestNote};
 pub use job::{Assignment, MoveAssignment, RequestJob};
@@ -116,6 +117,8 @@ struct Attempted {
     placement: Placement,
     starts: Vec<NodeStart>,
     placed: Instant,
+    /// Output tokens that its job had: the first one drawn has this index.
+    first_index: u32,
     /// When the prefill node said that it begins.
     prefill_started: Instant,
     /// Whether its decode node said that it is done.
@@ -235,6 +238,26 @@ impl RequestCore {
         &self.timeline
     }
 
+    /// What is asked of the cluster at [`RequestEffect::Place`].
+    pub fn placement_request<'a>(
+        &'a self,
+        key: RequestKey,
+        exclude: &'a [NodeId],
+        waited: Duration,
+    ) -> PlacementRequest<'a> {
+        self.job.placement_request(key, self.output.len(), exclude, waited)
+    }
+
+    fn first_index(&self) -> u32 {
+        self.attempted.as_ref().map_or(0, |attempted| attempted.first_index)
+    }
+
+    fn count_cached(&mut self, tokens: u32) {
+        if self.first_index() == 0 {
+            self.cached_tokens += tokens;
+        }
+    }
+
     /// Its tokens so far.
     pub fn usage(&self) -> Usage {
         let prompt_tokens = self.job.tokens.len() as u32;
@@ -303,15 +326,19 @@ impl RequestCore {
         let key = self.next_key();
         let node = to.placement.prefill.clone();
         let left = self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived));
-        let job = self.job.prefill_job(key, &to, left);
+        let first_index = self.output.len();
+        let job = self.job.prefill_job(key, self.output.sent(), &to, left);
         if self.last_attempt.is_none() {
             self.timeline.placement = now.saturating_duration_since(self.arrived);
         }
         let Assignment { placement, starts, .. } = to;
         let (placed, prefill_started, is_done) = (now, now, false);
-        self.attempted = Some(Attempted { key, placement, starts, placed, prefill_started, is_done });
+        self.attempted = Some(Attempted { key, placement, starts, placed, first_index, prefill_started, is_done });
         self.last_attempt = Some(key.attempt);
-        self.cached_tokens = 0;
+        if first_index == 0 {
+            // After the first token it is settled what the prompt has cost.
+            self.cached_tokens = 0;
+        }
         self.timeline.prefix_fetch = None;
         // Its nodes have not been silent so far.
         self.heard = now;
@@ -388,7 +415,7 @@ impl RequestCore {
         match event {
             PrefillEvent::Started { queue, cached_tokens } => {
                 self.timeline.prefill_queue = queue;
-                self.cached_tokens += cached_tokens;
+                self.count_cached(cached_tokens);
                 if let Some(attempted) = &mut self.attempted {
                     attempted.prefill_started = now;
                 }
@@ -454,7 +481,7 @@ impl RequestCore {
                     self.timeline.decode_queue = queue;
                 }
                 let token = OutputToken { token, logprobs, finish };
-                if index > 0 {
+                if index != self.first_index() {
                     return self.on_token(now, index, token);
                 }
                 // The decode node computed the tail of the prompt.
@@ -480,7 +507,7 @@ impl RequestCore {
             }
             self.book(key, BookEntry::FirstToken);
         }
-        self.on_token(now, 0, token);
+        self.on_token(now, self.first_index(), token);
     }
 
     fn on_token(&mut self, now: Instant, index: u32, token: OutputToken) {
@@ -559,7 +586,7 @@ impl RequestCore {
         if let Some(refused) = report.failure {
             return self.note(RequestNote::FetchFailed(refused));
         }
-        self.cached_tokens += report.tokens;
+        self.count_cached(report.tokens);
         let (bytes, transport, elapsed) = (report.bytes, report.transport, report.elapsed);
         self.timeline.prefix_fetch = Some(KvTransfer { bytes, transport, elapsed, ..KvTransfer::default() });
     }

@@ -57,7 +57,7 @@ impl RequestCore {
     pub fn on_move_placed(&mut self, to: Option<MoveAssignment>) {
         let Some(MoveAssignment { to, source }) = to else { return self.moves.refused.clear() };
         let key = self.next_key();
-        let job = self.job.resumed(key, self.output.sent(), source);
+        let job = self.job.moved(key, self.output.sent(), source);
         self.last_attempt = Some(key.attempt);
         self.moves.tries += 1;
         self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });

@@ -236,8 +236,9 @@ fn the_report_of_the_hand_over_is_waited_for_and_not_for_long() {
 }
 
 #[test]
-fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
-    let mut shell = Shell::placed(job(4));
+fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
+    let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
+    let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
     shell.tell(0, first(10));
     shell.tell(0, handed_over());
     shell.tell(0, token(1, 11, None));
@@ -258,14 +259,21 @@ fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
     );
     shell.answer(Err(refusal(None)));
     assert_eq!(shell.core.next_wakeup(), Some(shell.now + RECOVERY_POLL));
-    shell.pass(RECOVERY_POLL);
+    let [RequestEffect::Place { key, .. }] = shell.pass(RECOVERY_POLL)[..] else { panic!() };
+    let wanted = shell.core.placement_request(key, &[], MS);
+    assert_eq!((wanted.prompt_tokens, wanted.max_tokens, wanted.bypass_cache), (5, 2, false));
     shell.answer(Ok(to("p1", "d1")));
-    assert_eq!(submitted(&shell.take()), ["p1"]);
+    let effects = shell.take();
+    let [RequestEffect::Submit { node, job }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((node, &job.tokens[..], job.output_tokens, job.is_move), (&id("p1"), &[1, 2, 3, 10, 11][..], 2, false));
+    assert_eq!(
+        (job.sampling.max_tokens, job.sampling.prompt_logprobs),
+        (4, None),
+        "the client has those of the prompt"
+    );
     shell.tell(0, token(2, 99, None));
-    for (index, value) in [(1, 11), (2, 12)] {
-        shell.tell(1, if index == 1 { first(10) } else { handed_over() });
-        shell.tell(1, token(index, value, None));
-    }
+    shell.tell(1, first(12));
+    shell.tell(1, handed_over());
     shell.tell(1, token(3, 13, Some(FinishReason::Length)));
     assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
 }
@@ -274,11 +282,9 @@ fn a_lost_node_starts_it_over_elsewhere_and_repeats_are_dropped() {
 fn a_token_that_came_out_differently_ends_it() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
-    shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
-    shell.take();
-    shell.answer(Ok(to("p1", "d0")));
-    shell.take();
-    shell.tell(1, first(9));
+    shell.tell(0, token(1, 11, None));
+    assert_eq!(shell.tell(0, token(1, 11, None)), [], "a repeat");
+    shell.tell(0, token(1, 12, None));
     assert!(matches!(shell.ended, Some(Err(RequestError::Contradicted(_)))));
 }
 
@@ -605,6 +611,7 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         (Some(asked), 1..5) => asked.attempt,
         _ => shell.core.attempt(),
     };
+    let drawn = shell.core.first_index();
     let event = match event {
         // At once after the submission, or never.
         "unreachable" => {
@@ -613,13 +620,13 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         }
         "started" => RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 1 }),
         "fetched" => RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default())),
-        "first token" => first(10),
+        "first token" => first(10 + drawn),
         "last first token" if rng.below(4) == 0 => {
             let (logprobs, prompt_logprobs, finish) = (None, Vec::new(), Some(FinishReason::Stop));
-            let first = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute: MS };
+            let first = PrefillEvent::FirstToken { token: 10 + drawn, logprobs, prompt_logprobs, finish, compute: MS };
             RequestEvent::Prefill(first)
         }
-        "last first token" => token(0, 10, None),
+        "last first token" => token(drawn, 10 + drawn, None),
         "handed over" => handed_over(),
         "prefill failed" if rng.below(4) == 0 => {
             let refused = Refused { kind: ErrorKind::Internal, message: "a bug".into() };

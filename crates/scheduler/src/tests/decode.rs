@@ -37,6 +37,7 @@ pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> Gran
         prefill: NodeId::new("p0").unwrap(),
         prefill_generation: Generation(1),
         prompt_tokens: prompt.len() as u32,
+        output_tokens: 0,
         block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
         max_tokens,
         tbt: None,
@@ -50,7 +51,7 @@ pub(super) fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: Grant
         key: key(n),
         conductor: ConductorId(n % 2),
         grant,
-        prompt: prompt.into(),
+        tokens: prompt.into(),
         first_token: Some(40),
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         expected_bytes: blocks * BLOCK_BYTES,
@@ -207,6 +208,42 @@ fn a_sequence_runs_once_its_bytes_and_its_hand_over_are_in_whatever_comes_first(
 }
 
 #[test]
+fn an_output_is_gone_on_with_after_a_loss() {
+    // A prompt of 6 tokens, and 4 of at most 7 of the output: with a grant, and computed here.
+    let mut node = Node::new(config(20));
+    let given = tokens(10);
+    let reply = node.ask(GrantRequest { prompt_tokens: 6, output_tokens: 4, ..grant_request(0, &given, 7) }).unwrap();
+    assert_eq!((reply.blocks.len(), node.core.load().blocks_reserved), (3, 0), "12 tokens have their KV in the end");
+    node.hand_over(handover(0, &given, 7, reply.grant, 3)).unwrap();
+    node.arrive(reply.grant, 0, 3);
+    let plan = node.take_step();
+    assert_eq!((plan.sequences[0].prompt_tokens, plan.sequences[0].range.clone()), (6, 10..11));
+    node.finish_step(&plan, 41);
+    let plan = node.take_step();
+    node.finish_step(&plan, 41);
+    let indices = |events: Vec<(RequestKey, DecodeEvent)>| -> Vec<_> {
+        let token = |(_, event)| match event {
+            DecodeEvent::Token { index, finish, .. } => (index, finish.is_some()),
+            event => panic!("{event:?}"),
+        };
+        events.into_iter().map(token).collect()
+    };
+    assert_eq!(indices(node.take_events()), [(5, false), (6, true)]);
+
+    let mut node = Node::new(config(20));
+    node.after(MS, |core, now| core.on_submit(now, PrefillJob { output_tokens: 4, ..submitted(0, &given, 7) }));
+    let plan = node.take_step();
+    assert_eq!((plan.sequences[0].prompt_tokens, plan.sequences[0].range.clone()), (6, 0..10));
+    node.finish(&plan, 41);
+    assert!(matches!(node.take_prompt_event(0), PrefillEvent::Started { .. }));
+    assert!(matches!(node.take_prompt_event(0), PrefillEvent::FirstToken { token: 41, finish: None, .. }));
+    assert!(matches!(node.take_prompt_event(0), PrefillEvent::HandedOver(_)));
+    assert_eq!(indices(node.run()), [(5, false), (6, true)]);
+    let refused = node.ask(GrantRequest { prompt_tokens: 6, output_tokens: 4, ..grant_request(1, &given, 5) });
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::Invalid, "nothing to decode");
+}
+
+#[test]
 fn the_next_turn_finds_prompt_and_answer_in_the_cache() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(6), 8);
@@ -339,7 +376,7 @@ fn hand_overs_that_do_not_fit_their_grant_are_refused() {
     let prompt = tokens(8);
     type Spoil = fn(&mut Handover);
     let cases: [(Spoil, &str); 6] = [
-        (|h| h.prompt = tokens(7).into(), "prompt tokens: 8 granted, 7 handed over"),
+        (|h| h.tokens = tokens(7).into(), "tokens: 8 granted, 7 handed over"),
         (|h| h.expected_bytes = 5, "bytes: 192 granted, 5 handed over"),
         (|h| Arc::make_mut(&mut h.sampling).max_tokens = 5, "max_tokens: 4 granted, 5 handed over"),
         (|h| h.first_token = Some(50), "token 50 is not in the vocabulary of 50"),
@@ -452,6 +489,7 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
         conductor: ConductorId(n % 2),
         tokens: prompt.into(),
         output_tokens: 0,
+        is_move: false,
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         decode: None,
         tail_tokens: 0,

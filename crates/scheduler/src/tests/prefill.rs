@@ -38,6 +38,7 @@ pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens:
         conductor: ConductorId(0),
         tokens: tokens.into_iter().collect(),
         output_tokens: 0,
+        is_move: false,
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
         tail_tokens: 0,
@@ -307,6 +308,41 @@ fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly()
     assert_eq!(transfer.elapsed, 8 * MS);
     assert!(node.core.is_idle() && node.effects.is_empty());
     assert_eq!((node.core.load(Instant::now()).blocks_cached, node.core.load(Instant::now()).blocks_used), (2, 0));
+}
+
+#[test]
+fn an_output_is_gone_on_with_after_a_loss() {
+    let mut node = Node::new(config());
+    // A prompt of 6 tokens, and 4 of at most 6 of the output.
+    node.submit(PrefillJob { output_tokens: 4, ..job(0, 0..10, 6) });
+    let request = node.take(|effect| match effect {
+        PrefillEffect::RequestGrant { request, .. } => Some(request.clone()),
+        _ => None,
+    });
+    assert_eq!((request.prompt_tokens, request.output_tokens, request.max_tokens), (6, 4, 6));
+    assert_eq!((request.tokens(), request.block_hashes.len()), (10, 2));
+    node.grant(0, 0, 30..33);
+    let plan = node.take_step();
+    // The draw is number 4, and the penalties and the grammar are those of four tokens.
+    assert_eq!((plan.sequences[0].prompt_tokens, plan.sequences[0].range.clone()), (6, 0..10));
+    node.finish_step(MS, &plan, 7);
+    let handover = node.take(|effect| match effect {
+        PrefillEffect::Handover { handover, .. } => Some(handover.clone()),
+        _ => None,
+    });
+    assert_eq!((handover.tokens.len(), handover.first_token), (10, Some(7)));
+    // The last of them ends here, whoever was named for more.
+    node.submit(PrefillJob { output_tokens: 5, decode: Some(target()), ..job(1, 20..26, 6) });
+    let plan = node.take_step();
+    node.finish_step(MS, &plan, 8);
+    node.take_event(1);
+    let PrefillEvent::FirstToken { token: 8, finish: Some(FinishReason::Length), .. } = node.take_event(1) else {
+        panic!()
+    };
+    for (output_tokens, is_move) in [(10, false), (6, false), (4, true)] {
+        node.submit(PrefillJob { output_tokens, is_move, ..job(2, 0..10, 6) });
+        assert_eq!(node.take_failure(2).0, ErrorKind::Invalid);
+    }
 }
 
 #[test]

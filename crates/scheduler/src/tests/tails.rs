@@ -52,7 +52,7 @@ fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
     assert_eq!((plan.sequences[0].logits, plan.sequences[0].zero_tail), (LogitsWanted::None, None));
     grant(&mut node, 30..33, 10);
     let handover = take_handover(&mut node);
-    assert_eq!((handover.first_token, handover.prompt.len()), (None, 22));
+    assert_eq!((handover.first_token, handover.tokens.len()), (None, 22));
     assert_eq!(handover.expected_bytes, 3 * BLOCK_BYTES);
     node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
     // Each batch says how many layers are whole with it.

@@ -282,7 +282,7 @@ impl Frontend {
     }
 
     fn place(&mut self, now: Instant, live: &mut Live, key: RequestKey, exclude: &[NodeId], waited: Duration) {
-        let wanted = live.core.job().placement_request(key, exclude, waited);
+        let wanted = live.core.placement_request(key, exclude, waited);
         let ties = &mut self.ties;
         let mut placed = self.cluster.place(now, &wanted, &mut || ties.next_u64());
         if let Ok(placement) = &mut placed {
