@@ -105,7 +105,7 @@ impl AnswerForm {
         let (plain, has_calls) = (OutputFormat::default(), self.has_calls());
         let read_as = format.unwrap_or(&plain);
         if has_calls && read_as.tool_calls().is_none() {
-            let problem = "the model's chat template has no form of tool calls that is known; tool_choice none sends them all the same";
+            let problem = "the chat template has no form of tool calls that is known here: --chat-template gives the conductor another one, and tool_choice none asks for no calls";
             return Err(GenerateError::invalid("tools", problem));
         }
         let names = if has_calls { self.tools.iter().map(|tool| tool.name.clone()).collect() } else { Vec::new() };

@@ -61,7 +61,9 @@ impl GenerateError {
         match self {
             Self::FrontDoor { retry_after, .. } => *retry_after,
             Self::Request(RequestError::Refused(refusal)) => refusal.retry_after,
-            Self::Request(RequestError::Node { refused, .. }) if refused.kind == ErrorKind::Overloaded => {
+            Self::Request(RequestError::Node { refused, .. })
+                if matches!(refused.kind, ErrorKind::Overloaded | ErrorKind::Unavailable) =>
+            {
                 Some(Duration::from_secs(1))
             }
             _ => None,

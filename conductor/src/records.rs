@@ -147,7 +147,7 @@ impl RequestEnd {
     }
 }
 
-/// `1 chosen, 3 lost, 2 left out: draining`.
+/// `1 chosen, 3 not chosen, 2 left out: draining`.
 fn verdict_counts(counts: &[(Verdict, usize)]) -> String {
     counts.iter().map(|(verdict, nodes)| format!("{nodes} {verdict}")).collect::<Vec<_>>().join(", ")
 }
@@ -275,7 +275,7 @@ mod tests {
             admission: "none",
             prefill: Vec::new(),
             decode: Vec::new(),
-            prefill_rest: vec![(Verdict::Chosen, 1), (Verdict::Lost, 4)],
+            prefill_rest: vec![(Verdict::Chosen, 1), (Verdict::NotChosen, 4)],
             decode_rest: Vec::new(),
             decision,
         })
@@ -366,7 +366,7 @@ mod tests {
         open.end(end(Ok(FinishReason::Length)));
         drop(open);
         assert_eq!(records.of(RequestId(1)).unwrap().end.unwrap().outcome, Ok(FinishReason::Length));
-        assert_eq!(verdict_counts(&placed().prefill_verdicts()), "1 chosen, 4 lost");
+        assert_eq!(verdict_counts(&placed().prefill_verdicts()), "1 chosen, 4 not chosen");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 """Streams an answer over gRPC. Needs grpcio and grpcio-tools: the stubs are made from proto/ at each start."""
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +30,8 @@ def stubs():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt", help="a question to the model; with --raw, a text to go on with")
-    parser.add_argument("--conductor", metavar="HOST:PORT", default="127.0.0.1:7070")
+    conductor = os.environ.get("BATON_CONDUCTOR", "127.0.0.1:7070")
+    parser.add_argument("--conductor", metavar="ADDR", default=conductor, help="its gRPC port, with or without http:// [%(default)s]")
     parser.add_argument("--raw", action="store_true", help="without the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -70,7 +72,7 @@ def show(stream, cancel_after):
 def main():
     options = arguments()
     pb, pb_grpc = stubs()
-    with grpc.insecure_channel(options.conductor) as channel:
+    with grpc.insecure_channel(options.conductor.removeprefix("http://")) as channel:
         stream = pb_grpc.InferenceStub(channel).Generate(request(pb, options), timeout=options.deadline)
         try:
             show(stream, options.cancel_after)

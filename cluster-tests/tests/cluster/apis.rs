@@ -58,6 +58,10 @@ async fn a_chat_is_answered_whole_and_as_a_stream() -> anyhow::Result<()> {
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(choice["message"]["content"], text);
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    // Readers of lines want the name of an event before it.
+    let events = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": true}).to_string();
+    let events = cluster.http_with("/v1/messages", &[], Some(&events)).await?.body;
+    assert!(events.starts_with("event: message_start\ndata: {"), "{events}");
     let last = &chunks[chunks.len() - 1];
     assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &whole["usage"]["total_tokens"]));
     // As the messages of gRPC's API.
@@ -140,7 +144,15 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     let long = json!({"prompt": vec![9; 1 << 20]});
     let (status, wrong) = error(&cluster, "/v1/completions", long).await?;
     assert_eq!((status, &wrong["code"], &wrong["param"]), (400, &json!("context_length_exceeded"), &json!("prompt")));
-    assert_eq!(error(&cluster, "/v1/nothing", json!({})).await?.0, 404);
+    let (status, wrong) = error(&cluster, "/v1/nothing", json!({})).await?;
+    assert!(status == 404 && wrong["message"].as_str().unwrap().contains("/v1/nothing"), "{wrong}");
+    let zipped = cluster.http_with("/v1/completions", &[("content-encoding", "gzip")], Some("{}")).await?;
+    assert!(zipped.status == 415 && zipped.body.contains("content-encoding"), "{}", zipped.body);
+    // What other APIs' clients send along, and vLLM's counting of a conversation.
+    let along = json!({"role": "user", "id": "1", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]});
+    let tokenized =
+        json!({"messages": [along], "add_special_tokens": true, "add_generation_prompt": true, "tools": []});
+    assert!(post(&cluster, "/tokenize", tokenized).await?["count"].as_u64() > Some(3));
     assert_eq!(error(&cluster, "/v1/models", json!({})).await?.0, 405);
     let answer = cluster.http_with("/v1/completions", &[("x-request-id", "mine")], Some(r#"{"prompt": "x"}"#)).await?;
     assert_eq!(answer.headers["x-request-id"], "mine");
@@ -157,10 +169,18 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     assert_eq!(refused.status, 429);
     let record = recall(&refused.headers["x-request-id"]).await?.into_inner();
     assert!(record.end.is_some_and(|end| end.failure.is_some()));
-    let wrong = cluster.http_with("/v1/completions", &[], Some(r#"{"prompt": "x", "temperature": -1}"#)).await?;
-    assert_eq!(wrong.status, 400);
-    let log = std::fs::read_to_string(&cluster.conductor.log)?;
-    assert!(log.lines().any(|line| line.contains(&wrong.headers["x-request-id"]) && line.contains("request refused")));
+    // By what is read of the body, and by what it asks for.
+    for body in [r#"{"prompt": 1, "colour": "x"}"#, r#"{"prompt": "x", "temperature": -1}"#] {
+        let wrong = cluster.http_with("/v1/completions", &[], Some(body)).await?;
+        assert_eq!(wrong.status, 400);
+        let log = std::fs::read_to_string(&cluster.conductor.log)?;
+        let id = &wrong.headers["x-request-id"];
+        assert_eq!(
+            log.lines().filter(|line| line.contains(id) && line.contains("request refused")).count(),
+            1,
+            "{body}"
+        );
+    }
     assert!(recall("mine").await?.into_inner().end.is_some_and(|end| end.failure.is_none()));
     let two = json!({"prompt": ["x", "y"], "n": 2, "max_tokens": 4}).to_string();
     let two = cluster.http_with("/v1/completions", &[], Some(&two)).await?;
@@ -213,8 +233,10 @@ async fn what_takes_longer_than_it_may_ends_at_its_nodes_too() -> anyhow::Result
         body
     };
     let began = std::time::Instant::now();
-    let (status, wrong) = error(&cluster, "/v1/completions", body(json!({"baton": {"timeout_ms": 300}}))).await?;
-    assert_eq!((status, &wrong["type"]), (504, &json!("deadline_exceeded")), "{wrong}");
+    let timed = body(json!({"baton": {"timeout_ms": 300}})).to_string();
+    let HttpAnswer { status, headers, body: wrong } = cluster.http_with("/v1/completions", &[], Some(&timed)).await?;
+    assert!(status == 504 && wrong.contains("deadline_exceeded"), "{wrong}");
+    assert_eq!(headers["x-should-retry"], "false", "its client would wait for it three times");
     assert!(began.elapsed() < 3 * second, "{:?}", began.elapsed());
     cluster.wait_idle(2 * second).await?;
     let headers = [("x-baton-timeout-ms", "300")];

@@ -119,7 +119,7 @@ async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
     let verdicts = explained["prefill"].as_array().unwrap().iter().map(|row| row["verdict"].as_str().unwrap());
     let mut verdicts: Vec<_> = verdicts.collect();
     verdicts.sort_unstable();
-    assert_eq!(verdicts, ["chosen", "lost"]);
+    assert_eq!(verdicts, ["chosen", "not chosen"]);
     let end = &record["end"];
     assert_eq!((&end["finish_reason"], &end["output_tokens"]), (&"length".into(), &12.into()), "{end}");
     assert_eq!(end["kv_transfer"]["bytes"].as_u64(), Some(answer.kv_transfer().bytes));

@@ -125,9 +125,7 @@ fn events(
 }
 
 fn sse_event(Chunk { event, data }: Chunk) -> SseEvent {
-    let data = SseEvent::default().data(data);
-    match event {
-        Some(name) => data.event(name),
-        None => data,
-    }
+    // The name first: readers of lines go by it.
+    let named = event.map_or_else(SseEvent::default, |name| SseEvent::default().event(name));
+    named.data(data)
 }

@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
+use baton_scheduler::RequestError;
 
 use crate::body::BodyError;
 use crate::error::{GenerateError, NO_ROOM_RETRY};
@@ -18,6 +19,9 @@ const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// What the official clients obey before anything else.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// So much of a text of the client's is repeated.
+const MAX_SHOWN_CHARS: usize = 64;
 
 /// What Anthropic's clients send, also with the paths that both APIs have.
 pub(super) const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
@@ -51,7 +55,9 @@ impl HttpError {
             GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
             _ => Failure::new(status, error.told()),
         };
-        Self { failure, retry_after, is_final: false }
+        // Its client does not wait any longer, and it would be computed again.
+        let is_final = matches!(error, GenerateError::Request(RequestError::TimedOut(_)));
+        Self { failure, retry_after, is_final }
     }
 
     /// The answers that are not streamed take all the memory that they may.
@@ -109,10 +115,19 @@ pub(super) fn client_id(headers: &HeaderMap) -> Option<&str> {
 /// Gives errors their body, and every answer the client's own id, which goes before ours.
 pub(super) async fn finish(request: Request, next: Next) -> Response {
     let given = client_id(request.headers()).and_then(|id| HeaderValue::from_str(id).ok());
-    let is_anthropic =
-        request.uri().path().starts_with("/v1/messages") || request.headers().contains_key(ANTHROPIC_VERSION);
+    let path = request.uri().path().to_owned();
+    let is_anthropic = path.starts_with("/v1/messages") || request.headers().contains_key(ANTHROPIC_VERSION);
     let mut response = next.run(request).await;
+    // What is no request has no id of its own.
+    let own = new_request_id();
+    let has_id = response.headers().contains_key(&REQUEST_ID);
     if let Some(failure) = response.extensions_mut().remove::<Failure>() {
+        if !has_id {
+            // What got as far as an id has been logged.
+            let client_request = given.as_ref().and_then(|id| id.to_str().ok());
+            let (path, status, error) = (shown(&path), failure.status, failure.message.as_str());
+            tracing::info!(request = %own, client_request, path, status, error, "request refused");
+        }
         let form = if is_anthropic { ErrorForm::Anthropic } else { ErrorForm::OpenAi };
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         response.headers_mut().remove(header::CONTENT_LENGTH);
@@ -121,16 +136,18 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
     let headers = response.headers_mut();
     if let Some(given) = given {
         headers.insert(REQUEST_ID, given);
-    } else if !headers.contains_key(&REQUEST_ID)
-        && let Ok(id) = HeaderValue::from_str(&new_request_id().to_string())
-    {
-        // What is no request has no id of its own.
+    } else if !has_id && let Ok(id) = HeaderValue::from_str(&own.to_string()) {
         headers.insert(REQUEST_ID, id);
     }
     if is_anthropic && let Some(id) = headers.get(&REQUEST_ID).cloned() {
         headers.insert(ANTHROPIC_REQUEST_ID, id);
     }
     response
+}
+
+/// The beginning of a text of the client's.
+pub(super) fn shown(text: &str) -> &str {
+    text.char_indices().nth(MAX_SHOWN_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]

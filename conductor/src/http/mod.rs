@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -41,8 +41,6 @@ const READ_FACTOR: usize = 2;
 const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
 const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
 const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
-/// So much of a header is repeated in an error.
-const MAX_SHOWN_CHARS: usize = 64;
 
 #[derive(Clone)]
 struct Shared {
@@ -107,8 +105,12 @@ async fn model(
     Ok(Json(model_json(&shared.door.model_card(), headers.contains_key(ANTHROPIC_VERSION))))
 }
 
-async fn no_such_path() -> HttpError {
-    HttpError::new(StatusCode::NOT_FOUND, "there is no such path")
+async fn no_such_path(uri: Uri) -> HttpError {
+    let message = format!(
+        "there is no such path: {:?}; those that there are begin with /v1, or are in /openapi.json",
+        error::shown(uri.path())
+    );
+    HttpError::new(StatusCode::NOT_FOUND, message)
 }
 
 async fn no_such_method() -> HttpError {
@@ -128,6 +130,10 @@ impl FromRequest<Shared> for Body {
         let headers = request.headers();
         if let Some(given) = headers.get(header::CONTENT_TYPE).filter(|given| !is_json(given)) {
             let message = format!("content-type: {given:?}, but bodies are application/json");
+            return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        if let Some(given) = headers.get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
+            let message = format!("content-encoding: {given:?}, but bodies are not compressed");
             return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let limits = BodyLimits::new(MAX_BODY_BYTES);
@@ -241,7 +247,7 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
         (None, Some(value)) => {
             let text = value.to_str().unwrap_or_default();
             let expected = |_| {
-                let shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
+                let shown = error::shown(text);
                 BadRequest { param: name.to_owned(), problem: format!("'{shown}': expected milliseconds") }
             };
             checked(name, text.trim().parse::<f64>().map_err(expected)?)

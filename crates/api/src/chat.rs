@@ -42,6 +42,8 @@ const FIELDS: FieldNames = FieldNames::new(&[
 /// Most messages of a conversation.
 pub(crate) const MAX_MESSAGES: usize = 65_536;
 pub(crate) type MessageList<T> = AtMost<T, MAX_MESSAGES>;
+/// Tools, in this API's form.
+pub(crate) type ToolList = AtMost<ToolJson, MAX_TOOLS>;
 /// Parts of a message, at most.
 type Parts = AtMost<Part, 4096>;
 
@@ -63,7 +65,7 @@ generation_request! {
         #[serde(default, deserialize_with = "or_default")]
         modalities: AtMost<String, 8>,
         #[serde(default, deserialize_with = "or_default")]
-        tools: AtMost<ToolJson, MAX_TOOLS>,
+        tools: ToolList,
         tool_choice: Option<TextOr<ToolChoiceJson>>,
         parallel_tool_calls: Option<bool>,
         /// What the answer may use, as vLLM takes it.
@@ -136,7 +138,8 @@ impl<'de> Deserialize<'de> for Plain {
 }
 
 objects! {
-    struct ToolJson {
+    /// A tool.
+    pub(crate) struct ToolJson {
         r#type: String,
         function: Option<FunctionJson>,
         #[serde(default, rename = "?")]
@@ -195,6 +198,11 @@ objects! {
         _refusal: Ignored,
         #[serde(default, rename = "annotations")]
         _annotations: Ignored,
+        #[serde(default, rename = "id")]
+        _id: Ignored,
+        /// What clients of several APIs send to all of them.
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
         /// What the official client's helpers add.
         #[serde(default, rename = "parsed")]
         _parsed: Ignored,
@@ -230,6 +238,8 @@ objects! {
         text: Option<String>,
         #[serde(default, rename = "prompt_cache_breakpoint")]
         _prompt_cache_breakpoint: Ignored,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
         #[serde(default, rename = "?")]
         stray: Stray,
     }
@@ -357,25 +367,8 @@ impl ChatRequest {
         prompt.template_variables = self.template_variables()?;
         let one_call = self.parallel_tool_calls == Some(false);
         let choice = self.tool_choice()?;
-        self.tools()?.put(&mut prompt, "tool_choice", choice, one_call)?;
+        tools(&self.tools)?.put(&mut prompt, "tool_choice", choice, one_call)?;
         Ok(prompt)
-    }
-
-    fn tools(&self) -> Result<Tools, BadRequest> {
-        let mut tools = Tools::default();
-        for (index, ToolJson { r#type, function, stray }) in self.tools.0.iter().enumerate() {
-            let path = format!("tools[{index}]");
-            if r#type != "function" {
-                return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
-            }
-            BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
-            let missing = || BadRequest::missing(format!("{path}.function"));
-            let FunctionJson { name, description, parameters, strict } = function.as_ref().ok_or_else(missing)?;
-            let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
-            let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
-            tools.add(&format!("{path}.function.name"), MAX_TOOL_NAME, &tool)?;
-        }
-        Ok(tools)
     }
 
     fn tool_choice(&mut self) -> Result<ToolChoice, BadRequest> {
@@ -397,6 +390,24 @@ impl ChatRequest {
         }
         Ok(if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() })
     }
+}
+
+/// The tools of a request.
+pub(crate) fn tools(AtMost(given): &ToolList) -> Result<Tools, BadRequest> {
+    let mut tools = Tools::default();
+    for (index, ToolJson { r#type, function, stray }) in given.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        if r#type != "function" {
+            return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
+        }
+        BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
+        let missing = || BadRequest::missing(format!("{path}.function"));
+        let FunctionJson { name, description, parameters, strict } = function.as_ref().ok_or_else(missing)?;
+        let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
+        let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
+        tools.add(&format!("{path}.function.name"), MAX_TOOL_NAME, &tool)?;
+    }
+    Ok(tools)
 }
 
 impl ToolChoiceJson {

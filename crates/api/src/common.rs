@@ -95,13 +95,13 @@ macro_rules! generation_request {
                 prompt_cache_options: $crate::field::Ignored,
                 response_format: Option<$crate::format::ResponseFormat>,
                 structured_outputs: Option<$crate::format::StructuredOutputs>,
-                #[serde(default)]
+                #[serde(default, deserialize_with = "crate::field::structured_outputs")]
                 guided_json: $crate::field::Refused,
-                #[serde(default)]
+                #[serde(default, deserialize_with = "crate::field::structured_outputs")]
                 guided_regex: $crate::field::Refused,
-                #[serde(default)]
+                #[serde(default, deserialize_with = "crate::field::structured_outputs")]
                 guided_choice: $crate::field::Refused,
-                #[serde(default)]
+                #[serde(default, deserialize_with = "crate::field::structured_outputs")]
                 guided_grammar: $crate::field::Refused,
                 #[serde(default, deserialize_with = "crate::field::only_true")]
                 skip_special_tokens: $crate::field::Ignored,

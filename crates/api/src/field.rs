@@ -31,11 +31,20 @@ pub(crate) struct Refused;
 
 impl<'de> Deserialize<'de> for Refused {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Option::<IgnoredAny>::deserialize(deserializer)? {
-            None => Ok(Self),
-            Some(_) => Err(D::Error::custom("is not served here")),
-        }
+        refused(deserializer, "is not served here")
     }
+}
+
+fn refused<'de, D: Deserializer<'de>>(deserializer: D, problem: &str) -> Result<Refused, D::Error> {
+    match Option::<IgnoredAny>::deserialize(deserializer)? {
+        None => Ok(Refused),
+        Some(_) => Err(D::Error::custom(problem)),
+    }
+}
+
+/// A field that has another name now.
+pub(crate) fn structured_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Refused, D::Error> {
+    refused(deserializer, "is not served here: structured_outputs is")
 }
 
 /// Takes the value that asks for nothing; others ask for what is not served here.

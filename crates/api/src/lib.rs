@@ -87,7 +87,24 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
         Some((problem, _)) if param != "body" => problem,
         _ => &text,
     };
-    BadRequest::new(param, shortened(problem))
+    BadRequest::new(param, plain(&shortened(problem)))
+}
+
+/// Without this language's names of numbers.
+fn plain(problem: &str) -> String {
+    const NUMBERS: [(&str, &str); 6] = [
+        ("u32", "an integer from 0 to 4294967295"),
+        ("u64", "an integer from 0 on"),
+        ("i32", "an integer of 32 bits"),
+        ("i64", "an integer of 64 bits"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+    ];
+    let found = NUMBERS.iter().find_map(|(name, said)| Some((problem.strip_suffix(name)?, said)));
+    match found.filter(|(rest, _)| rest.ends_with("expected ")) {
+        Some((rest, said)) => format!("{rest}{said}"),
+        None => problem.to_owned(),
+    }
 }
 
 /// A problem may have a text of the client's in the middle.
@@ -150,7 +167,12 @@ mod tests {
         assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
         assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");
         assert_eq!(completion(r#"{"prompt": "x", "baton": {"ttft": 1}}"#).0, "baton.ttft");
-        assert_eq!(completion(r#"{"prompt": "x", "guided_json": {}}"#).0, "guided_json");
+        let (param, problem) = completion(r#"{"prompt": "x", "guided_json": {}}"#);
+        assert_eq!((&*param, &*problem), ("guided_json", "is not served here: structured_outputs is"));
+        let (_, problem) = completion(r#"{"prompt": "x", "max_tokens": "9"}"#);
+        assert_eq!(problem, "invalid type: string \"9\", expected an integer");
+        let (_, problem) = completion(r#"{"prompt": "x", "stop_token_ids": [-1]}"#);
+        assert_eq!(problem, "invalid value: integer `-1`, expected an integer from 0 to 4294967295");
         assert_eq!(completion(r#"{"prompt": "x", "baton": [1, 2]}"#).0, "baton");
     }
 }

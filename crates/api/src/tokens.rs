@@ -3,9 +3,10 @@
 use baton_proto::v1;
 use serde_json::{Value, json};
 
-use crate::chat::{Message, MessageList, conversation};
+use crate::chat::{Message, MessageList, ToolList, conversation, tools};
 use crate::error::{BadRequest, FieldNames};
-use crate::field::{objects, or_default};
+use crate::field::{Ignored, objects, only_true, or_default};
+use crate::tools::ToolChoice;
 
 objects! {
     /// The body of `/tokenize`: a text, or a conversation.
@@ -15,6 +16,12 @@ objects! {
         pub model: String,
         prompt: Option<String>,
         messages: Option<MessageList<Message>>,
+        #[serde(default, deserialize_with = "or_default")]
+        tools: ToolList,
+        #[serde(default, rename = "add_special_tokens", deserialize_with = "only_true")]
+        _add_special_tokens: Ignored,
+        #[serde(default, rename = "add_generation_prompt", deserialize_with = "only_true")]
+        _add_generation_prompt: Ignored,
         #[serde(default, deserialize_with = "or_default")]
         return_token_strs: bool,
     }
@@ -41,7 +48,11 @@ impl TokenizeRequest {
         use v1::generate_request::Prompt;
         let prompt = match (self.prompt, self.messages) {
             (Some(text), None) => Prompt::Text(v1::TextPrompt { text, parse_special: true }),
-            (None, Some(messages)) => Prompt::Messages(conversation(messages)),
+            (None, Some(messages)) => {
+                let mut prompt = conversation(messages);
+                tools(&self.tools)?.put(&mut prompt, "tool_choice", ToolChoice::Auto, false)?;
+                Prompt::Messages(prompt)
+            }
             (None, None) => return Err(BadRequest::new("prompt", "is missing, and so is messages")),
             (Some(_), Some(_)) => return Err(BadRequest::new("messages", "beside prompt: one of both is taken")),
         };

@@ -54,7 +54,7 @@ fn check<T: DeserializeOwned>(schema: &str, needed: Value, fields: &[(String, St
             "ignored" => assert_eq!(taken(field, json!([[{"no": "such"}]])), Ok(()), "{field}"),
             "refused" => {
                 let error = taken(field, json!({"any": 1})).expect_err(field);
-                assert_eq!((error.param.as_str(), error.problem.as_str()), (field.as_str(), "is not served here"));
+                assert!(error.param == *field && error.problem.starts_with("is not served here"), "{error:?}");
                 assert_eq!(taken(field, Value::Null), Ok(()), "{field}");
             }
             other => panic!("{field}: {other}"),

@@ -158,7 +158,7 @@ impl From<Status> for CliError {
         let kind = kind_of_status(&status);
         let broken = std::error::Error::source(&status).is_some();
         let message = match (broken, status.message()) {
-            (true, message) => format!("the connection to the conductor broke: {message}"),
+            (true, message) => format!("the connection to the conductor broke, if that is its gRPC port: {message}"),
             (false, "") => format!("the conductor gave no reason ({kind})"),
             (false, message) => message.to_owned(),
         };

@@ -253,9 +253,9 @@ d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
     #[test]
     fn nodes_without_a_row_are_counted() {
         let count = |verdict: &str, nodes| v1::VerdictCount { verdict: verdict.to_owned(), nodes };
-        let prefill_rest = vec![count("lost", 60), count("left out: draining", 8)];
+        let prefill_rest = vec![count("not chosen", 60), count("left out: draining", 8)];
         let text = render(&v1::ExplainResponse { prefill_rest, ..placed() }, Paint::none());
-        assert!(text.contains("\nother prefill nodes: 60 lost, 8 left out: draining\n\nDECODE"), "{text}");
+        assert!(text.contains("\nother prefill nodes: 60 not chosen, 8 left out: draining\n\nDECODE"), "{text}");
     }
 
     #[test]

@@ -262,16 +262,22 @@ impl Cluster {
 
     fn render(&self, paint: Paint) -> String {
         let cell = |text: Option<&String>| text.cloned().unwrap_or_else(|| "-".to_owned());
+        let operators = |member: &Member| member.ready.as_ref().and_then(|ready| ready.operators.clone());
+        // Few clusters have such a port.
+        let has_operators = self.members.iter().any(|member| operators(member).is_some());
         let row = |member: &Member| {
             let ready = member.ready.as_ref();
             let (grpc, http) = (ready.map(|r| &r.grpc), ready.and_then(|r| r.http.as_ref()));
             let transfer = ready.and_then(|r| r.transfer.as_ref());
-            vec![member.name.clone(), member.pid.to_string(), cell(grpc), cell(http), cell(transfer)]
+            let mut row = vec![member.name.clone(), member.pid.to_string(), cell(grpc), cell(http), cell(transfer)];
+            row.extend(has_operators.then(|| cell(operators(member).as_ref())));
+            row
         };
         let rows: Vec<Vec<String>> = self.members.iter().map(row).collect();
         let bold_names =
             |_: usize, column: usize, text: &str| if column == 0 { paint.bold(text) } else { text.to_owned() };
-        table(&["ROLE", "PID", "GRPC", "HTTP", "TRANSFER"], &rows, paint, bold_names)
+        let columns = ["ROLE", "PID", "GRPC", "HTTP", "TRANSFER", "OPERATORS"];
+        table(&columns[..rows.first().map_or(0, Vec::len)], &rows, paint, bold_names)
     }
 
     fn write_ready_file(&self) -> Result<(), CliError> {

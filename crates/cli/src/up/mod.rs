@@ -50,6 +50,12 @@ pub struct UpArgs {
     /// Where the conductor serves HTTP; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub http: String,
+    /// Where the conductor serves operators alone (baton nodes, metrics); port 0 takes a free one [default: the gRPC and HTTP ports, on loopback]
+    #[arg(long, value_name = "ADDR")]
+    pub operators: Option<String>,
+    /// Chat template to use instead of the model file's, for example one with tools (Jinja)
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
     /// Tokens of a KV block [default: 16]
     #[arg(long, value_name = "N")]
     pub block_tokens: Option<u32>,

@@ -64,7 +64,11 @@ impl Spec {
             return;
         }
         for (flag, address) in &mut self.listen {
-            let bound = if *flag == "--grpc" { Some(&ready.grpc) } else { ready.http.as_ref() };
+            let bound = match *flag {
+                "--grpc" => Some(&ready.grpc),
+                "--operators" => ready.operators.as_ref(),
+                _ => ready.http.as_ref(),
+            };
             if let Some(bound) = bound {
                 address.clone_from(bound);
             }
@@ -109,12 +113,14 @@ impl Plan {
         }
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
+        let mut listen = vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())];
+        listen.extend(args.operators.clone().map(|operators| ("--operators", operators)));
         let conductor = Spec {
             name: "conductor".to_owned(),
             role: Role::Conductor,
             program: program("baton-conductor")?,
             args: [common.clone(), conductor_args(args), extra(&args.conductor_arg)].concat(),
-            listen: vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())],
+            listen,
         };
         let total = (args.prefill + args.decode) as usize;
         let mut nodes = Vec::with_capacity(total);
@@ -192,7 +198,9 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
 
 fn conductor_args(args: &UpArgs) -> Vec<OsString> {
     let number = |value: Option<f64>| value.map(|number| number.to_string());
+    let template = args.chat_template.as_ref().map(|file| vec!["--chat-template".into(), file.into()]);
     [
+        template.unwrap_or_default(),
         optional("--placement", args.placement.as_ref()),
         optional("--max-wait-ms", args.max_wait_ms.as_ref()),
         optional("--queue-timeout-s", number(args.queue_timeout_s).as_ref()),

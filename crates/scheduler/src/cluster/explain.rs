@@ -72,7 +72,7 @@ pub enum Verdict {
     /// The request goes there, if it is taken in.
     Chosen,
     /// Another one was better, or as good and drawn.
-    Lost,
+    NotChosen,
     /// It was not among those that were compared.
     LeftOut(LeftOut),
 }
@@ -102,7 +102,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => f.write_str("chosen"),
-            Self::Lost => f.write_str("lost"),
+            Self::NotChosen => f.write_str("not chosen"),
             Self::LeftOut(reason) => write!(f, "left out: {reason}"),
         }
     }
@@ -301,12 +301,12 @@ impl Cluster {
         node_of: impl Fn(&'a C) -> &'a NodeId + 'a,
         why_not: impl Fn(&ClusterNode) -> Verdict,
     ) -> Vec<(Verdict, usize)> {
-        let lost = (Verdict::Lost, candidates.len() - told);
+        let others = (Verdict::NotChosen, candidates.len() - told);
         if candidates.len() == self.nodes.count(role) {
-            return counts(std::iter::once(lost));
+            return counts(std::iter::once(others));
         }
         let left_out = self.with_candidates(role, candidates, node_of).filter(|(_, candidate)| candidate.is_none());
-        counts(std::iter::once(lost).chain(left_out.map(|(node, _)| (why_not(node), 1))))
+        counts(std::iter::once(others).chain(left_out.map(|(node, _)| (why_not(node), 1))))
     }
 }
 
@@ -327,7 +327,7 @@ fn best_of<C>(candidates: &[C], most: usize, chosen: Option<usize>, value: impl 
 }
 
 fn verdict_on(candidate: usize, chosen: Option<usize>) -> Verdict {
-    if Some(candidate) == chosen { Verdict::Chosen } else { Verdict::Lost }
+    if Some(candidate) == chosen { Verdict::Chosen } else { Verdict::NotChosen }
 }
 
 fn left_out_prefill(node: &ClusterNode, verdict: Verdict) -> PrefillExplanation {

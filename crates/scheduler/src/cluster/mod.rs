@@ -246,13 +246,12 @@ impl Cluster {
         self.admission.name()
     }
 
-    /// Whether a request could be served now: a decode node takes requests, and a prefill node does or is not needed.
+    /// Whether a request could be served now: a decode node is ready, and a prefill node is or is not needed. Nodes that missed reports are a last
+    /// resort for requests that come all the same.
     pub fn is_ready(&self) -> bool {
-        let takes = |node: &ClusterNode| matches!(node.state(), NodeState::Ready | NodeState::Suspect);
-        let any = |role| self.nodes.of_role(role).any(takes);
+        let any = |role| self.nodes.of_role(role).any(ClusterNode::is_ready);
         let prompts = self.config.prompts_at_decode != PromptsAtDecode::Never || any(NodeRole::Prefill);
-        // Nodes that missed reports are a last resort, and alone none: how long a prompt may be is asked of nodes that are ready.
-        prompts && any(NodeRole::Decode) && self.nodes.values().any(ClusterNode::is_ready)
+        prompts && any(NodeRole::Decode)
     }
 
     /// Requests that are charged.

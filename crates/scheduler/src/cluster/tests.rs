@@ -341,7 +341,7 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
                 assert_eq!((row.local, row.cost), (None, None));
                 assert!(!ready || !matches!(reason, LeftOut::State(_)), "{row:?}");
             }
-            Verdict::Chosen | Verdict::Lost => assert!(row.local.is_some()),
+            Verdict::Chosen | Verdict::NotChosen => assert!(row.local.is_some()),
         }
         let least = prefill.first().and_then(|chosen| chosen.cost);
         assert!(row.cost.zip(least).is_none_or(|(cost, least)| least <= cost * 1.051 + 1e-9), "{explained:?}");
@@ -548,6 +548,7 @@ fn suspects_serve_only_where_nobody_else_can() {
         assert_eq!(place(&mut cluster, later, &request(n, &[])).unwrap().prefill, id("p1"));
     }
     assert_eq!(cluster.node(&id("p0")).unwrap().state(), NodeState::Suspect);
+    assert!(!cluster.is_ready(), "no decode node has said anything lately: a load balancer goes elsewhere");
     cluster.on_load(later, &id("p1"), Load { draining: true, ..Load::default() });
     assert_eq!(place(&mut cluster, later, &request(3, &[])).unwrap().prefill, id("p0"));
     cluster.on_load(later, &id("p0"), Load::default());
@@ -716,10 +717,10 @@ fn of_many_nodes_the_best_are_told_and_the_others_counted() {
             let chosen: Vec<_> = record.prefill.iter().filter(|row| row.verdict == Verdict::Chosen).collect();
             assert_eq!(chosen.iter().map(|row| &row.node).collect::<Vec<_>>(), [&placement.prefill], "{kind:?}");
             let draining = Verdict::LeftOut(LeftOut::State(NodeState::Draining));
-            assert_eq!(record.prefill_rest, [(Verdict::Lost, 63), (draining, 5)]);
+            assert_eq!(record.prefill_rest, [(Verdict::NotChosen, 63), (draining, 5)]);
             let mut decode = record.decode_verdicts();
             decode.sort_by_key(|(_, nodes)| *nodes);
-            assert_eq!(decode, [(Verdict::Chosen, 1), (draining, 7), (Verdict::Lost, 62)]);
+            assert_eq!(decode, [(Verdict::Chosen, 1), (draining, 7), (Verdict::NotChosen, 62)]);
             check_charged(&cluster, key(n), &record.decision);
         }
     }
@@ -743,6 +744,6 @@ fn those_that_are_told_are_the_soonest() {
     let record = cluster.place_explained(now, &asked, &mut || 0);
     assert_eq!((record.decision, all.prefill.len(), record.prefill.len()), (all.decision, 102, 32));
     assert!(record.prefill.iter().all(|row| row.pending == 0 && all.prefill.contains(row)));
-    assert_eq!(record.prefill_rest, [(Verdict::Lost, 70)]);
+    assert_eq!(record.prefill_rest, [(Verdict::NotChosen, 70)]);
     assert_eq!(record.decode, all.decode, "of few, all are told");
 }

@@ -21,6 +21,8 @@ pub(crate) struct CallParser {
     held: String,
     /// The same of what is between calls, or between a mark and a call.
     between: String,
+    /// Whether a call was given.
+    has_called: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -53,7 +55,7 @@ impl CallParser {
             Some(_) => State::Text { after_call: false },
             None => State::Between { position: Position::BeforeCall, after_text: false },
         };
-        Self { format, tools, opening, state, held: String::new(), between: String::new() }
+        Self { format, tools, opening, state, held: String::new(), between: String::new(), has_called: false }
     }
 
     /// Takes text in.
@@ -67,13 +69,17 @@ impl CallParser {
         }
     }
 
-    /// The answer ended. A call keeps what it has, and what may belong to the calls after one is left out.
+    /// The answer ended. A call keeps what it has. What may belong to the calls after one is left out, and so is another call that was cut off before its
+    /// name.
     pub(crate) fn finish(&mut self, events: &mut Events) {
         let between = std::mem::take(&mut self.between);
         let mark = self.opening.as_mut().map(MarkFinder::take).unwrap_or_default();
+        let has_called = self.has_called;
         match self.state {
-            State::Text { after_call: true } if mark.trim_ascii().is_empty() => {}
+            State::Text { after_call: true } => {}
             State::Between { position: Position::AfterCall | Position::InList, after_text: false } => {}
+            State::Between { position: Position::BeforeCall, after_text: false } if has_called => {}
+            State::Object { kind: Kind::Unknown, .. } if has_called => {}
             _ => [&self.held, &between, &mark].into_iter().for_each(|text| events.text(text)),
         }
         self.held.clear();
@@ -139,7 +145,10 @@ impl CallParser {
                 let brace = self.between.pop();
                 let kind = if self.tools.contains(&name) { Kind::Call } else { Kind::Text };
                 match kind {
-                    Kind::Call => events.begin(name),
+                    Kind::Call => {
+                        self.has_called = true;
+                        events.begin(name);
+                    }
                     Kind::Unknown | Kind::Text => {
                         [&self.held, &self.between].into_iter().for_each(|text| events.text(text))
                     }
@@ -191,6 +200,7 @@ impl CallParser {
             }
             (CallStep::Named(name), Kind::Unknown) if self.tools.contains(&name) => {
                 self.held.clear();
+                self.has_called = true;
                 events.begin(name);
                 if let State::Object { call, kind, .. } = &mut self.state {
                     *kind = Kind::Call;
