@@ -246,7 +246,8 @@ impl FrontDoor {
     }
 
     fn job(&self, request: RequestId, checked: CheckedRequest) -> Result<RequestJob, GenerateError> {
-        let block_hashes = self.cluster().block_hashes(&checked.tokens, &[]).ok_or_else(no_node)?;
+        let (hasher, block_tokens) = self.cluster().block_hasher(&[]).ok_or_else(no_node)?;
+        let block_hashes = hasher.chain(&checked.tokens, block_tokens);
         Ok(RequestJob {
             request,
             conductor: self.id,
@@ -265,6 +266,7 @@ impl FrontDoor {
         wanted.map_or(self.limits.max_time, |wanted| wanted.min(self.limits.max_time))
     }
 
+    /// How many answers are wanted.
     fn check_n(&self, n: u32) -> Result<u32, GenerateError> {
         let most = usize::try_from(MAX_ANSWERS).unwrap_or(usize::MAX).min(self.limits.max_requests);
         match n {
@@ -348,7 +350,6 @@ fn check_client_id(id: &str) -> Result<&str, GenerateError> {
     Err(GenerateError::invalid("client_request_id", problem))
 }
 
-/// How many answers are wanted.
 fn no_node() -> GenerateError {
     let message = "no node is ready".to_owned();
     GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }

@@ -16,6 +16,8 @@ pub enum LiveEvent {
     Node(Attempt, RequestEvent),
     /// A start of a node is gone, whoever was on it.
     NodeLost(NodeId, Generation),
+    /// It is silent, and others of its role are not.
+    NodeSilent(NodeId, Generation),
 }
 
 /// What a request is told.
@@ -116,9 +118,18 @@ impl LiveRequests {
 
     /// Tells every request that a start of a node is gone: each knows whether it was on it.
     pub fn node_lost(&self, at: Instant, node: &NodeId, generation: Generation) {
+        self.tell_all(at, || LiveEvent::NodeLost(node.clone(), generation));
+    }
+
+    /// The same of one that is silent.
+    pub fn node_silent(&self, at: Instant, node: &NodeId, generation: Generation) {
+        self.tell_all(at, || LiveEvent::NodeSilent(node.clone(), generation));
+    }
+
+    fn tell_all(&self, at: Instant, event: impl Fn() -> LiveEvent) {
         for live in self.lock().requests.values() {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(Told { at, event: LiveEvent::NodeLost(node.clone(), generation) });
+            let _ = live.events.send(Told { at, event: event() });
         }
     }
 

@@ -61,16 +61,26 @@ impl SessionEvents for FrontDoor {
         Ok(())
     }
 
+    fn on_silent(&self, info: &NodeInfo) {
+        let others = self.cluster().on_node_silent(&info.node);
+        tracing::warn!(node = %info.node, others, "node is silent: it is suspected");
+        if others {
+            self.live.node_silent(self.clock.now(), &info.node, info.generation);
+        }
+    }
+
     fn on_event(&self, info: &NodeInfo, event: Event) {
         let now = self.clock.now();
         let result = match event {
             Event::Welcome(_) => Ok(()),
             Event::Load(load) => Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load)),
             Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, key, event)),
-            Event::Decode(events) => events
-                .events
-                .into_iter()
-                .try_for_each(|event| event.into_domain().map(|(key, event)| self.on_decode(now, key, event))),
+            Event::Decode(events) => {
+                let told = events.events.into_iter();
+                // What one of them says keeps none of the others from being heard.
+                told.map(|event| event.into_domain().map(|(key, event)| self.on_decode(now, key, event)))
+                    .fold(Ok(()), Result::and)
+            }
             Event::Kv(events) => self.on_kv(info, events),
             Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
                 self.live.deliver(key, now, RequestEvent::Offered(offer.output_tokens));
@@ -131,7 +141,10 @@ impl FrontDoor {
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {
         let changes = events.events.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>()?;
         let (sequence, snapshot) = (events.sequence, events.snapshot);
-        let applied = self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes);
+        let applied = match events.goes_on {
+            true => self.index.more_of_snapshot(&info.node, info.generation, sequence, &changes),
+            false => self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes),
+        };
         if applied == Applied::Gap {
             tracing::info!(node = %info.node, "prefix events were missed: asking for a snapshot");
             self.nodes.send(&info.node, Command::KvSnapshot(v1::KvSnapshotRequest {}));

@@ -16,8 +16,13 @@ use tonic::transport::{Channel, Endpoint};
 const QUEUED_COMMANDS: usize = 4096;
 /// How long a node may take to accept the connection and to say who it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// A node reports its load several times a second; without any event for this long its session is closed.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often is looked whether a node said something. Silence is counted in these: if this process is stopped for a while, it is not the nodes that were
+/// silent.
+const LISTEN: Duration = Duration::from_millis(250);
+/// A node reports its load several times a second. If it is silent so often, it is suspected, and what it has goes on elsewhere: two seconds.
+const SUSPECT_AFTER: u32 = 8;
+/// If it is silent so often, its session is closed: ten seconds.
+const LOST_AFTER: u32 = 40;
 
 struct Session {
     generation: Generation,
@@ -142,6 +147,8 @@ impl NodeSessions {
 pub trait SessionEvents {
     /// The node said who it is: from now on it can take requests. An error refuses it.
     fn on_welcome(&self, info: &NodeInfo) -> Result<(), SessionError>;
+    /// The node is silent, and may be on its way back.
+    fn on_silent(&self, info: &NodeInfo);
     /// The node said something.
     fn on_event(&self, info: &NodeInfo, event: v1::node_event::Event);
     /// The session is over; `error` says why. Called once after a successful `on_welcome`.
@@ -161,10 +168,12 @@ pub async fn run_session(
         error = talk(dial, conductor, events, &mut welcomed) => error,
         () = closed.cancelled() => SessionError::Closed,
     };
+    // Before its place is free: what a next session of the same start begins, the end of this one would undo.
+    if let Some(info) = &welcomed {
+        events.on_left(info, &error);
+    }
     sessions.remove(&node, generation);
-    let Some(info) = welcomed else { return Err(error) };
-    events.on_left(&info, &error);
-    Ok(())
+    welcomed.map(drop).ok_or(error)
 }
 
 async fn talk(
@@ -185,16 +194,25 @@ async fn talk(
         Err(_) => return SessionError::Silent(GREETING_TIMEOUT),
     };
     let Some(info) = welcomed.as_ref() else { return SessionError::Closed };
+    let mut silent = 0;
     loop {
-        match tokio::time::timeout(SILENCE_TIMEOUT, stream.message()).await {
+        match tokio::time::timeout(LISTEN, stream.message()).await {
             Ok(Ok(Some(event))) => {
+                silent = 0;
                 if let Some(event) = event.event {
                     events.on_event(info, event);
                 }
             }
             Ok(Ok(None)) => return SessionError::Ended,
             Ok(Err(status)) => return SessionError::Broken(status.message().to_owned()),
-            Err(_) => return SessionError::Silent(SILENCE_TIMEOUT),
+            Err(_) => {
+                silent += 1;
+                match silent {
+                    SUSPECT_AFTER => events.on_silent(info),
+                    LOST_AFTER.. => return SessionError::Silent(LISTEN * LOST_AFTER),
+                    _ => {}
+                }
+            }
         }
     }
 }

@@ -161,10 +161,7 @@ fn reflection() -> Result<ReflectionServer<impl ServerReflection>, tonic_reflect
 
 /// A node or an operator that calls the wrong port is told so.
 async fn not_here(uri: Uri, headers: HeaderMap) -> Response {
-    let message = format!(
-        "this port does not serve {}; operators and nodes may have ports of their own",
-        uri.path()
-    );
+    let message = format!("this port does not serve {}; operators and nodes may have ports of their own", uri.path());
     let is_grpc = headers.get(CONTENT_TYPE).is_some_and(|given| given.as_bytes().starts_with(b"application/grpc"));
     if is_grpc { Status::unimplemented(message).into_http() } else { (StatusCode::NOT_FOUND, message).into_response() }
 }

@@ -24,6 +24,8 @@ const MAX_TOOLS: usize = 1024;
 /// Most JSON of tools, and of template variables: as values they may take sixteen times as much.
 const MAX_TOOL_BYTES: usize = 1 << 20;
 const MAX_VARIABLE_BYTES: usize = 64 << 10;
+/// Most log-probabilities of a prompt. Each takes up to 20 bytes on the wire, and a message between processes has 32 MiB.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
 /// Longest word that may be banned, bytes.
 const MAX_BAD_WORD_BYTES: usize = 60;
 /// Output length where the request does not say.
@@ -153,6 +155,7 @@ impl TextModel {
         let Prompt { tokens, form, is_rendered, thoughts } =
             self.tokens(request.prompt, wire.structured_output, limits)?;
         check_tokens(&tokens, limits)?;
+        check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
         let (priority, idempotency_key) = (request.priority, request.idempotency_key);
         let checked =
@@ -410,6 +413,19 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
     Ok(())
 }
 
+/// They come in one message, from the node and to the client: a larger one than a session takes would end that, and with it all of its requests.
+fn check_prompt_logprobs(tokens: usize, alternatives: Option<u32>) -> Result<(), GenerateError> {
+    let Some(alternatives) = alternatives else { return Ok(()) };
+    let entries = tokens.saturating_mul(alternatives as usize + 1);
+    if entries <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let problem = format!(
+        "{alternatives} beside each of {tokens} tokens are {entries} in all, but at most {MAX_PROMPT_LOGPROBS} are given"
+    );
+    Err(GenerateError::invalid("prompt_logprobs", problem))
+}
+
 fn slo(wire: v1::ServiceLevelObjectives) -> Result<Slo, GenerateError> {
     Ok(Slo { ttft: millis("slo.ttft_ms", wire.ttft_ms)?.map(Ttft), tbt: millis("slo.tbt_ms", wire.tbt_ms)?.map(Tbt) })
 }
@@ -466,6 +482,13 @@ pub(crate) mod tests {
         assert_eq!(checked.sampling.seed, 9);
         assert_eq!(checked.sampling.max_tokens, 64 - checked.tokens.len() as u32, "capped by the context");
         assert!(!checked.sampling.stop_token_ids.is_empty());
+    }
+
+    #[test]
+    fn log_probabilities_of_a_prompt_fit_a_message() {
+        assert!(check_prompt_logprobs(1 << 20, Some(0)).is_ok() && check_prompt_logprobs(1 << 30, None).is_ok());
+        let refused = check_prompt_logprobs(131_072, Some(20)).unwrap_err();
+        assert!(refused.to_string().starts_with("prompt_logprobs: 20 beside each of 131072"), "{refused}");
     }
 
     #[test]

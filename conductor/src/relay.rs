@@ -153,6 +153,9 @@ impl Relay {
                         LiveEvent::NodeLost(node, generation) => {
                             self.core.on_node_lost(self.now(), told.at, &node, generation);
                         }
+                        LiveEvent::NodeSilent(node, generation) => {
+                            self.core.on_node_silent(self.now(), told.at, &node, generation);
+                        }
                     }
                 }
                 None => self.core.on_abort(self.now()),
@@ -273,7 +276,7 @@ impl Relay {
     }
 
     async fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
-        if index > 0 {
+        if index > self.core.first_index() {
             self.tell_decodes();
         }
         if let Some(gap) = gap {

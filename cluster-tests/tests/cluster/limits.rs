@@ -287,7 +287,8 @@ async fn operators_and_nodes_have_ports_of_their_own() -> anyhow::Result<()> {
     assert_eq!(register(&of_nodes).await.code(), Code::InvalidArgument, "it is there");
     for others in [&clients, &of_operators] {
         let refused = register(others).await;
-        let told = "this port does not serve /baton.v1.Membership/Register; operators and nodes may have ports of their own";
+        let told =
+            "this port does not serve /baton.v1.Membership/Register; operators and nodes may have ports of their own";
         assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, told));
     }
     assert_eq!(models(&clients).await, Ok(()));

@@ -165,10 +165,20 @@ async fn gap(cluster: &Cluster, ask: Ask) -> anyhow::Result<Duration> {
 #[tokio::test]
 async fn there_is_room_for_all_answers_or_for_none() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-requests", "4"]).start().await?;
-    let (code, message) = cluster.refused(Ask::text("x").max_tokens(4).n(5)).await;
+    let long = Ask::text("y").max_tokens(3000).ignore_eos();
+    let mut running = cluster.inference().generate(long.0).await?.into_inner();
+    running.message().await?;
+    let (code, message) = cluster.refused(Ask::text("x").max_tokens(4).n(4)).await;
     assert_eq!(code, tonic::Code::ResourceExhausted, "{message}");
+    drop(running);
+    cluster.wait_idle(Duration::from_secs(5)).await?;
     assert_eq!(cluster.answers(Ask::text("x").max_tokens(4).n(4)).await?.len(), 4);
-    assert_eq!(cluster.refused(Ask::text("x").n(129)).await.0, tonic::Code::InvalidArgument);
+    let refused = cluster.refused(Ask::text("x").n(5)).await;
+    assert_eq!(
+        refused,
+        (tonic::Code::InvalidArgument, "n: 5, but at most 4 answers are given".into()),
+        "there never is"
+    );
     // One token each: there is no decode node to wait for.
     assert_eq!(cluster.answers(Ask::text("x").max_tokens(1).n(3)).await?.len(), 3);
     cluster.stop().await

@@ -1,9 +1,10 @@
 //! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left is accounted for.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use baton_cluster_tests::{Ask, Cluster};
+use anyhow::Context;
+use baton_cluster_tests::{Ask, Cluster, signal};
 use baton_proto::v1::generate_response::Event;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -40,12 +41,23 @@ fn request(index: u64) -> (Ask, Option<Duration>) {
 }
 
 async fn serve(
-    mut client: baton_proto::v1::inference_client::InferenceClient<tonic::transport::Channel>,
+    client: baton_proto::v1::inference_client::InferenceClient<tonic::transport::Channel>,
     ask: Ask,
 ) -> Result<End, tonic::Status> {
+    Ok(End::Finished { tokens: serve_timed(client, ask).await?.0 })
+}
+
+/// The tokens, and the longest that its client waited for any of them.
+async fn serve_timed(
+    mut client: baton_proto::v1::inference_client::InferenceClient<tonic::transport::Channel>,
+    ask: Ask,
+) -> Result<(Vec<u32>, Duration), tonic::Status> {
     let mut stream = client.generate(ask.0).await?.into_inner();
     let (mut tokens, mut finished) = (Vec::new(), false);
+    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
     while let Some(response) = stream.message().await? {
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
         match response.event {
             Some(Event::Delta(delta)) => {
                 assert_eq!(delta.index as usize, tokens.len(), "a token was lost or repeated");
@@ -56,7 +68,7 @@ async fn serve(
         }
     }
     assert!(finished, "a stream ended without Finished and without a status");
-    Ok(End::Finished { tokens })
+    Ok((tokens, longest))
 }
 
 /// Runs requests, `at_once` at a time; gives how each ended.
@@ -120,5 +132,38 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
             assert_eq!(&again.token_ids, tokens, "request {index}");
         }
     }
+    cluster.stop().await
+}
+
+/// A node that is stopped says nothing, and its connections stand. What it has goes on elsewhere long before they are closed.
+#[tokio::test]
+async fn a_stopped_node_costs_a_pause() -> anyhow::Result<()> {
+    let flags = ["--mock-base-us", "5000", "--mock-row-us", "500"];
+    let cluster = Cluster::mock().prefill(2).decode(2).node_flags(&flags).start().await?;
+    let stopped = async |ask: Ask, role: &str, after: Duration| {
+        let (served, stopped) = tokio::join!(serve_timed(cluster.inference(), ask.clone()), async {
+            tokio::time::sleep(after).await;
+            let nodes = cluster.nodes().await?;
+            let of_role = |name: &&str| name.starts_with(role);
+            let mut busy =
+                nodes.iter().filter(|node| node.placed > 0).filter_map(|node| Some(&*node.info.as_ref()?.name));
+            let name = busy.find(of_role).context("nobody has the request")?;
+            let index: usize = name.rsplit('-').next().context("a number")?.parse()?;
+            let node = if role == "decode" { &cluster.decode[index] } else { &cluster.prefill[index] };
+            signal(node.pid(), "STOP");
+            anyhow::Ok(node.pid())
+        });
+        let (served, stopped) = (served?, stopped?);
+        signal(stopped, "CONT");
+        println!("{role} node stopped: {:?}", served.1);
+        assert!(served.1 < Duration::from_secs(6), "{:?}", served.1);
+        cluster.wait_ready(4).await?;
+        assert_eq!(served.0, cluster.ask(ask).await?.token_ids, "{role}");
+        cluster.wait_idle(Duration::from_secs(5)).await
+    };
+    let long: Vec<u32> = (0..3000).map(|i| 33 + i % 80).collect();
+    stopped(Ask::tokens(vec![40; 50]).max_tokens(400).seeded(3, 0.7).ignore_eos(), "decode", Duration::from_secs(1))
+        .await?;
+    stopped(Ask::tokens(long).max_tokens(9).seeded(4, 0.7).ignore_eos(), "prefill", Duration::from_millis(400)).await?;
     cluster.stop().await
 }

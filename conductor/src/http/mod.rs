@@ -132,7 +132,9 @@ impl FromRequest<Shared> for Body {
             let message = format!("content-type: {given:?}, but bodies are application/json");
             return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
-        if let Some(given) = headers.get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
+        if let Some(given) =
+            headers.get(header::CONTENT_ENCODING).filter(|given| !given.as_bytes().eq_ignore_ascii_case(b"identity"))
+        {
             let message = format!("content-encoding: {given:?}, but bodies are not compressed");
             return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }

@@ -137,18 +137,26 @@ impl<R: Role> NodeLoop<R> {
 
     fn publish_kv_events(&mut self) {
         while let Some(batch) = self.role.drain_kv_events(KV_EVENTS_PER_MESSAGE) {
-            self.sessions.broadcast(&kv_message(&batch));
+            kv_messages(&batch).for_each(|message| self.sessions.broadcast(&message));
         }
     }
 
     fn send_snapshot(&self, conductor: ConductorId) {
-        self.sessions.send(conductor, kv_message(&self.role.kv_snapshot()));
+        kv_messages(&self.role.kv_snapshot()).for_each(|message| self.sessions.send(conductor, message));
     }
 }
 
-fn kv_message(batch: &KvEventBatch) -> Event {
-    let events = batch.events.iter().map(Into::into).collect();
-    Event::Kv(v1::KvEvents { sequence: batch.sequence, snapshot: batch.snapshot, events })
+/// A batch as messages. A snapshot of a large cache in one would be more than a session takes.
+fn kv_messages(batch: &KvEventBatch) -> impl Iterator<Item = Event> {
+    let &KvEventBatch { sequence, snapshot, ref events } = batch;
+    // An empty snapshot says that there is nothing.
+    let parts = events.len().div_ceil(KV_EVENTS_PER_MESSAGE).max(1);
+    (0..parts).map(move |part| {
+        let begin = part * KV_EVENTS_PER_MESSAGE;
+        let events = &events[begin..events.len().min(begin + KV_EVENTS_PER_MESSAGE)];
+        let (snapshot, goes_on) = (snapshot && part == 0, snapshot && part > 0);
+        Event::Kv(v1::KvEvents { sequence, snapshot, goes_on, events: events.iter().map(Into::into).collect() })
+    })
 }
 
 async fn sleep_until(wakeup: Option<Instant>) {

@@ -7,7 +7,7 @@ use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required
 use baton_runtime::TaskSet;
 use baton_types::{
     ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
-    Refused,
+    PrefillEvent, Refused,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -90,6 +90,7 @@ async fn read_commands<E>(
     mut commands: Streaming<v1::NodeCommand>,
     conductor: ConductorId,
     inputs: &mpsc::Sender<Input<E>>,
+    sessions: &Sessions,
 ) -> Result<(), Status> {
     use v1::node_command::Command;
     while let Some(command) = commands.message().await? {
@@ -97,21 +98,49 @@ async fn read_commands<E>(
             tracing::warn!(%conductor, "a command that this version does not know: it is left undone");
             continue;
         };
-        let input = match command {
-            Command::Hello(_) => return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None)),
-            Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
-            Command::Abort(key) => Input::Abort(key.try_into()?),
-            Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
-            Command::ClearCache(_) => Input::ClearCache,
-            Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
-            Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
-            Command::Redirect(redirect) => Input::Redirect(redirect.try_into()?),
+        if matches!(command, Command::Hello(_)) {
+            return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None));
+        }
+        let job = match &command {
+            Command::Prefill(job) => job.key.clone(),
+            _ => None,
         };
-        if inputs.send(input).await.is_err() {
-            return Ok(());
+        match input(command, conductor) {
+            Ok(Some(input)) => {
+                if inputs.send(input).await.is_err() {
+                    return Ok(());
+                }
+            }
+            Ok(None) => {}
+            // One command that cannot be read is no reason to end the requests of the others.
+            Err(error) => {
+                tracing::error!(%conductor, %error, "a command cannot be read: it is left undone");
+                if let Ok(key) = baton_proto::key(job) {
+                    let refused = Refused { kind: ErrorKind::Internal, message: format!("the job: {error}") };
+                    let failed = v1::PrefillEvent::from_domain(key, &PrefillEvent::Failed(refused));
+                    sessions.send(conductor, v1::node_event::Event::Prefill(failed));
+                }
+            }
         }
     }
     Ok(())
+}
+
+fn input<E>(
+    command: v1::node_command::Command,
+    conductor: ConductorId,
+) -> Result<Option<Input<E>>, baton_proto::InvalidMessage> {
+    use v1::node_command::Command;
+    Ok(Some(match command {
+        Command::Hello(_) => return Ok(None),
+        Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
+        Command::Abort(key) => Input::Abort(key.try_into()?),
+        Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
+        Command::ClearCache(_) => Input::ClearCache,
+        Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
+        Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
+        Command::Redirect(redirect) => Input::Redirect(redirect.try_into()?),
+    }))
 }
 
 async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId, Status> {
@@ -145,7 +174,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         let (inputs, sessions, end) = (self.inputs.clone(), self.sessions.clone(), self.tasks.clone());
         self.tasks.spawn_request("session reader", async move {
             let read = tokio::select! {
-                read = read_commands(commands, conductor, &inputs) => read,
+                read = read_commands(commands, conductor, &inputs, &sessions) => read,
                 () = end.cancelled() => Ok(()),
                 () = replaced.cancelled() => Ok(()),
             };

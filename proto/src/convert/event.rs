@@ -149,31 +149,38 @@ impl w::PrefillEvent {
         Self { key: Some(key.into()), event: Some(event) }
     }
 
-    /// The request and what happened to it.
+    /// The request and what happened to it. Where the latter cannot be read, the request has failed: it cannot go on as if nothing had been said.
     pub fn into_domain(self) -> Result<(d::RequestKey, d::PrefillEvent), InvalidMessage> {
-        use w::prefill_event::Event;
-        let event = match required("event", self.event)? {
-            Event::Started(s) => d::PrefillEvent::Started {
-                queue: seconds("started.queue_s", s.queue_s)?,
-                cached_tokens: s.cached_tokens,
-            },
-            Event::Progress(progress) => d::PrefillEvent::Progress { tokens: progress.tokens },
-            Event::FirstToken(t) => d::PrefillEvent::FirstToken {
-                token: t.token,
-                logprobs: t.logprobs.map(Into::into),
-                prompt_logprobs: t.prompt_logprobs.into_iter().map(Into::into).collect(),
-                finish: finish_from_wire(&t.finish_reason)?,
-                compute: seconds("first_token.compute_s", t.compute_s)?,
-            },
-            Event::Fetched(report) => d::PrefillEvent::Fetched(report.try_into()?),
-            Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
-            Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
-            Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
-            Event::GrantRefused(failure) => d::PrefillEvent::GrantRefused(failure.into()),
-            Event::Copied(report) => d::PrefillEvent::Copied(report.try_into()?),
-        };
+        let event = prefill_event(self.event).unwrap_or_else(|error| d::PrefillEvent::Failed(unreadable(&error)));
         Ok((key(self.key)?, event))
     }
+}
+
+fn unreadable(error: &InvalidMessage) -> d::Refused {
+    d::Refused { kind: d::ErrorKind::Internal, message: format!("an event of the node cannot be read: {error}") }
+}
+
+fn prefill_event(event: Option<w::prefill_event::Event>) -> Result<d::PrefillEvent, InvalidMessage> {
+    use w::prefill_event::Event;
+    Ok(match required("event", event)? {
+        Event::Started(s) => {
+            d::PrefillEvent::Started { queue: seconds("started.queue_s", s.queue_s)?, cached_tokens: s.cached_tokens }
+        }
+        Event::Progress(progress) => d::PrefillEvent::Progress { tokens: progress.tokens },
+        Event::FirstToken(t) => d::PrefillEvent::FirstToken {
+            token: t.token,
+            logprobs: t.logprobs.map(Into::into),
+            prompt_logprobs: t.prompt_logprobs.into_iter().map(Into::into).collect(),
+            finish: finish_from_wire(&t.finish_reason)?,
+            compute: seconds("first_token.compute_s", t.compute_s)?,
+        },
+        Event::Fetched(report) => d::PrefillEvent::Fetched(report.try_into()?),
+        Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
+        Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
+        Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
+        Event::GrantRefused(failure) => d::PrefillEvent::GrantRefused(failure.into()),
+        Event::Copied(report) => d::PrefillEvent::Copied(report.try_into()?),
+    })
 }
 
 impl w::DecodeEvent {
@@ -193,21 +200,25 @@ impl w::DecodeEvent {
         Self { key: Some(key.into()), event: Some(event) }
     }
 
-    /// The request and what happened to it.
+    /// The request and what happened to it, as [`w::PrefillEvent::into_domain`].
     pub fn into_domain(self) -> Result<(d::RequestKey, d::DecodeEvent), InvalidMessage> {
-        use w::decode_event::Event;
-        let event = match required("event", self.event)? {
-            Event::Token(t) => d::DecodeEvent::Token {
-                index: t.index,
-                token: t.token,
-                logprobs: t.logprobs.map(Into::into),
-                finish: finish_from_wire(&t.finish_reason)?,
-                queue: t.queue_s.map(|s| seconds("token.queue_s", s)).transpose()?,
-            },
-            Event::Failed(failure) => d::DecodeEvent::Failed(failure.into()),
-        };
+        let event = decode_event(self.event).unwrap_or_else(|error| d::DecodeEvent::Failed(unreadable(&error)));
         Ok((key(self.key)?, event))
     }
+}
+
+fn decode_event(event: Option<w::decode_event::Event>) -> Result<d::DecodeEvent, InvalidMessage> {
+    use w::decode_event::Event;
+    Ok(match required("event", event)? {
+        Event::Token(t) => d::DecodeEvent::Token {
+            index: t.index,
+            token: t.token,
+            logprobs: t.logprobs.map(Into::into),
+            finish: finish_from_wire(&t.finish_reason)?,
+            queue: t.queue_s.map(|s| seconds("token.queue_s", s)).transpose()?,
+        },
+        Event::Failed(failure) => d::DecodeEvent::Failed(failure.into()),
+    })
 }
 
 impl From<&d::KvEvent> for w::KvEvent {

@@ -118,6 +118,24 @@ proptest! {
     }
 
     #[test]
+    fn an_event_that_cannot_be_read_fails_its_request(k in request_key(), seconds in prop_oneof![Just(f64::NAN), Just(-1.0)]) {
+        use w::{decode_event, prefill_event};
+        let started = prefill_event::Event::Started(w::PrefillStarted { queue_s: seconds, cached_tokens: 0 });
+        for event in [None, Some(started)] {
+            let (key, event) = w::PrefillEvent { key: Some(k.into()), event }.into_domain().unwrap();
+            let failed = matches!(event, d::PrefillEvent::Failed(d::Refused { kind: d::ErrorKind::Internal, .. }));
+            prop_assert!(key == k && failed);
+        }
+        let token = w::DecodedToken { queue_s: Some(seconds), ..Default::default() };
+        for event in [None, Some(decode_event::Event::Token(token))] {
+            let (key, event) = w::DecodeEvent { key: Some(k.into()), event }.into_domain().unwrap();
+            prop_assert!(key == k && matches!(event, d::DecodeEvent::Failed(_)));
+        }
+        let of_nobody = w::DecodeEvent { key: None, event: None }.into_domain();
+        prop_assert!(of_nobody.is_err());
+    }
+
+    #[test]
     fn fetch_reports_round_trip(k in request_key(), tokens: u32, bytes: u64, millis in 0u64..1 << 30, fails: bool) {
         let failure = fails.then(|| d::Refused { kind: d::ErrorKind::Unavailable, message: "gone".into() });
         let elapsed = Duration::from_millis(millis);

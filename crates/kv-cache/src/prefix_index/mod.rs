@@ -220,21 +220,46 @@ impl PrefixIndex {
             return Applied::Stale;
         }
         self.clear(stay, Next::AskedSnapshot);
-        let mut rest = events;
-        while !rest.is_empty() {
-            let (changes, cleared) = first_changes(rest);
-            self.write().change(stay, changes, self.max_entries_per_node);
-            rest = &rest[changes.len() + usize::from(cleared)..];
-            if cleared {
-                self.clear(stay, Next::AskedSnapshot);
-            }
-        }
+        self.change_all(stay, events, Next::AskedSnapshot);
         match self.write().slot_mut(stay) {
             Some(slot) => slot.next = Next::Event(sequence),
             // It left in the meantime.
             None => return Applied::Stale,
         }
         Applied::Applied
+    }
+
+    /// More of a snapshot that was told in parts, with the number of its first part: the node's own changes have gone on from there or not.
+    pub fn more_of_snapshot(
+        &self,
+        node: &NodeId,
+        generation: Generation,
+        sequence: u64,
+        events: &[KvEvent],
+    ) -> Applied {
+        self.sweep();
+        let expected = self.read().expects(node, generation);
+        match expected {
+            // No part is told behind a change, so whoever expects another one has not taken the first part.
+            Some((stay, Next::Event(next))) if next == sequence => {
+                self.change_all(stay, events, Next::Event(sequence));
+                Applied::Applied
+            }
+            _ => Applied::Stale,
+        }
+    }
+
+    /// Many changes, a few at a time: lookups go on between.
+    fn change_all(&self, stay: Stay, events: &[KvEvent], next: Next) {
+        let mut rest = events;
+        while !rest.is_empty() {
+            let (changes, cleared) = first_changes(rest);
+            self.write().change(stay, changes, self.max_entries_per_node);
+            rest = &rest[changes.len() + usize::from(cleared)..];
+            if cleared {
+                self.clear(stay, next);
+            }
+        }
     }
 
     /// Takes out the blocks of nodes that left, a few parts of the table at once.
@@ -475,6 +500,22 @@ mod tests {
         assert_eq!(index.longest_prefix(&[hash(5)]), [], "event 4 is older than the snapshot");
         assert_eq!(index.apply(&node(0), ONE, 5, &[stored(2)]), Applied::Stale);
         assert_eq!(index.snapshot(&node(0), ONE, 5, &[]), Applied::Stale);
+    }
+
+    #[test]
+    fn a_snapshot_in_parts_is_one() {
+        let index = PrefixIndex::new(100);
+        index.add_node(&node(0), ONE);
+        index.apply(&node(0), ONE, 0, &[stored(9)]);
+        let more = |sequence, n| index.more_of_snapshot(&node(0), ONE, sequence, &[stored(n)]);
+        assert_eq!(more(7, 1), Applied::Stale, "its first part was not told");
+        assert_eq!(index.snapshot(&node(0), ONE, 7, &[stored(1)]), Applied::Applied);
+        assert_eq!((more(7, 2), more(7, 3), more(6, 4)), (Applied::Applied, Applied::Applied, Applied::Stale));
+        assert_eq!(index.longest_prefix(&[hash(1), hash(2), hash(3), hash(4)]), [(node(0), 3)]);
+        assert_eq!(index.longest_prefix(&[hash(9)]), []);
+        assert_eq!(index.apply(&node(0), ONE, 7, &[stored(4)]), Applied::Applied, "the changes go on");
+        assert_eq!(index.apply(&node(0), ONE, 9, &[stored(5)]), Applied::Gap);
+        assert_eq!(more(8, 6), Applied::Stale, "a snapshot was asked for");
     }
 
     #[test]

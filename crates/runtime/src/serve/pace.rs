@@ -21,7 +21,9 @@ impl Pace {
     pub(super) fn read(&self, bytes: usize, now: Instant) -> Option<Instant> {
         // An instant is whole.
         let mut even_at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *even_at = now.max(*even_at) + Duration::from_secs_f64(bytes as f64 / RATE);
+        // What was overslept is made up for, and no more.
+        let since = now.checked_sub(AHEAD).map_or(now, |since| since.max(*even_at));
+        *even_at = since + Duration::from_secs_f64(bytes as f64 / RATE);
         (*even_at > now + AHEAD).then_some(*even_at)
     }
 }
@@ -32,14 +34,14 @@ mod tests {
 
     #[test]
     fn a_port_is_read_at_its_rate_and_a_little_at_once() {
-        let start = crate::now();
+        let start = crate::now() + Duration::from_secs(9);
         let pace = Pace::new(start);
         assert_eq!(pace.read(256 << 10, start), None, "1 ms");
         let waits = pace.read(512 << 10, start).unwrap();
         assert_eq!((waits - start).as_micros(), 2929);
         assert_eq!(pace.read(1 << 10, waits), None, "what was read is made up for");
         let later = waits + Duration::from_secs(9);
-        assert_eq!(pace.read(256 << 10, later), None, "time without bytes earns nothing, and costs nothing");
-        assert!(pace.read(512 << 10, later).is_some());
+        assert_eq!(pace.read(1 << 20, later), None, "2 ms of the time without bytes, and 2 ms ahead");
+        assert!(pace.read(256 << 10, later).is_some());
     }
 }

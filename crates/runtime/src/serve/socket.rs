@@ -17,8 +17,12 @@ use super::pace::Pace;
 /// How often is looked for the end of a peer that has sent more than is read.
 const UNREAD_POLL: Duration = Duration::from_secs(1);
 
-/// How long a connection is read on after its last answer: 16 bodies of 64 MiB come to their end in four seconds, at the pace of a port.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long a connection is read on after its last answer, while something comes: at the pace of a port, 16 bodies of 64 MiB take four seconds.
+const LINGER: Duration = Duration::from_secs(30);
+/// And how long without anything.
+const LINGER_IDLE: Duration = Duration::from_secs(1);
+/// Bytes that a connection reads before it waits for the others: who sends little never waits.
+const BYTES_AT_ONCE: usize = 64 << 10;
 
 /// A TCP connection that is read at its port's pace, and fails once its peer has read nothing for too long while there was something to read.
 #[derive(Debug)]
@@ -27,12 +31,14 @@ pub struct Socket {
     stall_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
     pace: Arc<Pace>,
+    /// Bytes since it waited.
+    read: usize,
     waits: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
     pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration, pace: Arc<Pace>) -> Self {
-        Self { stream, stall_timeout, stalled: None, pace, waits: None }
+        Self { stream, stall_timeout, stalled: None, pace, read: 0, waits: None }
     }
 
     fn poll_write_with(
@@ -75,7 +81,11 @@ impl AsyncRead for Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(bytes) => {
-                    self.waits = self.pace.read(bytes, crate::now()).map(|until| Box::pin(crate::sleep_until(until)));
+                    self.read += bytes;
+                    let until = self.pace.read(bytes, crate::now()).filter(|_| self.read > BYTES_AT_ONCE);
+                    if let Some(until) = until {
+                        (self.read, self.waits) = (0, Some(Box::pin(crate::sleep_until(until))));
+                    }
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -126,7 +136,7 @@ pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
 pub(super) async fn linger(stream: &TcpStream, pace: &Pace) {
     let mut unread = vec![0; 16 << 10];
     let reading = async {
-        while stream.readable().await.is_ok() {
+        while let Ok(Ok(())) = tokio::time::timeout(LINGER_IDLE, stream.readable()).await {
             match stream.try_read(&mut unread) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,

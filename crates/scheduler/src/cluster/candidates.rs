@@ -6,7 +6,7 @@ use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
-use super::{Cluster, ClusterNode, NodeState};
+use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
 use crate::backlog::{ChunkSeconds, QueueImpact};
 use crate::config::MIN_CHUNK_PART;
 use crate::cost::duration;
@@ -84,18 +84,25 @@ impl Cluster {
         Matches { longest: (0..self.numerics.len()).map(longest).collect(), ..matches }
     }
 
-    /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none, those that missed reports.
+    /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none and nobody stands in for them, those that missed
+    /// reports.
     fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
         let in_state = |state| -> Vec<_> {
             let nodes = self.nodes.of_role(role).filter(|node| node.state() == state);
             nodes.filter(|node| !exclude.contains(&node.info().node)).collect()
         };
         let ready = in_state(NodeState::Ready);
-        let usable = if ready.is_empty() { in_state(NodeState::Suspect) } else { ready };
+        let usable = if ready.is_empty() && !self.stands_in(role) { in_state(NodeState::Suspect) } else { ready };
         if usable.is_empty() {
             return refuse(ErrorKind::Unavailable, format!("no {role} node is ready"), Some(RETRY_UNAVAILABLE));
         }
         Ok(usable)
+    }
+
+    /// Whether others do the work of a role none of whose nodes is ready.
+    pub(super) fn stands_in(&self, role: NodeRole) -> bool {
+        let may = role == NodeRole::Prefill && self.config.prompts_at_decode != PromptsAtDecode::Never;
+        may && self.nodes.of_role(NodeRole::Decode).any(ClusterNode::is_ready)
     }
 
     pub(super) fn prefill_candidates(

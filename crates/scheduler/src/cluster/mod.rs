@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
-use baton_types::{BlockHash, Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, QueueTerms, RequestKey, TokenId};
+use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, QueueTerms, RequestKey};
 
 use crate::admission::{AdmissionKind, AdmissionPolicy};
 use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
@@ -259,10 +259,11 @@ impl Cluster {
         self.charges.len()
     }
 
-    /// Chained hashes of a prompt's full blocks as the nodes compute them; `None` while no node says how.
-    pub fn block_hashes(&self, tokens: &[TokenId], salt: &[u8]) -> Option<Vec<BlockHash>> {
+    /// How the nodes hash the blocks of prompts, and the tokens of a block; `None` while no node says how. Hashing is for the caller, who does not hold
+    /// the cluster for that.
+    pub fn block_hasher(&self, salt: &[u8]) -> Option<(BlockHasher, u32)> {
         let layout = &self.nodes.values().find(|node| !node.state().is_gone())?.info().layout;
-        Some(BlockHasher::new(layout.fingerprint(), salt).chain(tokens, layout.block_tokens))
+        Some((BlockHasher::new(layout.fingerprint(), salt), layout.block_tokens))
     }
 
     /// A node is here, or here again in a later generation. An older one is ignored.
@@ -353,6 +354,14 @@ impl Cluster {
             node.charges.backlog.correct(now, load.queued_tokens, load.step, known_until);
         }
         node.on_load(now, load);
+    }
+
+    /// A node says nothing at all: it is suspected before its reports are missed. Tells whether others can do its work.
+    pub fn on_node_silent(&mut self, node: &NodeId) -> bool {
+        let Some(silent) = self.nodes.get_mut(node) else { return false };
+        silent.on_suspect();
+        let role = silent.info().role;
+        self.nodes.of_role(role).any(ClusterNode::is_ready) || self.stands_in(role)
     }
 
     /// Time has passed: nodes that do not report are suspected. Looks at most every tenth of a second.

@@ -1,4 +1,4 @@
-use baton_types::{Attempt, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId, Slo, Tbt, Ttft};
+use baton_types::{Attempt, BlockHash, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId, Slo, Tbt, TokenId, Ttft};
 
 use proptest::prelude::*;
 
@@ -92,6 +92,11 @@ pub(super) fn refusal(cluster: &mut Cluster, now: Instant, request: &PlacementRe
     let refusal = place(cluster, now, request).unwrap_err();
     assert_eq!(refusal.retry_after.is_some(), refusal.kind != ErrorKind::Invalid);
     (refusal.kind, refusal.message)
+}
+
+fn block_hashes(cluster: &Cluster, tokens: &[TokenId]) -> Vec<BlockHash> {
+    let (hasher, block_tokens) = cluster.block_hasher(b"").unwrap();
+    hasher.chain(tokens, block_tokens)
 }
 
 #[test]
@@ -362,7 +367,7 @@ proptest! {
         let mut cluster = Cluster::new(config, policies);
         let mut generations = [1; 6];
         (0..6).for_each(|n| cluster.on_node_joined(start, member(n, 1)));
-        let hashes = cluster.block_hashes(&(0..160).collect::<Vec<_>>(), b"").unwrap();
+        let hashes = block_hashes(&cluster, &(0..160).collect::<Vec<_>>());
         let stored: Vec<_> = hashes.iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect();
         cluster.on_kv_events(&id("p0"), Generation(1), 0, false, &stored);
         let mut now = start;
@@ -409,7 +414,7 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
         cluster.on_node_joined(now, info(name, role, 1));
     }
-    let hashes = cluster.block_hashes(&(0..160).collect::<Vec<_>>(), b"").unwrap();
+    let hashes = block_hashes(&cluster, &(0..160).collect::<Vec<_>>());
     let stored: Vec<_> = hashes.iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect();
     cluster.on_kv_events(&id("d0"), Generation(1), 0, false, &stored);
     let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
@@ -431,7 +436,7 @@ fn a_cached_prefix_attracts_until_its_queue_is_longer() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     let tokens: Vec<_> = (0..160).collect();
-    let hashes = cluster.block_hashes(&tokens, b"").unwrap();
+    let hashes = block_hashes(&cluster, &tokens);
     assert_eq!(hashes.len(), 10);
     let stored: Vec<_> = hashes.iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None }).collect();
     assert_eq!(cluster.on_kv_events(&id("p1"), Generation(1), 0, false, &stored), Applied::Applied);
@@ -667,7 +672,7 @@ fn lost_nodes_are_shown_for_a_while_only() {
     }
     let names: Vec<_> = cluster.nodes().map(|node| node.info().node.to_string()).collect();
     assert_eq!(names, ["n3", "n4"]);
-    assert_eq!(cluster.block_hashes(&[1], b""), None);
+    assert!(cluster.block_hasher(b"").is_none());
 }
 
 #[test]

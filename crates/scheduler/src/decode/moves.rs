@@ -30,7 +30,9 @@ impl Sequence {
     /// might not be, and some may come from both.
     fn is_offered(&self, draining: bool) -> bool {
         let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
-        waits && !self.ended && !self.is_foreign && !self.is_prompt() && self.num_tokens() > self.prompt_tokens
+        // What moved here has an output, whether or not a token was drawn since.
+        let has_moved = self.grant.is_none() && self.local.is_none();
+        waits && !self.ended && !self.is_foreign && (has_moved || self.num_tokens() > self.given_tokens)
     }
 }
 

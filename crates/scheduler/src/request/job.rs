@@ -105,21 +105,17 @@ impl RequestJob {
     }
 
     fn after(&self, key: RequestKey, output: &[TokenId]) -> PrefillJob {
-        let (mut tokens, mut sampling) = (Arc::clone(&self.tokens), Arc::clone(&self.sampling));
-        if !output.is_empty() {
-            tokens = self.tokens.iter().chain(output).copied().collect();
-            if sampling.prompt_logprobs.is_some() {
-                // The client has them: they come before the first token.
-                Arc::make_mut(&mut sampling).prompt_logprobs = None;
-            }
-        }
+        let tokens = match output {
+            [] => Arc::clone(&self.tokens),
+            _ => self.tokens.iter().chain(output).copied().collect(),
+        };
         PrefillJob {
             key,
             conductor: self.conductor,
             tokens,
             output_tokens: output.len() as u32,
             is_move: false,
-            sampling,
+            sampling: Arc::clone(&self.sampling),
             decode: None,
             tail_tokens: 0,
             fetch: None,

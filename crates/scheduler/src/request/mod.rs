@@ -24,6 +24,7 @@ mod order;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
@@ -108,6 +109,9 @@ struct Recovery {
     look_at: Option<Instant>,
     /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor starts a node again within seconds.
     excludes: bool,
+    /// Whether the output is computed with the prompt. If no node that computes prompts has room for both, all comes once more, and what the client has is
+    /// dropped.
+    with_output: bool,
 }
 
 /// The attempt that runs.
@@ -245,10 +249,19 @@ impl RequestCore {
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
-        self.job.placement_request(key, self.output.len(), exclude, waited)
+        self.job.placement_request(key, self.next_first_index(), exclude, waited)
     }
 
-    fn first_index(&self) -> u32 {
+    /// Output tokens that the next attempt's job has.
+    fn next_first_index(&self) -> u32 {
+        match &self.state {
+            State::Recovering(Recovery { with_output: false, .. }) => 0,
+            _ => self.output.len(),
+        }
+    }
+
+    /// Index of the first token that the attempt draws; those before it are the client's.
+    pub fn first_index(&self) -> u32 {
         self.attempted.as_ref().map_or(0, |attempted| attempted.first_index)
     }
 
@@ -283,6 +296,9 @@ impl RequestCore {
                 if recovery.excludes {
                     recovery.excludes = false;
                     self.ask_for_nodes(now, Vec::new());
+                } else if refusal.kind == ErrorKind::Invalid && recovery.with_output && self.output.len() > 0 {
+                    (recovery.excludes, recovery.with_output) = (true, false);
+                    self.ask_for_nodes(now, self.failed_nodes.clone());
                 } else if refusal.kind == ErrorKind::Invalid || now >= recovery.give_up_at {
                     let why = recovery.why.clone();
                     self.end(now, Err(why));
@@ -326,8 +342,12 @@ impl RequestCore {
         let key = self.next_key();
         let node = to.placement.prefill.clone();
         let left = self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived));
-        let first_index = self.output.len();
-        let job = self.job.prefill_job(key, self.output.sent(), &to, left);
+        let first_index = self.next_first_index();
+        let output = &self.output.sent()[..first_index as usize];
+        let mut job = self.job.prefill_job(key, output, &to, left);
+        if self.prompt_logprobs_sent && job.sampling.prompt_logprobs.is_some() {
+            Arc::make_mut(&mut job.sampling).prompt_logprobs = None;
+        }
         if self.last_attempt.is_none() {
             self.timeline.placement = now.saturating_duration_since(self.arrived);
         }
@@ -392,11 +412,22 @@ impl RequestCore {
 
     /// A start of a node was lost, at `at`.
     pub fn on_node_lost(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
+        self.on_node_away(now, at, (node, generation), "the node was lost");
+    }
+
+    /// A start of a node says nothing any more, and there are others: the request goes on there. After the last attempt it waits for that node.
+    pub fn on_node_silent(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
+        if self.retries + 1 < self.limits.max_attempts {
+            self.on_node_away(now, at, (node, generation), "the node is silent");
+        }
+    }
+
+    fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), why: &str) {
         let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
         if let State::Moving(asked) = &self.state
             && start(&asked.to)
         {
-            return self.on_move_failed("the node was lost");
+            return self.on_move_failed(why);
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
@@ -408,7 +439,7 @@ impl RequestCore {
         if is_settled && attempted.placement.decode.as_ref() != Some(node) {
             return;
         }
-        self.fail(now, lost(node, "the node was lost"));
+        self.fail(now, lost(node, why));
     }
 
     fn on_prefill(&mut self, now: Instant, event: PrefillEvent) {
@@ -647,7 +678,8 @@ impl RequestCore {
         self.paced_until = None;
         self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
         let give_up_at = now + RECOVERY_PATIENCE;
-        self.state = State::Recovering(Recovery { why, give_up_at, look_at: None, excludes: true });
+        let (look_at, excludes, with_output) = (None, true, true);
+        self.state = State::Recovering(Recovery { why, give_up_at, look_at, excludes, with_output });
         self.ask_for_nodes(now, self.failed_nodes.clone());
     }
 
@@ -686,7 +718,7 @@ impl RequestCore {
                 self.ask_for_nodes(now, Vec::new());
             }
             State::Recovering(recovery) if recovery.look_at.is_some_and(|at| now >= at) => {
-                (recovery.look_at, recovery.excludes) = (None, true);
+                (recovery.look_at, recovery.excludes, recovery.with_output) = (None, true, true);
                 self.ask_for_nodes(now, self.failed_nodes.clone());
             }
             State::Settling { until } if now >= *until => self.complete(now),

@@ -239,7 +239,9 @@ fn the_report_of_the_hand_over_is_waited_for_and_not_for_long() {
 fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
     let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
-    shell.tell(0, first(10));
+    let (logprobs, prompt_logprobs, finish, compute) = (None, vec![Default::default(); 3], None, MS);
+    let token_0 = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute };
+    shell.tell(0, RequestEvent::Prefill(token_0));
     shell.tell(0, handed_over());
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
@@ -276,6 +278,55 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     shell.tell(1, handed_over());
     shell.tell(1, token(3, 13, Some(FinishReason::Length)));
     assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
+}
+
+#[test]
+fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
+    let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
+    let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
+    let (logprobs, prompt_logprobs, finish, compute) = (None, vec![Default::default(); 3], None, MS);
+    let first = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute };
+    shell.tell(0, RequestEvent::Prefill(first));
+    shell.tell(0, token(1, 11, None));
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.take();
+    let too_large = || Refusal { kind: ErrorKind::Invalid, ..refusal(None) };
+    for wanted in [5, 5, 3] {
+        let asked = shell.core.placement_request(shell.core.next_key(), &[], MS).prompt_tokens;
+        assert_eq!(asked, wanted);
+        if wanted == 5 {
+            shell.answer(Err(too_large()));
+            assert!(matches!(shell.take()[..], [RequestEffect::Place { .. }]));
+        }
+    }
+    shell.answer(Ok(to("p1", "d1")));
+    let effects = shell.take();
+    let [RequestEffect::Submit { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((job.tokens.len(), job.output_tokens, job.sampling.prompt_logprobs), (3, 0, None), "it has those");
+    shell.tell(1, self::first(10));
+    shell.tell(1, handed_over());
+    for (index, value) in [(1, 11), (2, 12), (3, 13)] {
+        shell.tell(1, token(index, value, (index == 3).then_some(FinishReason::Length)));
+    }
+    assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
+}
+
+#[test]
+fn a_silent_node_is_left_but_for_the_last_attempt() {
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, first(10));
+    for attempt in 0..2 {
+        shell.core.on_node_silent(shell.now, shell.now, &id("d0"), Generation(1));
+        assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
+        assert!(shell.aborted().contains(&("d0".to_owned(), attempt)), "should it come back, it is to stop");
+        shell.answer(Ok(to("p1", "d0")));
+        shell.take();
+    }
+    shell.core.on_node_silent(shell.now, shell.now, &id("d0"), Generation(1));
+    assert_eq!((shell.take(), shell.ended.clone()), (vec![], None), "it may come back");
+    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.take();
+    assert!(matches!(shell.ended, Some(Err(RequestError::Node { .. }))));
 }
 
 #[test]
@@ -496,7 +547,7 @@ fn name(state: &State) -> &'static str {
 /// States in which something may come from outside. `placing` is not among them: its answer comes at once.
 const STATES: [&str; 9] =
     ["held", "prefilling", "following", "handing over", "decoding", "moving", "recovering", "settling", "ended"];
-const EVENTS: [&str; 23] = [
+const EVENTS: [&str; 24] = [
     "started",
     "fetched",
     "first token",
@@ -512,6 +563,7 @@ const EVENTS: [&str; 23] = [
     "progress",
     "node lost",
     "prefill node lost",
+    "node silent",
     "other node",
     "stopped",
     "abort",
@@ -640,14 +692,18 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         "decode node failed" => RequestEvent::Decode(DecodeEvent::Failed(unavailable())),
         "progress" => RequestEvent::Prefill(PrefillEvent::Progress { tokens: 1 }),
         "offered" => RequestEvent::Offered(shell.delivered.len() as u32),
-        "node lost" | "other node" | "prefill node lost" => {
+        "node lost" | "other node" | "prefill node lost" | "node silent" => {
             let placed = shell.core.placement();
             let node = match event {
-                "node lost" => placed.and_then(|placement| placement.decode.clone()),
+                "node lost" | "node silent" => placed.and_then(|placement| placement.decode.clone()),
                 "other node" => moving.map(|asked| asked.to.0),
                 _ => placed.map(|placement| placement.prefill.clone()),
             };
-            return shell.core.on_node_lost(shell.now, shell.now, &node.unwrap_or(id("x")), Generation(1));
+            let node = node.unwrap_or(id("x"));
+            if event == "node silent" {
+                return shell.core.on_node_silent(shell.now, shell.now, &node, Generation(1));
+            }
+            return shell.core.on_node_lost(shell.now, shell.now, &node, Generation(1));
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),

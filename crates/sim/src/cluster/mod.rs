@@ -323,7 +323,8 @@ impl<'a> World<'a> {
         let traced = &self.requests[request];
         let tokens = prompt::prompt(traced);
         let slo = Slo { ttft: self.options.ttft_slo.map(Ttft), tbt: self.options.tbt_slo.map(Tbt) };
-        let hashes = self.frontend.cluster.block_hashes(&tokens, &[]).unwrap_or_default();
+        let hashes = self.frontend.cluster.block_hasher(&[]);
+        let hashes = hashes.map_or_else(Vec::new, |(hasher, block_tokens)| hasher.chain(&tokens, block_tokens));
         let sampling = SamplingParams { max_tokens: self.records[request].output_tokens, ..SamplingParams::default() };
         let job = RequestJob {
             request: RequestId(request as u128),
