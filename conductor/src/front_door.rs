@@ -312,7 +312,7 @@ impl FrontDoor {
         let id = new_request_id();
         let job = self.job(id, checked)?;
         let key = RequestKey { request: id, attempt: Attempt(0) };
-        let wanted = job.placement_request(key, 0, &[], Duration::ZERO);
+        let wanted = job.placement_request(key, 0, (&[], &[]), Duration::ZERO);
         let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
         Ok((wanted.prompt_tokens, explanation))
     }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug)]
 pub enum LiveEvent {
     /// A node said something about one of its attempts.
-    Node(Attempt, RequestEvent),
+    Node(NodeId, Attempt, RequestEvent),
     /// A start of a node is gone, whoever was on it.
     NodeLost(NodeId, Generation),
     /// It is silent, and others of its role are not.
@@ -110,10 +110,10 @@ impl LiveRequests {
     }
 
     /// Delivers what a node said at that time. `false`: the request is over.
-    pub fn deliver(&self, key: RequestKey, at: Instant, event: RequestEvent) -> bool {
+    pub fn deliver(&self, from: &NodeId, key: RequestKey, at: Instant, event: RequestEvent) -> bool {
         let inner = self.lock();
-        let live = inner.requests.get(&key.request);
-        live.is_some_and(|live| live.events.send(Told { at, event: LiveEvent::Node(key.attempt, event) }).is_ok())
+        let Some(live) = inner.requests.get(&key.request) else { return false };
+        live.events.send(Told { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
     }
 
     /// Tells every request that a start of a node is gone: each knows whether it was on it.
@@ -179,16 +179,16 @@ mod tests {
         let live = LiveRequests::new(4);
         let mut entry = live.enter(RequestId(1), "".into(), "").unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
-        assert!(live.deliver(key, now(), RequestEvent::Offered(3)));
+        assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
         live.node_lost(now(), &NodeId::new("p").unwrap(), Generation(4));
         let first = entry.events.try_recv().unwrap().event;
-        assert!(matches!(first, LiveEvent::Node(Attempt(2), RequestEvent::Offered(3))));
+        assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::Offered(3))));
         let second = entry.events.try_recv().unwrap().event;
         assert!(matches!(second, LiveEvent::NodeLost(node, Generation(4)) if node.as_str() == "p"));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
-        assert!(!live.deliver(key, now(), RequestEvent::Offered(3)));
+        assert!(!live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
     }
 
     #[test]

@@ -74,16 +74,16 @@ impl SessionEvents for FrontDoor {
         let result = match event {
             Event::Welcome(_) => Ok(()),
             Event::Load(load) => Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load)),
-            Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, key, event)),
+            Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, info, key, event)),
             Event::Decode(events) => {
                 let told = events.events.into_iter();
                 // What one of them says keeps none of the others from being heard.
-                told.map(|event| event.into_domain().map(|(key, event)| self.on_decode(now, key, event)))
+                told.map(|event| event.into_domain().map(|(key, event)| self.on_decode(now, info, key, event)))
                     .fold(Ok(()), Result::and)
             }
             Event::Kv(events) => self.on_kv(info, events),
             Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
-                self.live.deliver(key, now, RequestEvent::Offered(offer.output_tokens));
+                self.live.deliver(&info.node, key, now, RequestEvent::Offered(offer.output_tokens));
             }),
             Event::Transfer(report) => {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
@@ -127,15 +127,15 @@ impl SessionEvents for FrontDoor {
 }
 
 impl FrontDoor {
-    fn on_prefill(&self, now: Instant, key: RequestKey, event: PrefillEvent) {
+    fn on_prefill(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: PrefillEvent) {
         if let PrefillEvent::Copied(report) = &event {
             return self.on_copied(key, report);
         }
-        self.live.deliver(key, now, RequestEvent::Prefill(event));
+        self.live.deliver(&info.node, key, now, RequestEvent::Prefill(event));
     }
 
-    fn on_decode(&self, now: Instant, key: RequestKey, event: DecodeEvent) {
-        self.live.deliver(key, now, RequestEvent::Decode(event));
+    fn on_decode(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: DecodeEvent) {
+        self.live.deliver(&info.node, key, now, RequestEvent::Decode(event));
     }
 
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {

@@ -149,7 +149,14 @@ impl Relay {
                 Some(told) => {
                     self.heard = Some(told.at);
                     match told.event {
-                        LiveEvent::Node(attempt, event) => self.core.on_event(self.now(), attempt, event),
+                        // What another node says of it is none of its business.
+                        LiveEvent::Node(node, attempt, event) if self.core.is_at(attempt, &node) => {
+                            self.core.on_event(self.now(), attempt, event);
+                        }
+                        LiveEvent::Node(node, attempt, _) => {
+                            let request = self.core.job().request;
+                            tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
+                        }
                         LiveEvent::NodeLost(node, generation) => {
                             self.core.on_node_lost(self.now(), told.at, &node, generation);
                         }

@@ -105,6 +105,8 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             bypass_cache: false,
             exclude: &[],
             beside: &[],
+            output_tokens: 0,
+            alike: &[],
             accepted: false,
         };
         let begin = Instant::now();

@@ -59,7 +59,9 @@ impl Asked<'_> {
 
 impl Cluster {
     pub(super) fn asked<'a>(&self, request: &'a PlacementRequest<'a>) -> Asked<'a> {
-        Asked { request, output_tokens: self.output_lengths.mean(request.max_tokens) }
+        let done = request.output_tokens;
+        let output_tokens = self.output_lengths.expected_left(done, done.saturating_add(request.max_tokens));
+        Asked { request, output_tokens }
     }
 
     /// Who holds what of the request's prefix.
@@ -99,6 +101,17 @@ impl Cluster {
         Ok(usable)
     }
 
+    /// Keeps those of the numerics classes of these nodes, if there is one. Nodes that are gone are known for a while.
+    fn prefer_alike(&self, nodes: &mut Vec<&ClusterNode>, others: &[NodeId]) {
+        let role = nodes.first().map(|node| node.info().role);
+        let others = others.iter().filter_map(|name| self.nodes.get(name));
+        let classes: Vec<_> = others.filter(|node| Some(node.info().role) == role).map(|node| node.numerics).collect();
+        let is_alike = |node: &&ClusterNode| classes.contains(&node.numerics);
+        if nodes.iter().any(is_alike) {
+            nodes.retain(is_alike);
+        }
+    }
+
     /// Whether others do the work of a role none of whose nodes is ready.
     pub(super) fn stands_in(&self, role: NodeRole) -> bool {
         let may = role == NodeRole::Prefill && self.config.prompts_at_decode != PromptsAtDecode::Never;
@@ -120,6 +133,7 @@ impl Cluster {
             return no_prefill_node(now, tokens, &full);
         }
         prefer(&mut nodes, request.beside);
+        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -283,6 +297,7 @@ impl Cluster {
             }
         }
         prefer(&mut nodes, request.beside);
+        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };

@@ -190,6 +190,25 @@ mod tests {
     }
 
     #[test]
+    fn an_output_goes_on_in_its_class_if_it_can() {
+        let now = Instant::now();
+        let mut cluster = cluster(now);
+        cluster.on_node_left(now, &id("d0"), Generation(1));
+        let other = NodeInfo { numerics: "other".to_owned(), ..info("d3", NodeRole::Decode, 1) };
+        cluster.on_node_joined(now, other);
+        let decode = |cluster: &Cluster, alike: &[&str]| {
+            let alike: Vec<_> = alike.iter().map(|name| id(name)).collect();
+            let request = crate::placement::PlacementRequest { alike: &alike, output_tokens: 9, ..request(1, &[]) };
+            let candidates = cluster.decode_candidates(now, cluster.asked(&request), &cluster.matches_of(&[])).unwrap();
+            candidates.iter().map(|candidate| candidate.node.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d3"], "as the node that is gone");
+        assert_eq!(decode(&cluster, &["p0", "d1"]), ["d1", "d2"]);
+        cluster.on_node_left(now, &id("d3"), Generation(1));
+        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d1", "d2"], "the output goes on all the same");
+    }
+
+    #[test]
     fn a_reader_leaves_a_holder_alone_that_failed_it_and_comes_back() {
         let start = Instant::now();
         let mut cluster = cluster(start);

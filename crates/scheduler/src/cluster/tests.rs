@@ -80,6 +80,8 @@ pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         bypass_cache: false,
         exclude: &[],
         beside: &[],
+        output_tokens: 0,
+        alike: &[],
         accepted: false,
     }
 }

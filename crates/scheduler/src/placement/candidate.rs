@@ -130,6 +130,8 @@ pub(super) mod tests {
             bypass_cache: false,
             exclude: &[],
             beside: &[],
+            output_tokens: 0,
+            alike: &[],
             accepted: false,
         }
     }

@@ -53,6 +53,10 @@ pub struct PlacementRequest<'a> {
     pub exclude: &'a [NodeId],
     /// Of an answer after a request's first one: the nodes of that one. They hold the prompt, and are taken if they can.
     pub beside: &'a [NodeId],
+    /// Of the prompt's tokens, the last so many are output: an attempt goes on after them.
+    pub output_tokens: u32,
+    /// The nodes that gave that output. Those of their numerics classes are taken if they can: what comes then is what would have come.
+    pub alike: &'a [NodeId],
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
     pub accepted: bool,
 }

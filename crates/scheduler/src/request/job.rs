@@ -56,13 +56,13 @@ impl RequestJob {
         key.attempt.0 > 0 || !self.beside.is_empty()
     }
 
-    /// What is asked of the cluster after `output_tokens` of the output, `waited` after the request's arrival: its objectives count from there.
+    /// What is asked of the cluster after `output_tokens` of the output, which the nodes `alike` gave, `waited` after the request's arrival: its objectives count from there.
     /// What was accepted has none any more.
     pub fn placement_request<'a>(
         &'a self,
         key: RequestKey,
         output_tokens: u32,
-        exclude: &'a [NodeId],
+        (exclude, alike): (&'a [NodeId], &'a [NodeId]),
         waited: Duration,
     ) -> PlacementRequest<'a> {
         let max_tokens = self.sampling.max_tokens.saturating_sub(output_tokens);
@@ -82,6 +82,8 @@ impl RequestJob {
             exclude,
             // If one of those is lost, the policy finds who holds most.
             beside: if key.attempt.0 == 0 { &self.beside } else { &[] },
+            output_tokens,
+            alike,
         }
     }
 

@@ -143,6 +143,8 @@ pub struct RequestCore {
     /// How often it was placed again after a failure.
     retries: u32,
     failed_nodes: Vec<NodeId>,
+    /// Those that gave the client's first token.
+    first_nodes: Vec<NodeId>,
     was_held: bool,
     moves: Moves,
     output: OutputOrder,
@@ -174,6 +176,7 @@ impl RequestCore {
             last_attempt: None,
             retries: 0,
             failed_nodes: Vec::new(),
+            first_nodes: Vec::new(),
             was_held: false,
             moves: Moves::default(),
             output,
@@ -249,7 +252,7 @@ impl RequestCore {
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
-        self.job.placement_request(key, self.next_first_index(), exclude, waited)
+        self.job.placement_request(key, self.next_first_index(), (exclude, &self.first_nodes), waited)
     }
 
     /// Output tokens that the next attempt's job has.
@@ -268,6 +271,17 @@ impl RequestCore {
     fn count_cached(&mut self, tokens: u32) {
         if self.first_index() == 0 {
             self.cached_tokens += tokens;
+        }
+    }
+
+    /// Whether a node has this attempt, or is asked to go on with it.
+    pub fn is_at(&self, attempt: Attempt, node: &NodeId) -> bool {
+        match (&self.state, &self.attempted) {
+            (State::Moving(asked), _) if asked.attempt == attempt => asked.to.0 == *node,
+            (_, Some(Attempted { key, placement, .. })) if key.attempt == attempt => {
+                placement.prefill == *node || placement.decode.as_ref() == Some(node)
+            }
+            _ => false,
         }
     }
 
@@ -568,7 +582,8 @@ impl RequestCore {
         let gap = before.map(|before| now.saturating_duration_since(before));
         match (gap, &self.attempted) {
             (Some(gap), _) => self.gaps.push(gap),
-            (None, Some(Attempted { key, placed, .. })) => {
+            (None, Some(Attempted { key, placed, placement, .. })) => {
+                self.first_nodes = placement.nodes();
                 self.timeline.ttft = now.saturating_duration_since(self.arrived);
                 self.first_token = Some((key.attempt, now.saturating_duration_since(*placed)));
             }

@@ -90,6 +90,8 @@ mod tests {
             bypass_cache: false,
             exclude: &[],
             beside: &[],
+            output_tokens: 0,
+            alike: &[],
             accepted: false,
         }
     }
