@@ -49,7 +49,11 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
     let Some(other) = other.map(|node| node.info()) else { return Ok(()) };
     match other.layout.check_compatible(&info.layout) {
         Ok(()) => Ok(()),
-        Err(error) => refuse(format!("layout of node {} beside node {}: {error}", info.node, other.node)),
+        // The other one may be the odd one, and be gone soon: this node stays and asks again.
+        Err(error) => Err(Refused {
+            kind: ErrorKind::Unavailable,
+            message: format!("layout of node {} beside node {}: {error}", info.node, other.node),
+        }),
     }
 }
 
