@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ pub struct GrammarCompiler {
     factory: ParserFactory,
     digest: String,
     kept: Mutex<VecDeque<(Arc<str>, Matcher)>>,
+    compilations: AtomicU64,
 }
 
 impl fmt::Debug for GrammarCompiler {
@@ -69,7 +71,7 @@ impl GrammarCompiler {
         let mut factory = factory.map_err(|error| GrammarError::Invalid(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory, digest, kept: Mutex::default() })
+        Ok(Self { factory, digest, kept: Mutex::default(), compilations: AtomicU64::new(0) })
     }
 
     /// Names the vocabulary: nodes of another one would mask other tokens.
@@ -108,6 +110,20 @@ impl GrammarCompiler {
         Ok(matcher)
     }
 
+    /// The same for an output that a matcher could not go on with. All outputs of a compiled grammar share the states of its lexer, which have a bound: what
+    /// others were about must not count against this one, so it gets a fresh compilation, and so does who comes next.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn renew(&self, grammar: &Arc<str>, worn: &Matcher) -> Result<Matcher, GrammarError> {
+        if let Some(kept) = self.kept(grammar).filter(|kept| kept.compilation() != worn.compilation()) {
+            return Ok(kept);
+        }
+        let (matcher, _) = self.compile_aside(grammar)?;
+        self.keep(grammar, matcher.clone());
+        Ok(matcher)
+    }
+
     /// Compiles on a thread with a stack that is large enough; with the processor time that it took.
     fn compile_aside(&self, grammar: &str) -> Result<(Matcher, Duration), GrammarError> {
         let bytes = grammar.len();
@@ -125,6 +141,7 @@ impl GrammarCompiler {
 
     fn keep(&self, grammar: &Arc<str>, matcher: Matcher) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|(other, _)| other != grammar);
         kept.truncate(KEPT - 1);
         kept.push_front((Arc::clone(grammar), matcher));
     }
@@ -142,7 +159,8 @@ impl GrammarCompiler {
         let invalid = |error: &dyn fmt::Display| GrammarError::Invalid(problem(grammar, &error.to_string()));
         let top = TopLevelGrammar::from_lark_or_grammar_list(grammar).map_err(|error| invalid(&error))?;
         let parser = self.factory.create_parser(top).map_err(|error| invalid(&error))?;
-        let mut matcher = Matcher::new(InnerMatcher::new(Ok(parser)));
+        let compilation = self.compilations.fetch_add(1, Ordering::Relaxed);
+        let mut matcher = Matcher::new(InnerMatcher::new(Ok(parser)), compilation);
         // What no output has is found out now, and what costs too much from the first token on.
         matcher.try_one(self.factory.tok_env().tok_trie().eos_tokens()).map_err(|error| match error {
             GrammarError::Stuck(problem) => GrammarError::Invalid(problem),

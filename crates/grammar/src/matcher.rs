@@ -27,12 +27,18 @@ impl Mask {
 #[derive(Clone)]
 pub struct Matcher {
     inner: Inner,
+    /// Which compilation it comes from: clones share what they find out of the grammar, and its bound.
+    compilation: u64,
     taken: usize,
 }
 
 impl Matcher {
-    pub(crate) fn new(inner: Inner) -> Self {
-        Self { inner, taken: 0 }
+    pub(crate) fn new(inner: Inner, compilation: u64) -> Self {
+        Self { inner, compilation, taken: 0 }
+    }
+
+    pub(crate) fn compilation(&self) -> u64 {
+        self.compilation
     }
 
     /// How many tokens it has taken.

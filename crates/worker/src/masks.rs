@@ -115,12 +115,22 @@ fn mask(
     let output = &tokens[prompt_tokens..];
     let known = held.remove(&key).map(|held| held.matcher).filter(|matcher| matcher.taken() <= output.len());
     let mut matcher = known.map_or_else(|| compiler.compile(&grammar), Ok)?;
+    let mut mask = advance(&mut matcher, output, draws);
+    if let Err(GrammarError::Stuck(_)) = mask {
+        // By others, it may be.
+        matcher = compiler.renew(&grammar, &matcher)?;
+        mask = advance(&mut matcher, output, draws);
+    }
+    held.insert(key, Held { matcher, used: step });
+    // Of a prompt that goes on, nobody asks for it.
+    mask.and_then(|mask| mask.ok_or_else(|| GrammarError::Stuck(String::new())))
+}
+
+/// Takes in what is new of the output; the mask of the next token, if one is drawn.
+fn advance(matcher: &mut Matcher, output: &[TokenId], draws: bool) -> Result<Option<Mask>, GrammarError> {
     let taken = matcher.taken();
     matcher.take(&output[taken..])?;
-    // Of a prompt that goes on, nobody asks for it.
-    let mask = if draws { matcher.mask() } else { Err(GrammarError::Stuck(String::new())) };
-    held.insert(key, Held { matcher, used: step });
-    mask
+    draws.then(|| matcher.mask()).transpose()
 }
 
 #[cfg(test)]
@@ -173,6 +183,28 @@ mod tests {
         let of = sequence(9, "oth", Some(&grammar));
         masks.begin(StepId(70), std::iter::once(&of));
         assert_eq!(allowed(&masks.take(of.key).unwrap()), "e");
+    }
+
+    /// All outputs of a grammar share the states of its lexer, which have a bound.
+    #[test]
+    fn a_grammar_does_not_wear_out() {
+        let rule = Form::Regex(".{0,200}and.{0,250}".into()).rule().unwrap();
+        let grammar = format!("start: {rule}");
+        let (mut masks, mut state, mut step) = (masks(), 1_u64, 0);
+        for n in 0..200 {
+            // Each has a history of its own of where the word was.
+            let word = |_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                if state >> 63 == 0 { "and" } else { "xyz" }
+            };
+            let text: String = (0..40).map(word).collect();
+            for length in [40, 80, 120] {
+                let of = sequence(n, &text[..length], Some(&grammar));
+                step += 1;
+                masks.begin(StepId(step), std::iter::once(&of));
+                assert!(masks.take(of.key).is_ok(), "output {n}, {length} characters");
+            }
+        }
     }
 
     #[test]

@@ -47,6 +47,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long an idle connection that is being closed may take for a request that was on its way.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
+/// How long a connection may take for its last answer when the process ends. Requests have ended by then; what is still sent was never taken in.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
+
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a port speaks.
@@ -251,6 +254,10 @@ impl Connection {
         let mut ending = false;
         let mut timed_out = false;
         let mut idle = std::pin::pin!(self.idle_too_long());
+        let mut over = std::pin::pin!(async {
+            self.end.cancelled().await;
+            crate::sleep(LAST_ANSWER).await;
+        });
         let mut hung_up = std::pin::pin!(hung_up(&self.stream, || self.slot.is_busy()));
         loop {
             tokio::select! {
@@ -272,6 +279,7 @@ impl Connection {
                 }
                 () = crate::sleep(LAST_REQUEST), if timed_out && !self.slot.is_busy() => return,
                 () = &mut hung_up, if self.watches => return,
+                () = &mut over => return,
                 () = self.end.cancelled(), if !ending => {
                     ending = true;
                     served.as_mut().graceful_shutdown();

@@ -204,3 +204,14 @@ async fn the_end_of_the_process_ends_idle_connections_and_waits_for_requests() {
     drop(asked);
     assert_eq!(server.tasks.join(SOON).await, Ok(()));
 }
+
+#[tokio::test]
+async fn a_request_that_is_still_being_sent_does_not_hold_the_end_up() {
+    let server = Server::start(ConnectionLimits::default(), 8).await;
+    let mut trickles = server.connect().await;
+    trickles.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
+    let _never = server.ask("/never").await;
+    server.open_requests(1).await;
+    server.tasks.cancel();
+    assert_eq!(server.tasks.join(SOON).await, Ok(()));
+}
