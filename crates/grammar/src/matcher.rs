@@ -5,7 +5,7 @@ use llguidance::Matcher as Inner;
 use toktrie::SimpleVob;
 
 use crate::GrammarError;
-use crate::problem::problem;
+use crate::problem::{TOO_COMPLEX, problem};
 
 /// Which tokens may come next.
 #[derive(Debug, Clone)]
@@ -79,5 +79,8 @@ impl Matcher {
 }
 
 fn stuck(error: &impl std::fmt::Display) -> GrammarError {
-    GrammarError::Stuck(problem("", &error.to_string()))
+    let error = error.to_string();
+    // Of a grammar that compiled, its lexer has run out of states.
+    let is_worn = error.contains("lexer error");
+    GrammarError::Stuck(if is_worn { TOO_COMPLEX.to_owned() } else { problem("", &error) })
 }

@@ -17,7 +17,7 @@ const MEANINGS: [(&str, &str); 9] = [
         "oneOf is taken if no value can be of two of its schemas; otherwise use anyOf",
     ),
 ];
-const TOO_COMPLEX: &str =
+pub(crate) const TOO_COMPLEX: &str =
     "it is too complex: shorten it, or make it less ambiguous, for example with required properties";
 
 /// A problem in a line. Places are named in a client's grammar alone: those in one that was composed of other forms say nothing.
