@@ -11,8 +11,8 @@
 //! ```
 //!
 //! An attempt that fails is followed by one on other nodes, which computes the prompt and the output that the client has, and goes on from there. Sampling has no hidden state, so
-//! the next tokens are those that would have come. Tokens already sent never change: one that comes once more, and differently, ends the request with an error. How a request gets
-//! to another decode node: `moves.rs`.
+//! the next tokens are those that would have come. Tokens already sent never change: one that comes once more, and differently, ends the request with an error. How a request is
+//! placed again: `recovery.rs`; how it gets to another decode node: `moves.rs`.
 //!
 //! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was placed is ended in the cluster's books before it.
 
@@ -20,6 +20,7 @@ mod effect;
 mod job;
 mod moves;
 mod order;
+mod recovery;
 #[cfg(test)]
 mod tests;
 
@@ -28,8 +29,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvTransfer, NodeId,
-    PrefillEvent, Redirect, Refused, RequestKey, Tbt, Timeline, Usage,
+    Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent,
+    Redirect, Refused, RequestKey, Tbt, Timeline, Usage,
 };
 
 use crate::ledger::NodeStart;
@@ -41,14 +42,10 @@ pub use order::OutputToken;
 
 use moves::{Asked, Moves};
 use order::OutputOrder;
+use recovery::{RECOVERY_POLL, Recovery, lost};
 
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a request whose node was lost waits for one that can take it over.
-const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it looks.
-const RECOVERY_POLL: Duration = Duration::from_millis(100);
-
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
@@ -98,20 +95,6 @@ enum State {
     Settling { until: Instant },
     /// Nothing happens any more.
     Ended,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-struct Recovery {
-    /// Says more than that no node is left.
-    why: RequestError,
-    give_up_at: Instant,
-    /// When the cluster is asked again; `None` while it is being asked.
-    look_at: Option<Instant>,
-    /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor starts a node again within seconds.
-    excludes: bool,
-    /// Whether the output is computed with the prompt. If no node that computes prompts has room for both, all comes once more, and what the client has is
-    /// dropped.
-    with_output: bool,
 }
 
 /// The attempt that runs.
@@ -255,14 +238,6 @@ impl RequestCore {
         self.job.placement_request(key, self.next_first_index(), (exclude, &self.first_nodes), waited)
     }
 
-    /// Output tokens that the next attempt's job has.
-    fn next_first_index(&self) -> u32 {
-        match &self.state {
-            State::Recovering(Recovery { with_output: false, .. }) => 0,
-            _ => self.output.len(),
-        }
-    }
-
     /// Index of the first token that the attempt draws; those before it are the client's.
     pub fn first_index(&self) -> u32 {
         self.attempted.as_ref().map_or(0, |attempted| attempted.first_index)
@@ -303,23 +278,10 @@ impl RequestCore {
 
     /// The cluster's answer to [`RequestEffect::Place`]; `now` is when it decided.
     pub fn on_placed(&mut self, now: Instant, placed: Result<Assignment, Refusal>) {
-        match (placed, &mut self.state) {
+        match (placed, &self.state) {
             (Ok(to), State::Placing | State::Recovering(_)) => self.begin(now, to),
             (Err(refusal), State::Placing) => self.on_refused(now, refusal),
-            (Err(refusal), State::Recovering(recovery)) => {
-                if recovery.excludes {
-                    recovery.excludes = false;
-                    self.ask_for_nodes(now, Vec::new());
-                } else if refusal.kind == ErrorKind::Invalid && recovery.with_output && self.output.len() > 0 {
-                    (recovery.excludes, recovery.with_output) = (true, false);
-                    self.ask_for_nodes(now, self.failed_nodes.clone());
-                } else if refusal.kind == ErrorKind::Invalid || now >= recovery.give_up_at {
-                    let why = recovery.why.clone();
-                    self.end(now, Err(why));
-                } else {
-                    recovery.look_at = Some(now + RECOVERY_POLL);
-                }
-            }
+            (Err(refusal), State::Recovering(_)) => self.on_no_other_nodes(now, &refusal),
             // Nobody asked.
             _ => {}
         }
@@ -422,38 +384,6 @@ impl RequestCore {
     /// Whether no attempt runs.
     fn is_over(&self) -> bool {
         matches!(self.state, State::Placing | State::Held { .. } | State::Recovering(_) | State::Ended)
-    }
-
-    /// A start of a node was lost, at `at`.
-    pub fn on_node_lost(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
-        self.on_node_away(now, at, (node, generation), "the node was lost");
-    }
-
-    /// A start of a node says nothing any more, and there are others: the request goes on there. After the last attempt it waits for that node.
-    pub fn on_node_silent(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
-        if self.retries + 1 < self.limits.max_attempts {
-            self.on_node_away(now, at, (node, generation), "the node is silent");
-        }
-    }
-
-    fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), why: &str) {
-        let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
-        if let State::Moving(asked) = &self.state
-            && start(&asked.to)
-        {
-            return self.on_move_failed(why);
-        }
-        let Some(attempted) = &self.attempted else { return };
-        // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
-        if self.is_over() || at < attempted.placed || !attempted.starts.iter().any(start) {
-            return;
-        }
-        // What the prefill node had to do is done then: the decode node has everything.
-        let is_settled = matches!(self.state, State::Following | State::Decoding | State::Moving(_));
-        if is_settled && attempted.placement.decode.as_ref() != Some(node) {
-            return;
-        }
-        self.fail(now, lost(node, why));
     }
 
     fn on_prefill(&mut self, now: Instant, event: PrefillEvent) {
@@ -663,41 +593,6 @@ impl RequestCore {
         self.effects.push_back(RequestEffect::Redirect { node, redirect: Redirect { key, decode } });
     }
 
-    fn fail_at_decode(&mut self, now: Instant, refused: Refused) {
-        let Some(placement) = self.placement() else { return };
-        let node = placement.decode.clone().unwrap_or_else(|| placement.prefill.clone());
-        self.fail(now, RequestError::Node { node, refused });
-    }
-
-    /// Starts over on other nodes after a failure that another node may not have; ends with the error where that cannot help.
-    fn fail(&mut self, now: Instant, why: RequestError) {
-        if self.is_over() {
-            return;
-        }
-        if matches!(self.state, State::Settling { .. }) {
-            // Only the report of the hand-over is missing.
-            return self.complete(now);
-        }
-        let helps = matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);
-        if helps && self.go_on_at_other() {
-            return;
-        }
-        if !helps || self.retries + 1 >= self.limits.max_attempts {
-            return self.end(now, Err(why));
-        }
-        self.end_attempt(true);
-        if let RequestError::Node { node, .. } = &why {
-            self.failed_nodes.push(node.clone());
-        }
-        self.retries += 1;
-        self.paced_until = None;
-        self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
-        let give_up_at = now + RECOVERY_PATIENCE;
-        let (look_at, excludes, with_output) = (None, true, true);
-        self.state = State::Recovering(Recovery { why, give_up_at, look_at, excludes, with_output });
-        self.ask_for_nodes(now, self.failed_nodes.clone());
-    }
-
     /// The client went away, or somebody aborted the request.
     pub fn on_abort(&mut self, now: Instant) {
         self.end(now, Err(RequestError::Aborted));
@@ -733,7 +628,7 @@ impl RequestCore {
                 self.ask_for_nodes(now, Vec::new());
             }
             State::Recovering(recovery) if recovery.look_at.is_some_and(|at| now >= at) => {
-                (recovery.look_at, recovery.excludes, recovery.with_output) = (None, true, true);
+                *recovery = Recovery::of(recovery.why.clone(), recovery.give_up_at);
                 self.ask_for_nodes(now, self.failed_nodes.clone());
             }
             State::Settling { until } if now >= *until => self.complete(now),
@@ -794,9 +689,4 @@ impl RequestCore {
     fn note(&mut self, note: RequestNote) {
         self.effects.push_back(RequestEffect::Note(note));
     }
-}
-
-fn lost(node: &NodeId, message: &str) -> RequestError {
-    let refused = Refused { kind: ErrorKind::Unavailable, message: message.to_owned() };
-    RequestError::Node { node: node.clone(), refused }
 }

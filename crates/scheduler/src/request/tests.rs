@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use baton_types::{ConductorId, QueueTerms, RequestId, SamplingParams, Slo, TokenId, Ttft};
+use baton_types::{ConductorId, Generation, QueueTerms, RequestId, SamplingParams, Slo, TokenId, Ttft};
 
+use super::recovery::RECOVERY_PATIENCE;
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -235,13 +236,19 @@ fn the_report_of_the_hand_over_is_waited_for_and_not_for_long() {
     }
 }
 
-#[test]
-fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
+/// A request for four tokens, whose client has the first one and the log-probabilities of the prompt.
+fn begun_with_prompt_logprobs() -> Shell {
     let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
     let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
     let (logprobs, prompt_logprobs, finish, compute) = (None, vec![Default::default(); 3], None, MS);
     let token_0 = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute };
     shell.tell(0, RequestEvent::Prefill(token_0));
+    shell
+}
+
+#[test]
+fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
+    let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, handed_over());
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
@@ -282,11 +289,7 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
 
 #[test]
 fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
-    let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
-    let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
-    let (logprobs, prompt_logprobs, finish, compute) = (None, vec![Default::default(); 3], None, MS);
-    let first = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute };
-    shell.tell(0, RequestEvent::Prefill(first));
+    let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
     shell.take();
@@ -303,7 +306,7 @@ fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
     let effects = shell.take();
     let [RequestEffect::Submit { job, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((job.tokens.len(), job.output_tokens, job.sampling.prompt_logprobs), (3, 0, None), "it has those");
-    shell.tell(1, self::first(10));
+    shell.tell(1, first(10));
     shell.tell(1, handed_over());
     for (index, value) in [(1, 11), (2, 12), (3, 13)] {
         shell.tell(1, token(index, value, (index == 3).then_some(FinishReason::Length)));
