@@ -40,7 +40,7 @@ ready() {
   echo "bench-relay: $1 did not start" >&2
   exit 1
 }
-taskset -c "$core" "$bin/baton-conductor" --engine mock --grpc 127.0.0.1:0 --http 127.0.0.1:0 --admission none --grace-s 1 --log warn >"$work/conductor" &
+taskset -c "$core" "$bin/baton-conductor" --engine mock --grpc 127.0.0.1:0 --http 127.0.0.1:0 --admission none --block-tokens 512 --grace-s 1 --log warn >"$work/conductor" &
 conductor_pid=$!
 pids+=("$conductor_pid")
 conductor=$(ready "$work/conductor")

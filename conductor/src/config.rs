@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton_runtime::LogFormat;
 use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
+use baton_types::KvDtype;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// A time in milliseconds, or `off`.
@@ -80,6 +81,10 @@ pub struct Settings {
     pub chat_template: Option<PathBuf>,
     /// Name of the model for clients; by default that of the file.
     pub model_name: Option<String>,
+    /// Tokens of a KV block of all nodes.
+    pub block_tokens: u32,
+    /// Element type of K and V of all nodes.
+    pub kv_dtype: KvDtype,
     /// Requests served at once.
     pub max_requests: usize,
     /// Connections of clients at once; fewer if this process may not have so many descriptors.
@@ -118,6 +123,8 @@ pub struct Settings {
     pub replicate_prefixes: usize,
     /// How often is looked for prefixes to copy, seconds.
     pub replicate_interval_s: f64,
+    /// How long health checks say no, and requests are still taken, before a drain begins: until load balancers know of it, seconds.
+    pub not_ready_s: f64,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -139,6 +146,8 @@ impl Default for Settings {
             chat_template: None,
             engine: "cpu".into(),
             model_name: None,
+            block_tokens: 16,
+            kv_dtype: KvDtype::F16,
             max_requests: 16_384,
             max_connections: 16_384,
             max_body_bytes_total: 256 << 20,
@@ -160,6 +169,7 @@ impl Default for Settings {
             fetch_prefixes: cluster.fetches,
             replicate_prefixes: cluster.replicas,
             replicate_interval_s: 5.0,
+            not_ready_s: 0.0,
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -197,6 +207,12 @@ pub struct Flags {
     /// Name of the model for clients [default: that of the file]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
+    /// Tokens of a KV block of all nodes [default: 16]
+    #[arg(long, value_name = "N")]
+    pub block_tokens: Option<u32>,
+    /// Element type of K and V of all nodes: f16, bf16, f32 or int8 [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<String>,
     /// How placement chooses: round-robin, load-balance, cache-aware or baton [default: baton]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
@@ -245,6 +261,9 @@ pub struct Flags {
     /// Bytes that request bodies may take together; answers that are not streamed may take as many [default: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes_total: Option<usize>,
+    /// How long health checks say no before a drain begins, seconds [default: 0]
+    #[arg(long, value_name = "SECONDS")]
+    pub not_ready_s: Option<f64>,
     /// How long a drain may take, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,

@@ -80,6 +80,9 @@ impl GenerateError {
             Self::Request(RequestError::Node { refused, .. }) => {
                 format!("a node could not serve the request: {}", refused.kind.as_str())
             }
+            Self::Request(RequestError::NodesDied(_)) => {
+                "nodes died or hung while they had the request: it is not tried again".to_owned()
+            }
             Self::Request(RequestError::Contradicted(_)) => {
                 "the answer could not be continued as it was begun: the request was ended".to_owned()
             }

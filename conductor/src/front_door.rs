@@ -8,7 +8,7 @@ use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
 use baton_scheduler::{
     Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
 };
-use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, RequestId, RequestKey, Slo, TokenId};
+use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, KvDtype, NodeId, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::mpsc;
 
 use crate::checks::Checks;
@@ -71,6 +71,17 @@ pub struct FrontDoorLimits {
     pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
+    /// How all nodes keep KV.
+    pub kv: KvFormat,
+}
+
+/// How nodes keep KV. Only nodes that do it alike can serve together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvFormat {
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Element type of K and V.
+    pub dtype: KvDtype,
 }
 
 /// Everything that requests share.
@@ -288,6 +299,15 @@ impl FrontDoor {
                 GenerateError::invalid("idempotency_key", format!("request {running} with the same key is running"))
             }
         }
+    }
+
+    /// Sends a command that an operator waits for.
+    pub fn tell(&self, node: &NodeId, command: v1::node_command::Command) -> Result<(), GenerateError> {
+        if self.nodes.send(node, command) {
+            return Ok(());
+        }
+        let message = format!("node: {node} has no session with this conductor");
+        Err(GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: None })
     }
 
     /// Whether a request could be served now: what every health check tells.

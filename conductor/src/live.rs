@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use baton_scheduler::RequestEvent;
+use baton_scheduler::{Away, RequestEvent};
 use baton_types::{Attempt, Generation, NodeId, RequestId, RequestKey};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -14,10 +14,8 @@ use tokio_util::sync::CancellationToken;
 pub enum LiveEvent {
     /// A node said something about one of its attempts.
     Node(NodeId, Attempt, RequestEvent),
-    /// A start of a node is gone, whoever was on it.
-    NodeLost(NodeId, Generation),
-    /// It is silent, and others of its role are not.
-    NodeSilent(NodeId, Generation),
+    /// A start of a node went away, whoever was on it.
+    NodeAway(NodeId, Generation, Away),
 }
 
 /// What a request is told.
@@ -116,20 +114,11 @@ impl LiveRequests {
         live.events.send(Told { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
     }
 
-    /// Tells every request that a start of a node is gone: each knows whether it was on it.
-    pub fn node_lost(&self, at: Instant, node: &NodeId, generation: Generation) {
-        self.tell_all(at, || LiveEvent::NodeLost(node.clone(), generation));
-    }
-
-    /// The same of one that is silent.
-    pub fn node_silent(&self, at: Instant, node: &NodeId, generation: Generation) {
-        self.tell_all(at, || LiveEvent::NodeSilent(node.clone(), generation));
-    }
-
-    fn tell_all(&self, at: Instant, event: impl Fn() -> LiveEvent) {
+    /// Tells every request that a start of a node went away: each knows whether it was on it.
+    pub fn node_away(&self, at: Instant, node: &NodeId, generation: Generation, away: Away) {
         for live in self.lock().requests.values() {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(Told { at, event: event() });
+            let _ = live.events.send(Told { at, event: LiveEvent::NodeAway(node.clone(), generation, away) });
         }
     }
 
@@ -180,11 +169,11 @@ mod tests {
         let mut entry = live.enter(RequestId(1), "".into(), "").unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
         assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
-        live.node_lost(now(), &NodeId::new("p").unwrap(), Generation(4));
+        live.node_away(now(), &NodeId::new("p").unwrap(), Generation(4), Away::Died);
         let first = entry.events.try_recv().unwrap().event;
         assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::Offered(3))));
         let second = entry.events.try_recv().unwrap().event;
-        assert!(matches!(second, LiveEvent::NodeLost(node, Generation(4)) if node.as_str() == "p"));
+        assert!(matches!(second, LiveEvent::NodeAway(node, Generation(4), Away::Died) if node.as_str() == "p"));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));

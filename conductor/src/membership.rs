@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton_proto::Step;
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
-use baton_scheduler::{Applied, NodeState, RequestEvent};
+use baton_scheduler::{Applied, Away, NodeState, RequestEvent};
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
@@ -44,40 +45,46 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
     if info.vocabulary != own {
         return refuse(format!("vocabulary: node {} has {}, this cluster {own}", info.node, info.vocabulary));
     }
+    // It may be restarted with another one, under the same name: this node stays and asks again.
+    let stays = |message: String| Err(Refused { kind: ErrorKind::Unavailable, message });
+    let (layout, wanted) = (&info.layout, door.limits.kv);
+    if layout.block_tokens != wanted.block_tokens {
+        let (node, has, wanted) = (&info.node, layout.block_tokens, wanted.block_tokens);
+        return stays(format!("block_tokens: node {node} has {has}, this conductor's setting is {wanted}"));
+    }
+    if layout.dtype != wanted.dtype {
+        let (node, has, wanted) = (&info.node, layout.dtype.as_str(), wanted.dtype.as_str());
+        return stays(format!("kv_dtype: node {node} has {has}, this conductor's setting is {wanted}"));
+    }
     let cluster = door.cluster();
     let other = cluster.nodes().find(|node| node.is_ready() && node.info().node != info.node);
     let Some(other) = other.map(|node| node.info()) else { return Ok(()) };
     match other.layout.check_compatible(&info.layout) {
         Ok(()) => Ok(()),
-        // The other one may be the odd one, and be gone soon: this node stays and asks again.
-        Err(error) => Err(Refused {
-            kind: ErrorKind::Unavailable,
-            message: format!("layout of node {} beside node {}: {error}", info.node, other.node),
-        }),
+        // The other one may be the odd one.
+        Err(error) => stays(format!("layout of node {} beside node {}: {error}", info.node, other.node)),
     }
 }
 
 impl SessionEvents for FrontDoor {
-    fn on_welcome(&self, info: &NodeInfo) -> Result<(), SessionError> {
-        check_model(self, info).map_err(|refused| SessionError::WrongNode(refused.message))?;
+    fn check(&self, info: &NodeInfo) -> Result<(), SessionError> {
+        check_model(self, info).map_err(|refused| SessionError::WrongNode(refused.message))
+    }
+
+    fn on_welcome(&self, info: &NodeInfo) {
         tracing::info!(node = %info.node, role = %info.role, generation = %info.generation, address = info.address, "node joined");
         self.cluster().on_node_joined(self.clock.now(), info.clone());
-        Ok(())
     }
 
     fn on_silent(&self, info: &NodeInfo) {
-        let others = self.cluster().on_node_silent(&info.node);
-        tracing::warn!(node = %info.node, others, "node is silent: it is suspected");
-        if others {
-            self.live.node_silent(self.clock.now(), &info.node, info.generation);
-        }
+        self.suspect(info, Away::Silent, "node is silent: it is suspected");
     }
 
     fn on_event(&self, info: &NodeInfo, event: Event) {
         let now = self.clock.now();
         let result = match event {
             Event::Welcome(_) => Ok(()),
-            Event::Load(load) => Load::try_from(load).map(|load| self.cluster().on_load(now, &info.node, load)),
+            Event::Load(load) => Load::try_from(load).map(|load| self.on_load(now, info, load)),
             Event::Prefill(event) => event.into_domain().map(|(key, event)| self.on_prefill(now, info, key, event)),
             Event::Decode(events) => {
                 let told = events.events.into_iter();
@@ -93,14 +100,18 @@ impl SessionEvents for FrontDoor {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))
             }
             Event::Step(step) => {
-                // A step of a decode node that computed prompts, too, says nothing of one that did not.
-                if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
-                    self.cluster().on_step(now, &info.node, step.rows, step.attended_tokens, step.seconds);
-                }
-                if let Some(slice) = step.slice {
-                    self.cluster().on_slice(&info.node, slice.rows, slice.attended_tokens, slice.seconds);
-                }
-                Ok(())
+                let slice = step.slice.map(|slice| Step::of(slice.rows, slice.attended_tokens, slice.seconds));
+                Step::of(step.rows, step.attended_tokens, step.seconds).and_then(|of| {
+                    // A step of a decode node that computed prompts, too, says nothing of one that did not.
+                    if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
+                        self.cluster().on_step(now, &info.node, of.rows, of.attended_tokens, of.seconds);
+                    }
+                    slice.transpose().map(|slice| {
+                        if let Some(slice) = slice {
+                            self.cluster().on_slice(&info.node, slice.rows, slice.attended_tokens, slice.seconds);
+                        }
+                    })
+                })
             }
         };
         if let Err(error) = result {
@@ -117,7 +128,12 @@ impl SessionEvents for FrontDoor {
                 NodeState::Lost
             }
         };
-        if state == NodeState::Drained {
+        let away = match (state, error) {
+            (NodeState::Drained, _) => Away::Drained,
+            (_, SessionError::Silent(_)) => Away::GivenUp,
+            _ => Away::Died,
+        };
+        if away == Away::Drained {
             tracing::info!(node = %info.node, generation = %info.generation, "node drained");
         } else {
             tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
@@ -126,11 +142,33 @@ impl SessionEvents for FrontDoor {
         self.transfers.forget(&info.node, info.generation);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         // After the cluster knows: what is placed from now on is placed without it.
-        self.live.node_lost(self.clock.now(), &info.node, info.generation);
+        self.live.node_away(self.clock.now(), &info.node, info.generation, away);
     }
 }
 
 impl FrontDoor {
+    fn on_load(&self, now: Instant, info: &NodeInfo, load: Load) {
+        let stalled = load.stalled;
+        let was_stalled = {
+            let mut cluster = self.cluster();
+            let was_stalled = cluster.node(&info.node).is_some_and(|node| node.load().stalled);
+            cluster.on_load(now, &info.node, load);
+            was_stalled
+        };
+        if stalled && !was_stalled {
+            self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected");
+        }
+    }
+
+    /// What a node has goes on elsewhere, if others can do its work.
+    fn suspect(&self, info: &NodeInfo, away: Away, why: &'static str) {
+        let others = self.cluster().on_node_silent(&info.node);
+        tracing::warn!(node = %info.node, others, "{why}");
+        if others {
+            self.live.node_away(self.clock.now(), &info.node, info.generation, away);
+        }
+    }
+
     fn on_prefill(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: PrefillEvent) {
         if let PrefillEvent::Copied(report) = &event {
             return self.on_copied(key, report);

@@ -24,6 +24,9 @@ const SUSPECT_AFTER: u32 = 8;
 /// If it is silent so often, its session is closed: ten seconds.
 const LOST_AFTER: u32 = 40;
 
+/// Nodes that may be dialled at once: who only says that it is a node is not one yet.
+const MAX_DIALS: usize = 256;
+
 struct Session {
     generation: Generation,
     address: String,
@@ -31,16 +34,32 @@ struct Session {
     closed: CancellationToken,
 }
 
+#[derive(Default)]
+struct Inner {
+    sessions: HashMap<NodeId, Session>,
+    /// Starts that registered and have not been greeted.
+    dialled: HashMap<NodeId, Generation>,
+}
+
 /// The sessions of this conductor. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct NodeSessions(Arc<Mutex<HashMap<NodeId, Session>>>);
+pub struct NodeSessions(Arc<Mutex<Inner>>);
 
 /// A session that is to be dialled.
 pub struct Dial {
     /// The node, as it registered.
     pub info: NodeInfo,
-    commands: mpsc::Receiver<v1::NodeCommand>,
-    closed: CancellationToken,
+    sessions: NodeSessions,
+}
+
+impl Drop for Dial {
+    /// It was greeted, or will not be.
+    fn drop(&mut self) {
+        let mut inner = self.sessions.lock();
+        if inner.dialled.get(&self.info.node) == Some(&self.info.generation) {
+            inner.dialled.remove(&self.info.node);
+        }
+    }
 }
 
 /// Why a session ended or did not begin.
@@ -72,16 +91,16 @@ pub enum SessionError {
 }
 
 impl NodeSessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, Session>> {
-        // Every critical section leaves the map whole, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every critical section leaves the maps whole, so a panic elsewhere does not spoil them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node registered: gives back what to dial where it is new or a later start, `None` where its session stands. An older start is refused: two processes
-    /// with one name would take each other's place for ever.
+    /// A node registered: gives back what to dial if it is new or a later start, `None` if its session stands or is on its way. An older start is refused: two
+    /// processes with one name would take each other's place for ever. A session that stands is left alone until a later start has been greeted.
     pub fn register(&self, info: NodeInfo) -> Result<Option<Dial>, Refused> {
-        let mut sessions = self.lock();
-        if let Some(session) = sessions.get(&info.node) {
+        let mut inner = self.lock();
+        if let Some(session) = inner.sessions.get(&info.node) {
             if session.generation > info.generation {
                 let (node, address, later) = (&info.node, &info.address, &session.address);
                 let message =
@@ -91,20 +110,36 @@ impl NodeSessions {
             if session.generation == info.generation {
                 return Ok(None);
             }
-            session.closed.cancel();
         }
-        let (commands, receiver) = mpsc::channel(QUEUED_COMMANDS);
-        let closed = CancellationToken::new();
-        let address = info.address.clone();
+        if inner.dialled.get(&info.node).is_some_and(|dialled| *dialled >= info.generation) {
+            return Ok(None);
+        }
+        if inner.dialled.len() >= MAX_DIALS {
+            let message = format!("{MAX_DIALS} nodes are being dialled, as many as may: ask again");
+            return Err(Refused { kind: ErrorKind::Overloaded, message });
+        }
+        inner.dialled.insert(info.node.clone(), info.generation);
+        Ok(Some(Dial { info, sessions: self.clone() }))
+    }
+
+    /// Opens the session of a node that was greeted, in place of an earlier start's. `None` if a later start has one.
+    fn open(&self, info: &NodeInfo, commands: mpsc::Sender<v1::NodeCommand>) -> Option<CancellationToken> {
+        let mut inner = self.lock();
+        if inner.sessions.get(&info.node).is_some_and(|session| session.generation >= info.generation) {
+            return None;
+        }
+        let (closed, address) = (CancellationToken::new(), info.address.clone());
         let session = Session { generation: info.generation, address, commands, closed: closed.clone() };
-        sessions.insert(info.node.clone(), session);
-        Ok(Some(Dial { info, commands: receiver, closed }))
+        if let Some(earlier) = inner.sessions.insert(info.node.clone(), session) {
+            earlier.closed.cancel();
+        }
+        Some(closed)
     }
 
     /// Sends a command; `false` where the node has no session, or cannot keep up.
     pub fn send(&self, node: &NodeId, command: v1::node_command::Command) -> bool {
-        let sessions = self.lock();
-        let Some(session) = sessions.get(node) else { return false };
+        let inner = self.lock();
+        let Some(session) = inner.sessions.get(node) else { return false };
         let sent = session.commands.try_send(v1::NodeCommand { command: Some(command) }).is_ok();
         if !sent {
             // An abort or a job that is lost would leak: the node must notice, and it does when its session ends.
@@ -115,20 +150,18 @@ impl NodeSessions {
 
     /// Sends a command to every node.
     pub fn send_all(&self, command: &v1::node_command::Command) {
-        let nodes: Vec<_> = self.lock().keys().cloned().collect();
+        let nodes: Vec<_> = self.lock().sessions.keys().cloned().collect();
         for node in nodes {
             self.send(&node, command.clone());
         }
     }
 
-    /// Forgets a session that ended. `false` where a later one has taken its place.
-    fn remove(&self, node: &NodeId, generation: Generation) -> bool {
-        let mut sessions = self.lock();
-        let ours = sessions.get(node).is_some_and(|session| session.generation == generation);
-        if ours {
-            sessions.remove(node);
+    /// Forgets a session that ended, if no later one has taken its place.
+    fn remove(&self, node: &NodeId, generation: Generation) {
+        let mut inner = self.lock();
+        if inner.sessions.get(node).is_some_and(|session| session.generation == generation) {
+            inner.sessions.remove(node);
         }
-        ours
     }
 
     /// A connection of its own: sessions and rare operator requests only.
@@ -145,55 +178,67 @@ impl NodeSessions {
 
 /// What a session does with what its node says.
 pub trait SessionEvents {
-    /// The node said who it is: from now on it can take requests. An error refuses it.
-    fn on_welcome(&self, info: &NodeInfo) -> Result<(), SessionError>;
+    /// The node said who it is. An error refuses it.
+    fn check(&self, info: &NodeInfo) -> Result<(), SessionError>;
+    /// From now on it can take requests.
+    fn on_welcome(&self, info: &NodeInfo);
     /// The node is silent, and may be on its way back.
     fn on_silent(&self, info: &NodeInfo);
     /// The node said something.
     fn on_event(&self, info: &NodeInfo, event: v1::node_event::Event);
-    /// The session is over; `error` says why. Called once after a successful `on_welcome`.
+    /// The session is over; `error` says why. Called once after `on_welcome`.
     fn on_left(&self, info: &NodeInfo, error: &SessionError);
 }
 
-/// Runs a session to its end. Says why it did not begin; where it did, `events` are told why it ended.
+/// Runs a session to its end. Says why it did not begin; if it did, `events` are told why it ended.
 pub async fn run_session(
     sessions: &NodeSessions,
     dial: Dial,
     conductor: ConductorId,
     events: &impl SessionEvents,
 ) -> Result<(), SessionError> {
-    let (node, generation, closed) = (dial.info.node.clone(), dial.info.generation, dial.closed.clone());
-    let mut welcomed = None;
-    let error = tokio::select! {
-        error = talk(dial, conductor, events, &mut welcomed) => error,
+    let (commands, queued) = mpsc::channel(QUEUED_COMMANDS);
+    let greeted = tokio::time::timeout(GREETING_TIMEOUT, greet(&dial.info, queued, conductor)).await;
+    let (info, stream) = greeted.unwrap_or(Err(SessionError::Silent(GREETING_TIMEOUT)))?;
+    events.check(&info)?;
+    let closed = sessions.open(&info, commands).ok_or(SessionError::Closed)?;
+    drop(dial);
+    events.on_welcome(&info);
+    let mut open = Open { sessions, info: &info, events, ended: None };
+    open.ended = Some(tokio::select! {
+        error = listen(stream, &info, events) => error,
         () = closed.cancelled() => SessionError::Closed,
-    };
-    // Before its place is free: what a next session of the same start begins, the end of this one would undo.
-    if let Some(info) = &welcomed {
-        events.on_left(info, &error);
-    }
-    sessions.remove(&node, generation);
-    welcomed.map(drop).ok_or(error)
+    });
+    Ok(())
 }
 
-async fn talk(
-    dial: Dial,
-    conductor: ConductorId,
-    events: &impl SessionEvents,
-    welcomed: &mut Option<NodeInfo>,
-) -> SessionError {
-    let mut stream = match tokio::time::timeout(GREETING_TIMEOUT, greet(dial, conductor)).await {
-        Ok(Ok((info, stream))) => {
-            if let Err(error) = events.on_welcome(&info) {
-                return error;
-            }
-            *welcomed = Some(info);
-            stream
+/// A session that has begun. If it ends, also by a panic, its node has left, and may come again.
+struct Open<'a, E: SessionEvents> {
+    sessions: &'a NodeSessions,
+    info: &'a NodeInfo,
+    events: &'a E,
+    ended: Option<SessionError>,
+}
+
+impl<E: SessionEvents> Drop for Open<'_, E> {
+    fn drop(&mut self) {
+        let panicked = std::thread::panicking();
+        let bug = || panicked.then(|| SessionError::Broken("a bug in this conductor".to_owned()));
+        // Otherwise it is this process that ends.
+        if let Some(error) = self.ended.take().or_else(bug) {
+            // Before its place is free: what a next session of the same start begins, the end of this one would undo.
+            self.events.on_left(self.info, &error);
         }
-        Ok(Err(error)) => return error,
-        Err(_) => return SessionError::Silent(GREETING_TIMEOUT),
-    };
-    let Some(info) = welcomed.as_ref() else { return SessionError::Closed };
+        self.sessions.remove(&self.info.node, self.info.generation);
+    }
+}
+
+/// Takes in what a node says until its session is over.
+async fn listen(
+    mut stream: tonic::Streaming<v1::NodeEvent>,
+    info: &NodeInfo,
+    events: &impl SessionEvents,
+) -> SessionError {
     let mut silent = 0;
     loop {
         match tokio::time::timeout(LISTEN, stream.message()).await {
@@ -219,20 +264,21 @@ async fn talk(
 
 /// Dials, says hello, and hears who answers.
 async fn greet(
-    dial: Dial,
+    registered: &NodeInfo,
+    queued: mpsc::Receiver<v1::NodeCommand>,
     conductor: ConductorId,
 ) -> Result<(NodeInfo, tonic::Streaming<v1::NodeEvent>), SessionError> {
-    let mut client = NodeSessions::client(&dial.info.address).await?;
+    let mut client = NodeSessions::client(&registered.address).await?;
     let hello = v1::Hello { protocol_version: PROTOCOL_VERSION, conductor_id: conductor.to_string() };
     let hello = v1::NodeCommand { command: Some(v1::node_command::Command::Hello(hello)) };
-    let commands = tokio_stream::StreamExt::chain(tokio_stream::once(hello), ReceiverStream::new(dial.commands));
+    let commands = tokio_stream::StreamExt::chain(tokio_stream::once(hello), ReceiverStream::new(queued));
     let broken = |status: tonic::Status| SessionError::Broken(status.message().to_owned());
     let mut stream = client.session(commands).await.map_err(broken)?.into_inner();
     let first = stream.message().await.map_err(broken)?;
     let Some(v1::node_event::Event::Welcome(welcome)) = first.and_then(|event| event.event) else {
         return Err(SessionError::WrongNode("its first event is not Welcome".to_owned()));
     };
-    let info = check_welcome(welcome, &dial.info).map_err(SessionError::WrongNode)?;
+    let info = check_welcome(welcome, registered).map_err(SessionError::WrongNode)?;
     Ok((info, stream))
 }
 
@@ -247,4 +293,71 @@ fn check_welcome(welcome: v1::Welcome, registered: &NodeInfo) -> Result<NodeInfo
         ));
     }
     Ok(info)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{KvDtype, KvLayout, NodeProfile, NodeRole};
+
+    use super::*;
+
+    fn info(name: &str, generation: u64) -> NodeInfo {
+        NodeInfo {
+            node: NodeId::new(name).unwrap(),
+            role: NodeRole::Prefill,
+            generation: Generation(generation),
+            address: "http://127.0.0.1:1".to_owned(),
+            model: "m".to_owned(),
+            vocab_size: 512,
+            context_length: 2048,
+            numerics: "test".to_owned(),
+            layout: KvLayout {
+                model: 7,
+                num_layers: 4,
+                num_kv_heads: 1,
+                head_dim: 8,
+                block_tokens: 16,
+                dtype: KvDtype::F16,
+                num_blocks: 100,
+            },
+            profile: NodeProfile::default(),
+            copies_prefixes: true,
+            splits_prompts: true,
+            vocabulary: String::new(),
+        }
+    }
+
+    #[test]
+    fn who_only_registers_takes_nobodys_place() {
+        let sessions = NodeSessions::default();
+        let first = sessions.register(info("p0", 1)).unwrap().unwrap();
+        assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "it is being dialled");
+        let (commands, mut queued) = mpsc::channel(4);
+        let closed = sessions.open(&first.info, commands).unwrap();
+        drop(first);
+        assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "it has a session");
+
+        let command = || v1::node_command::Command::KvSnapshot(v1::KvSnapshotRequest {});
+        let stranger = sessions.register(info("p0", 2)).unwrap().unwrap();
+        assert!(!closed.is_cancelled() && sessions.send(&stranger.info.node, command()) && queued.try_recv().is_ok());
+        drop(stranger);
+        assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "nobody answered where the other one said");
+
+        let later = sessions.register(info("p0", 2)).unwrap().unwrap();
+        let (commands, _queued) = mpsc::channel(4);
+        assert!(sessions.open(&later.info, commands).is_some() && closed.is_cancelled());
+        assert_eq!(sessions.register(info("p0", 1)).err().unwrap().kind, ErrorKind::Invalid);
+        sessions.remove(&later.info.node, Generation(1));
+        assert!(sessions.send(&later.info.node, command()), "the end of the earlier one is none of its business");
+    }
+
+    #[test]
+    fn dials_are_bounded() {
+        let sessions = NodeSessions::default();
+        let dials: Vec<_> =
+            (0..MAX_DIALS).map(|n| sessions.register(info(&format!("n{n}"), 1)).unwrap().unwrap()).collect();
+        assert_eq!(sessions.register(info("p0", 1)).err().unwrap().kind, ErrorKind::Overloaded);
+        drop(dials);
+        assert!(sessions.register(info("p0", 1)).unwrap().is_some());
+    }
 }

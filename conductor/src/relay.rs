@@ -157,11 +157,8 @@ impl Relay {
                             let request = self.core.job().request;
                             tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
                         }
-                        LiveEvent::NodeLost(node, generation) => {
-                            self.core.on_node_lost(self.now(), told.at, &node, generation);
-                        }
-                        LiveEvent::NodeSilent(node, generation) => {
-                            self.core.on_node_silent(self.now(), told.at, &node, generation);
+                        LiveEvent::NodeAway(node, generation, away) => {
+                            self.core.on_node_away(self.now(), told.at, (&node, generation), away);
                         }
                     }
                 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
-use baton_runtime::settings::BadSetting;
+use baton_runtime::settings::{self, BadSetting};
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
+use baton_runtime::{Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
 use baton_scheduler::{
     AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL,
 };
@@ -18,7 +18,7 @@ use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
 
 use crate::config::{Settings, positive_millis};
-use crate::front_door::{FrontDoor, FrontDoorLimits};
+use crate::front_door::{FrontDoor, FrontDoorLimits, KvFormat};
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
 use crate::ports::{Addresses, Ports};
@@ -45,6 +45,9 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
     let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
+    let grace = settings::seconds("grace_s", settings.grace_s, 0.0..=LONGEST_WAIT.as_secs_f64())?;
+    let not_ready = settings::seconds("not_ready_s", settings.not_ready_s, 0.0..=600.0)?;
+    let drain = Drain { not_ready, grace };
     let ports = Ports::bind(&settings, stall_timeout).await?;
     let addresses = ports.addresses()?;
     let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
@@ -68,15 +71,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         signal = signals.recv() => signal,
         () = tasks.cancelled() => "a failed task",
     };
-    let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);
-    tracing::info!(signal, requests = door.live.len(), ?grace, "draining");
+    tracing::info!(signal, requests = door.live.len(), ?drain, "draining");
     let drained = async {
         while !door.live.is_empty() {
             baton_runtime::sleep(DRAIN_POLL).await;
         }
     };
-    if !shutdown.drain(grace, drained).await {
-        tracing::warn!(requests = door.live.len(), "the grace period is over: ending what is left");
+    if !shutdown.drain(drain, &mut signals, drained).await {
+        tracing::warn!(requests = door.live.len(), "ending what is left");
         // Each gets its terminal status before the server goes.
         let ended = async {
             while !door.live.is_empty() {
@@ -97,7 +99,8 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
     let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts.max(1) };
     let max_time = positive_seconds("max_request_s", settings.max_request_s)?;
-    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, max_time, request };
+    let kv = KvFormat { block_tokens: settings.block_tokens, dtype: settings.kv_dtype };
+    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, max_time, request, kv };
     let placement: PlacementKind = parsed("placement", &settings.placement)?;
     let admission: AdmissionKind = parsed("admission", &settings.admission)?;
     let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);

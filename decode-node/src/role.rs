@@ -343,6 +343,7 @@ impl Role for DecodeRole {
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),
+            Input::Undrain => self.core.on_undrain(now),
             Input::ClearCache => self.core.clear_cache(),
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),

@@ -13,6 +13,8 @@ mod bench_transfer;
 mod decode_room;
 mod dependencies;
 mod docs;
+mod drain;
+mod engine_stalls;
 mod estimates;
 mod limits;
 mod metrics_page;

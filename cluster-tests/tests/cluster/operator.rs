@@ -15,7 +15,7 @@ fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
     (0..tokens).map(|i| 32 + (i * 7 + salt * 13) % 90).collect()
 }
 
-async fn baton(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<Output> {
+pub async fn baton(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new(binary("baton")?);
     for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
         command.env_remove(key);
@@ -33,7 +33,7 @@ async fn json(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<Value> {
 }
 
 /// Asks again until the answer is what it must become.
-async fn until(cluster: &Cluster, arguments: &[&str], done: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+pub async fn until(cluster: &Cluster, arguments: &[&str], done: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
     let mut last = Value::Null;
     for _ in 0..100 {
         last = json(cluster, arguments).await?;

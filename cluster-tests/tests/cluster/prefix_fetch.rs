@@ -37,6 +37,7 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
     {
         let block_bytes = block_bytes(row_bytes);
         let builder = Cluster::model(&model).node_flags(&["--transport", transport, "--kv-dtype", kv_dtype]);
+        let builder = builder.conductor_flags(&["--kv-dtype", kv_dtype]);
         let mut cluster = builder.clone().start().await?;
         let ask = Ask::tokens(prompt(PROMPT_TOKENS)).max_tokens(8).ignore_eos();
         let computed = cluster.ask(ask.clone()).await?;

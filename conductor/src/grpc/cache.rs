@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use baton_proto::v1;
 use baton_scheduler::{ClusterNode, HotPrefix};
-use baton_types::{ErrorKind, NodeId};
+use baton_types::NodeId;
 
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
@@ -39,7 +39,7 @@ fn prefix(door: &FrontDoor, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix
     let mut nodes: Vec<_> =
         door.index.longest_prefix(&[hot.hash]).into_iter().map(|(node, _)| node.to_string()).collect();
     nodes.sort();
-    v1::HotPrefix { hash: hot.hash.to_string(), tokens: hot.blocks * block_tokens, requests: hot.requests, nodes }
+    v1::HotPrefix { hash: hot.hash.to_string(), tokens: hot.blocks.saturating_mul(block_tokens), requests: hot.requests, nodes }
 }
 
 pub(super) async fn lookup(
@@ -53,7 +53,7 @@ pub(super) async fn lookup(
         .nodes()
         .filter_map(|node| {
             let info = node.info();
-            let tokens = held.get(&info.node)? * info.layout.block_tokens;
+            let tokens = held.get(&info.node)?.saturating_mul(info.layout.block_tokens);
             Some(v1::CacheMatch { node: info.node.to_string(), role: info.role.as_str().into(), tokens })
         })
         .collect();
@@ -63,23 +63,23 @@ pub(super) async fn lookup(
 
 /// Has one node, or with an empty name every node that has a session, clear its cache; names of those that were told to.
 pub(super) fn clear(door: &FrontDoor, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
-    let tell = |node: &NodeId| {
-        let command = v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
-        door.nodes.send(node, command)
-    };
+    let command = || v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
     if name.is_empty() {
         let nodes: Vec<NodeId> = door.cluster().nodes().map(|node| node.info().node.clone()).collect();
-        let told = nodes.iter().filter(|node| tell(node)).map(ToString::to_string).collect();
+        let told = nodes.iter().filter(|node| door.nodes.send(node, command())).map(ToString::to_string).collect();
         return Ok(v1::ClearCacheResponse { nodes: told });
     }
+    let node = known_node(door, name)?;
+    door.tell(&node, command())?;
+    Ok(v1::ClearCacheResponse { nodes: vec![node.to_string()] })
+}
+
+/// The node of that name, if the conductor knows one.
+pub(super) fn known_node(door: &FrontDoor, name: &str) -> Result<NodeId, GenerateError> {
     let node = NodeId::new(name).map_err(|error| GenerateError::invalid("node", error.to_string()))?;
     if door.cluster().node(&node).is_none() {
         let problem = format!("this conductor knows no node '{node}'");
         return Err(GenerateError::NotFound { field: "node", problem });
     }
-    if !tell(&node) {
-        let message = format!("node: {node} has no session with this conductor");
-        return Err(GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: None });
-    }
-    Ok(v1::ClearCacheResponse { nodes: vec![node.to_string()] })
+    Ok(node)
 }

@@ -108,6 +108,16 @@ impl v1::cluster_server::Cluster for ClusterService {
         Ok(Response::new(told))
     }
 
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        super::drain::order(&self.0, &request.into_inner().node, true).map_err(|error| Status::from(&error))?;
+        Ok(Response::new(v1::DrainResponse {}))
+    }
+
+    async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::UndrainResponse>, Status> {
+        super::drain::order(&self.0, &request.into_inner().node, false).map_err(|error| Status::from(&error))?;
+        Ok(Response::new(v1::UndrainResponse {}))
+    }
+
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),

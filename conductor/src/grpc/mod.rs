@@ -2,6 +2,7 @@
 
 mod cache;
 mod cluster;
+mod drain;
 mod explain;
 mod health;
 mod inference;

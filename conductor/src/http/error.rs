@@ -55,8 +55,9 @@ impl HttpError {
             GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
             _ => Failure::new(status, error.told()),
         };
-        // Its client does not wait any longer, and it would be computed again.
-        let is_final = matches!(error, GenerateError::Request(RequestError::TimedOut(_)));
+        // Its client does not wait any longer, or more nodes may die of it; and it would be computed again.
+        let ends = |error: &RequestError| matches!(error, RequestError::TimedOut(_) | RequestError::NodesDied(_));
+        let is_final = matches!(error, GenerateError::Request(error) if ends(error));
         Self { failure, retry_after, is_final }
     }
 

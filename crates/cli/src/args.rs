@@ -51,6 +51,10 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
+    /// Have a node finish what it has, or hand it on, and take nothing new; wait until nothing is left there
+    Drain(DrainArgs),
+    /// Have a node that was drained take requests again
+    Undrain(UndrainArgs),
     /// Show what the nodes have before them, what is taken in, and how good the predictions are
     Load(LoadArgs),
     /// Show what the prefix caches hold and which prefixes are hot, look a prompt up in them, or clear them
@@ -175,6 +179,36 @@ pub struct NodesArgs {
     /// Show how the nodes move KV to each other instead: a row for each pair that has
     #[arg(long, conflicts_with = "check")]
     pub transport: bool,
+}
+
+/// Of `baton drain`.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The node
+    pub node: String,
+    /// Wait for no longer than this, seconds; exit status 1 if something is left. The node goes on draining
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_timeout)]
+    pub timeout: f64,
+    /// Do not wait
+    #[arg(long, conflicts_with = "timeout")]
+    pub no_wait: bool,
+}
+
+/// Of `baton undrain`.
+#[derive(Debug, Args)]
+pub struct UndrainArgs {
+    /// The node
+    pub node: String,
+    /// Wait for no longer than this until it is ready, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = parse_timeout)]
+    pub timeout: f64,
+}
+
+fn parse_timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds from 0 to 86400".to_owned()),
+    }
 }
 
 fn parse_interval(text: &str) -> Result<f64, String> {

@@ -14,6 +14,7 @@ mod args;
 mod cache;
 mod chat;
 mod client;
+mod drain;
 mod error;
 mod explain;
 mod generate;
@@ -56,6 +57,8 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
             Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
             Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
+            Command::Drain(args) => drain::drain(args, &cli.conductor, cli.json).await,
+            Command::Undrain(args) => drain::undrain(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Score(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,

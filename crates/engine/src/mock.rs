@@ -51,6 +51,8 @@ pub struct MockOptions {
     pub end_token: u32,
     /// See `end_token`.
     pub end_one_in: u32,
+    /// A step that computes this token never ends: it stands for a driver that hangs.
+    pub stuck_token: Option<u32>,
 }
 
 impl Default for MockOptions {
@@ -65,6 +67,7 @@ impl Default for MockOptions {
             seed: 1,
             end_token: 257,
             end_one_in: 0,
+            stuck_token: None,
         }
     }
 }
@@ -297,6 +300,10 @@ impl MockEngine {
     /// Some layers of a step, in `time`; after the last one the logits.
     #[allow(clippy::disallowed_methods)] // stands for compute, which takes real time
     fn run(&mut self, batch: &[SequenceStep<'_>], layers: Range<u32>, time: Duration, observer: &mut dyn StepObserver) {
+        let mut tokens = batch.iter().flat_map(|sequence| sequence.tokens);
+        if self.options.stuck_token.is_some_and(|stuck| tokens.any(|token| *token == stuck)) {
+            hang();
+        }
         let (mut began, is_last) = (Instant::now(), layers.end == self.options.num_layers);
         for layer in layers.clone() {
             // A record depends on the one before it.
@@ -370,6 +377,12 @@ impl Engine for MockEngine {
         let time = self.time(batch).mul_f64(layers.len() as f64 / f64::from(self.options.num_layers));
         self.run(batch, layers, time, observer);
         Ok(())
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 

@@ -16,6 +16,6 @@ mod tasks;
 
 pub use clock::{Clock, ManualClock, SystemClock, interval, new_generation, now, random_u64, sleep, sleep_until};
 pub use innermost::{error_chain, innermost};
-pub use shutdown::{Phase, Shutdown, Signals};
+pub use shutdown::{Drain, Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
 pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, METRICS, MetricDoc, MetricKind, Telemetry};

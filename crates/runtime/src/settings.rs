@@ -8,8 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::OsString;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use baton_types::ErrorKind;
 use serde::Serialize;
@@ -87,6 +89,27 @@ impl BadSetting {
     pub fn unavailable(key: &'static str, problem: impl Into<String>) -> Self {
         Self { key, problem: problem.into(), kind: ErrorKind::Unavailable }
     }
+}
+
+/// A value that is within its range.
+///
+/// # Errors
+/// It is not, or is no number.
+pub fn within<T: PartialOrd + Display>(key: &'static str, value: T, range: RangeInclusive<T>) -> Result<T, BadSetting> {
+    let (least, most) = (range.start(), range.end());
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(BadSetting::invalid(key, format!("{value}, but must be {least} to {most}")))
+}
+
+/// A time in seconds that is within its range.
+///
+/// # Errors
+/// It is not, or is no number.
+pub fn seconds(key: &'static str, value: f64, range: RangeInclusive<f64>) -> Result<Duration, BadSetting> {
+    let seconds = within(key, value, range)?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| BadSetting::invalid(key, format!("{value}: {error}")))
 }
 
 /// What decided the value of a setting.

@@ -42,6 +42,15 @@ pub enum Phase {
     Flushed,
 }
 
+/// How long the phases of a drain may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drain {
+    /// [`Phase::NotReady`].
+    pub not_ready: Duration,
+    /// [`Phase::Draining`].
+    pub grace: Duration,
+}
+
 /// The phase of a process, and who moves it on. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Sender<Phase>);
@@ -78,22 +87,20 @@ impl Shutdown {
         let _ = self.0.subscribe().wait_for(|now| *now >= phase).await;
     }
 
-    /// Runs `drained` for as long as the grace period, or until a second signal hurries. `true` where it finished.
-    pub async fn drain(&self, grace: Duration, drained: impl Future<Output = ()>) -> bool {
-        self.advance(Phase::Draining);
-        let again = async {
-            match Signals::new() {
-                Ok(mut signals) => _ = signals.recv().await,
-                Err(error) => {
-                    tracing::warn!(%error, "no second signal can hurry the drain");
-                    std::future::pending().await
-                }
-            }
-        };
+    /// Goes down as far as to [`Phase::Closing`]: says for `not_ready` that it does, then runs `drained` for as long as `grace`. A signal ends both at once. `true`
+    /// if `drained` finished.
+    pub async fn drain(&self, terms: Drain, signals: &mut Signals, drained: impl Future<Output = ()>) -> bool {
+        self.advance(Phase::NotReady);
         let finished = tokio::select! {
-            () = drained => true,
-            () = crate::sleep(grace) => false,
-            () = again => false,
+            finished = async {
+                crate::sleep(terms.not_ready).await;
+                self.advance(Phase::Draining);
+                tokio::time::timeout(terms.grace, drained).await.is_ok()
+            } => finished,
+            signal = signals.recv() => {
+                tracing::warn!(signal, "a second signal: ending what is left");
+                false
+            }
         };
         self.advance(Phase::Closing);
         finished
@@ -114,10 +121,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn draining_ends_with_the_grace_period() {
+    async fn a_drain_has_phases_of_their_lengths_and_a_signal_ends_them() {
+        let mut signals = Signals::new().unwrap();
+        let ms = Duration::from_millis;
         let shutdown = Shutdown::new();
-        assert!(!shutdown.drain(Duration::from_millis(10), std::future::pending()).await);
-        assert_eq!(shutdown.phase(), Phase::Closing);
-        assert!(Shutdown::new().drain(Duration::from_secs(5), async {}).await);
+        let terms = Drain { not_ready: ms(30), grace: ms(30) };
+        let began = std::time::Instant::now();
+        let phase = async {
+            shutdown.wait_for(Phase::NotReady).await;
+            (shutdown.phase(), shutdown.wait_for(Phase::Draining).await, began.elapsed())
+        };
+        let (finished, (first, (), draining_after)) =
+            tokio::join!(shutdown.drain(terms, &mut signals, std::future::pending()), phase);
+        assert!(!finished && began.elapsed() >= ms(60));
+        assert_eq!((first, shutdown.phase()), (Phase::NotReady, Phase::Closing));
+        assert!(draining_after >= ms(30));
+
+        let long = Drain { not_ready: Duration::ZERO, grace: Duration::from_secs(60) };
+        assert!(Shutdown::new().drain(long, &mut signals, async {}).await);
+
+        let shutdown = Shutdown::new();
+        let forever = Drain { not_ready: Duration::from_secs(60), ..long };
+        let raise = async {
+            tokio::time::sleep(ms(20)).await;
+            // To this process, which listens: it goes on.
+            let id = std::process::id().to_string();
+            assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        };
+        let (finished, ()) = tokio::join!(shutdown.drain(forever, &mut signals, async {}), raise);
+        assert!(!finished && shutdown.phase() == Phase::Closing);
     }
 }

@@ -55,7 +55,7 @@ pub use placement::{
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use request::{
-    Assignment, BookEntry, MoveAssignment, OutputToken, RequestCore, RequestEffect, RequestError, RequestEvent,
+    Assignment, Away, BookEntry, MoveAssignment, OutputToken, RequestCore, RequestEffect, RequestError, RequestEvent,
     RequestJob, RequestLimits, RequestNote,
 };
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};

@@ -135,6 +135,11 @@ impl Stores {
         self.queued.clear();
     }
 
+    /// It takes something new again.
+    pub fn go_on(&mut self) {
+        self.stopped = false;
+    }
+
     /// Everything is to be forgotten.
     pub fn clear(&mut self) -> Option<TierEffect> {
         self.queued.clear();

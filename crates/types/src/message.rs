@@ -344,6 +344,8 @@ pub struct Load {
     pub takes_sequences: bool,
     /// The node finishes what it has and takes nothing new.
     pub draining: bool,
+    /// Its engine makes no progress in its step.
+    pub stalled: bool,
 }
 
 /// A node, as it introduces itself.

@@ -83,6 +83,10 @@ pub struct Settings {
     pub mock_profile: Option<String>,
     /// Mock engine: bytes of KV of a token, a multiple of 64.
     pub mock_kv_bytes: u32,
+    /// Mock engine: a step that computes this token never ends.
+    pub mock_stuck_token: Option<u32>,
+    /// The engine is taken to be dead, and the node ends, if it makes no progress in a step for this long, seconds.
+    pub step_timeout_s: f64,
     /// How long a drain may take, seconds.
     pub grace_s: f64,
     /// Filter of log lines.
@@ -127,6 +131,8 @@ impl Default for Settings {
             mock_row_us: 20,
             mock_profile: None,
             mock_kv_bytes: 64,
+            mock_stuck_token: None,
+            step_timeout_s: 30.0,
             grace_s: 30.0,
             log: "info".into(),
             log_format: LogFormat::Text,
@@ -268,6 +274,12 @@ pub struct Flags {
     /// Mock engine: bytes of KV of a token, a multiple of 64 [default: 64]
     #[arg(long, value_name = "N")]
     pub mock_kv_bytes: Option<u32>,
+    /// Mock engine: a step that computes this token never ends [default: none]
+    #[arg(long, value_name = "ID")]
+    pub mock_stuck_token: Option<u32>,
+    /// The node ends if its engine makes no progress in a step for this long, seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub step_timeout_s: Option<f64>,
     /// How long a drain may take, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,

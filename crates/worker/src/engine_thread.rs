@@ -1,6 +1,6 @@
 //! The engine on a thread of its own: one step at a time, sampled there too, and reported back.
 
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use baton_scheduler::{MAX_PREFIX_WAIT_PER_STEP, StepId, StepOutput, StepPlan, St
 use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
+use crate::engine_watch::EngineProgress;
 use crate::layer_gate::LayerGate;
 use crate::masks::Masks;
 
@@ -63,22 +64,30 @@ struct Task {
 pub struct EngineThread {
     steps: std_mpsc::SyncSender<Task>,
     thread: JoinHandle<()>,
+    progress: Arc<EngineProgress>,
 }
 
 impl EngineThread {
     /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode does not care). Events go to `events`, whose reader must
     /// never wait for the engine. `grammars` compiles those of structured output.
-    pub fn start<T: From<EngineEvent> + Send + 'static>(
+    pub fn start(
         engine: Box<dyn Engine>,
         grammars: GrammarCompiler,
         watch_layers: bool,
-        events: mpsc::Sender<T>,
+        events: mpsc::Sender<EngineEvent>,
     ) -> std::io::Result<Self> {
         let (steps, queue) = std_mpsc::sync_channel(QUEUED_STEPS);
         let masks = Masks::start(grammars)?;
-        let body = move || run(engine, masks, watch_layers, &queue, &events);
+        let progress = Arc::new(EngineProgress::default());
+        let told = Told { events, progress: Arc::clone(&progress), watch_layers };
+        let body = move || run(engine, masks, &queue, &told);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(body)?;
-        Ok(Self { steps, thread })
+        Ok(Self { steps, thread, progress })
+    }
+
+    /// How far it is.
+    pub(crate) fn progress(&self) -> Arc<EngineProgress> {
+        Arc::clone(&self.progress)
     }
 
     /// Hands a step over, with a gate for each prefix that is still coming in. `false`: the thread is gone, which is the end of the node.
@@ -92,63 +101,65 @@ impl EngineThread {
     }
 }
 
-fn run<T: From<EngineEvent>>(
-    mut engine: Box<dyn Engine>,
-    mut masks: Masks,
+/// Whom the thread tells.
+struct Told {
+    events: mpsc::Sender<EngineEvent>,
+    progress: Arc<EngineProgress>,
     watch_layers: bool,
-    queue: &std_mpsc::Receiver<Task>,
-    events: &mpsc::Sender<T>,
-) {
+}
+
+fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, told: &Told) {
     while let Ok(task) = queue.recv() {
+        told.progress.begin(&task.plan);
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
         masks.begin(step_id, sequences);
-        let result = step(&mut *engine, &mut masks, task, watch_layers, events, &mut times);
+        let result = step(&mut *engine, &mut masks, task, told, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
         let done = EngineEvent::StepDone { step: step_id, result, elapsed, slice, layers_ended };
-        if events.blocking_send(done.into()).is_err() {
+        told.progress.end();
+        if told.events.blocking_send(done).is_err() {
             return;
         }
     }
 }
 
-fn step<T: From<EngineEvent>>(
+fn step(
     engine: &mut dyn Engine,
     masks: &mut Masks,
     Task { plan: StepPlan { id, sequences, slice }, gates }: Task,
-    watch_layers: bool,
-    events: &mpsc::Sender<T>,
+    told: &Told,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
     let outputs = match sequences.is_empty() {
         true => Ok(Vec::new()),
         false => {
-            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, events, times);
-            (observer.gates, observer.watch_layers) = (gates, watch_layers);
+            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, told, times);
+            (observer.gates, observer.watch_layers) = (gates, told.watch_layers);
             let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
             let stepped = engine.step(&batch, &mut observer);
             observer.outputs(stepped)
         }
     };
     let with_slice = outputs.and_then(|mut outputs| {
-        let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, events, times)).transpose()?;
+        let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, told, times)).transpose()?;
         outputs.extend(sliced.into_iter().flatten());
         Ok(outputs)
     });
     with_slice.map_err(|error| Refused { kind: error.kind(), message: error.to_string() })
 }
 
-fn step_slice<T: From<EngineEvent>>(
+fn step_slice(
     engine: &mut dyn Engine,
     masks: &mut Masks,
     id: StepId,
     StepSlice { sequence, layers, mut hidden }: StepSlice,
-    events: &mpsc::Sender<T>,
+    told: &Told,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, EngineError> {
-    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), masks, events, times);
+    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), masks, told, times);
     let slice = LayerSlice { sequence: sequence_step(&sequence), layers, hidden: &mut hidden };
     let began = baton_runtime::now();
     let stepped = engine.step_layers(slice, &mut observer);
@@ -185,7 +196,7 @@ struct StepTimes {
 }
 
 /// Samples rows, reports layers and waits for prefixes while the step runs.
-struct Observer<'a, T> {
+struct Observer<'a> {
     step: StepId,
     sequences: &'a [StepSequence],
     /// Those that the step still waits for.
@@ -195,62 +206,62 @@ struct Observer<'a, T> {
     arena: KvArena,
     masks: &'a mut Masks,
     watch_layers: bool,
-    events: &'a mpsc::Sender<T>,
+    told: &'a Told,
     times: &'a mut StepTimes,
     outputs: Vec<StepOutput>,
-    error: Option<EngineError>,
 }
 
-impl<'a, T> Observer<'a, T> {
+impl<'a> Observer<'a> {
     /// One that waits for nothing and reports no layers.
     fn new(
         step: StepId,
         sequences: &'a [StepSequence],
         arena: KvArena,
         masks: &'a mut Masks,
-        events: &'a mpsc::Sender<T>,
+        told: &'a Told,
         times: &'a mut StepTimes,
     ) -> Self {
         let outputs = sequences.iter().map(empty_output).collect();
         let (gates, late) = (Vec::new(), Vec::new());
-        Self { step, sequences, gates, late, arena, masks, watch_layers: false, events, times, outputs, error: None }
+        Self { step, sequences, gates, late, arena, masks, watch_layers: false, told, times, outputs }
     }
 
     fn outputs(self, stepped: Result<(), EngineError>) -> Result<Vec<StepOutput>, EngineError> {
-        stepped.and(self.error.map_or(Ok(()), Err)).map(|()| self.outputs)
+        stepped.map(|()| self.outputs)
     }
 
-    fn row(&mut self, index: usize, position: usize, logits: &[f32]) -> Result<(), EngineError> {
+    /// An error of a row is of its sequence: the others of the step have theirs.
+    fn row(&mut self, index: usize, position: usize, logits: &[f32]) -> Result<(), Refused> {
+        let refused = |error: EngineError| Refused { kind: error.kind(), message: error.to_string() };
         let sequence = &self.sequences[index];
         if sequence.logits == baton_scheduler::LogitsWanted::All {
             let next = sequence.tokens[..sequence.prompt_tokens].get(position + 1).copied();
             let top = sequence.sampling.prompt_logprobs.unwrap_or(0);
-            self.outputs[index].prompt_logprobs.push(logprobs(logits, next, top)?);
+            self.outputs[index].prompt_logprobs.push(logprobs(logits, next, top).map_err(refused)?);
         }
         if sequence.is_last_chunk && position + 1 == sequence.range.end {
             let mask = match sequence.sampling.grammar.as_ref().map(|_| self.masks.take(sequence.key)).transpose() {
                 Ok(mask) => mask,
-                Err(refused) => {
-                    self.outputs[index].failed = Some(refused);
-                    return Ok(());
-                }
+                Err(refused) => return Err(refused),
             };
             let (prompt, output) = sequence.tokens.split_at(sequence.prompt_tokens);
-            let sampled = sample(logits, &sequence.sampling, prompt, output, mask.as_ref().map(Mask::words))?;
+            let sampled = sample(logits, &sequence.sampling, prompt, output, mask.as_ref().map(Mask::words));
+            let sampled = sampled.map_err(refused)?;
             self.outputs[index].sampled = Some((sampled.token, sampled.logprobs));
         }
         Ok(())
     }
 }
 
-impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
+impl StepObserver for Observer<'_> {
     fn kv_ready(&mut self, layer: u32) {
+        self.told.progress.mark();
         for (block, from_token) in self.sequences.iter().filter_map(|sequence| sequence.zero_tail) {
             self.arena.zero_tail(layer, block, from_token);
         }
         if self.watch_layers {
             // The loop is gone only when the process ends; then nobody needs the layer.
-            let _ = self.events.blocking_send(EngineEvent::KvReady { step: self.step, layer }.into());
+            let _ = self.told.events.blocking_send(EngineEvent::KvReady { step: self.step, layer });
         }
     }
 
@@ -259,33 +270,34 @@ impl<T: From<EngineEvent>> StepObserver for Observer<'_, T> {
             let began = baton_runtime::now();
             let here = gate.wait(layer, MAX_PREFIX_WAIT_PER_STEP.saturating_sub(self.times.waited));
             self.times.waited += began.elapsed();
+            self.told.progress.mark();
             if here {
                 self.gates.push((key, gate));
                 continue;
             }
             // The loop hears it before it hears of anything that is computed from here on; it is gone only when the process ends.
-            let _ = self.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key }.into());
+            let _ = self.told.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key });
             self.late.push(key);
         }
     }
 
     fn layers_done(&mut self) {
+        self.told.progress.mark();
         self.times.layers_ended = baton_runtime::now();
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
+        self.told.progress.mark();
         // What is no KV may lead to what is no number; nobody wants it.
         let is_late = self.late.contains(&self.sequences[sequence].key);
-        if self.error.is_none() && !is_late {
-            self.error = self.row(sequence, position as usize, logits).err();
+        if self.outputs[sequence].failed.is_none() && !is_late {
+            self.outputs[sequence].failed = self.row(sequence, position as usize, logits).err();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use baton_engine::{MockEngine, MockOptions};
     use baton_types::{Attempt, BlockId, RequestId, SamplingParams};
 

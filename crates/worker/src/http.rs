@@ -8,8 +8,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
-use baton_runtime::{Phase, Shutdown, TaskSet, Telemetry};
+use baton_runtime::{TaskSet, Telemetry};
 use tokio::net::TcpListener;
+
+use crate::readiness::{Readiness, Ready};
 
 /// Most connections of each port: from every conductor and node, with room to spare.
 const MAX_CONNECTIONS: usize = 4096;
@@ -21,12 +23,12 @@ const IDLE: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 struct Shared {
     telemetry: Telemetry,
-    shutdown: Shutdown,
+    readiness: Readiness,
 }
 
 /// Serves until the tasks end.
-pub fn start(listener: TcpListener, telemetry: Telemetry, shutdown: &Shutdown, tasks: &TaskSet) {
-    let shared = Shared { telemetry, shutdown: shutdown.clone() };
+pub fn start(listener: TcpListener, telemetry: Telemetry, readiness: Readiness, tasks: &TaskSet) {
+    let shared = Shared { telemetry, readiness };
     let router = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -47,12 +49,11 @@ async fn health() -> &'static str {
     "alive\n"
 }
 
-/// 200 while the node takes requests, 503 once it drains.
+/// 200 while the node takes requests, 503 if it drains or its engine is stalled.
 async fn ready(State(shared): State<Shared>) -> Response {
-    match shared.shutdown.phase() {
-        Phase::Serving => (StatusCode::OK, "serving\n").into_response(),
-        phase => (StatusCode::SERVICE_UNAVAILABLE, format!("{phase:?}\n").to_lowercase()).into_response(),
-    }
+    let ready = shared.readiness.get();
+    let status = if ready == Ready::Serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, format!("{}\n", ready.as_str())).into_response()
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {

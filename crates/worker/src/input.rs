@@ -50,14 +50,10 @@ pub enum Input<E> {
     Engine(EngineEvent),
     /// Finish what is here, take nothing new.
     Drain,
+    /// Take requests again.
+    Undrain,
     /// Of this role alone.
     Role(E),
-}
-
-impl<E> From<EngineEvent> for Input<E> {
-    fn from(event: EngineEvent) -> Self {
-        Self::Engine(event)
-    }
 }
 
 /// Whether each block is accounted for.

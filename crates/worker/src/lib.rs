@@ -10,6 +10,7 @@
 pub mod config;
 
 mod engine_thread;
+mod engine_watch;
 mod fetch;
 mod http;
 mod input;
@@ -24,6 +25,7 @@ mod node_loop;
 mod pacer;
 mod peers;
 mod profile;
+mod readiness;
 mod register;
 mod remote;
 mod service;
@@ -42,6 +44,7 @@ pub use node::{NodeParts, core_refused, run};
 pub use node_loop::{NodeLoop, Role};
 pub use pacer::{Direction, LinkPacer, PacedCancel, paced};
 pub use peers::{Peers, refused};
+pub use readiness::{Readiness, Ready};
 pub use remote::RemoteArena;
 pub use sessions::Sessions;
 pub use ssd::{Fetching, Ssd, TierEvent};

@@ -8,6 +8,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 const STEPS: &str = "baton_node_steps_total";
 const STEP_SECONDS: &str = "baton_node_step_seconds";
 const STEP_ROWS: &str = "baton_node_step_rows_total";
+const ENGINE_STALLS: &str = "baton_node_engine_stalls_total";
 const LEASES: &str = "baton_node_leases_total";
 const SSD_BLOCKS: &str = "baton_node_ssd_blocks_total";
 const SSD_BYTES: &str = "baton_node_ssd_bytes";
@@ -23,6 +24,12 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Rows computed: prompt tokens, or sequences.",
     },
     MetricDoc {
+        name: ENGINE_STALLS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Times that the engine made no progress in a step for longer than usual.",
+    },
+    MetricDoc {
         name: LEASES,
         kind: MetricKind::Counter,
         labels: &["outcome"],
@@ -36,6 +43,11 @@ pub const METRICS: &[MetricDoc] = &[
     },
     MetricDoc { name: SSD_BYTES, kind: MetricKind::Gauge, labels: &[], help: "Bytes of the SSD tier's blocks." },
 ];
+
+/// The engine makes no progress in its step.
+pub fn on_engine_stalled() {
+    counter!(ENGINE_STALLS).increment(1);
+}
 
 /// Handles, made once.
 pub struct StepMetrics {

@@ -52,6 +52,7 @@ pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<
         context_length: profile.map_or(defaults.context_length, |_| CONTEXT_TOKENS),
         cost,
         seed: random_u64(),
+        stuck_token: settings.mock_stuck_token,
         ..defaults
     }
 }

@@ -1,6 +1,7 @@
 //! From settings to a serving node, and down again: what both roles do alike.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +16,10 @@ use baton_runtime::serve::Protocol;
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
-    Clock, MetricDoc, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation,
+    Clock, Drain, MetricDoc, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation,
     random_u64,
 };
-use baton_scheduler::{InvalidConfig, ModelConfig};
+use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
 use baton_transfer_engine::{
     ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
@@ -32,11 +33,13 @@ use tonic::transport::Endpoint;
 
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
+use crate::engine_watch::EngineWatch;
 use crate::input::Input;
 use crate::mock::{mock_options, node_profile, pacer, take_profile};
-use crate::node_loop::{NodeLoop, Role};
+use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
+use crate::readiness::{Readiness, Ready};
 use crate::register::{endpoint, keep_registered};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
@@ -44,6 +47,12 @@ use crate::transfer::TransferView;
 
 /// Inputs that may wait for the loop; senders wait in front of it.
 const QUEUED_INPUTS: usize = 4096;
+/// What the engine may say ahead of the loop: a few steps of a model with many layers.
+const QUEUED_ENGINE_EVENTS: usize = 1024;
+/// What `grace_s` may be, seconds.
+const GRACES: RangeInclusive<f64> = 0.0..=24.0 * 3600.0;
+/// What `step_timeout_s` may be, seconds. An engine is stalled for at least two seconds before it is dead.
+const STEP_TIMEOUTS: RangeInclusive<f64> = 3.0..=3600.0;
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -85,7 +94,10 @@ pub fn run<R: Role>(
     init_logs(settings.log_format, &settings.log)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
-    runtime.block_on(serve(role, metrics, settings, build))
+    let served = runtime.block_on(serve(role, metrics, settings, build));
+    // What hangs in a driver, or on a disk, does not keep the process.
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    served
 }
 
 async fn serve<R: Role>(
@@ -99,9 +111,13 @@ async fn serve<R: Role>(
         Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
+    let (engine_events, engine_heard) = mpsc::channel(QUEUED_ENGINE_EVENTS);
+    let readiness = Readiness::default();
     let generation = new_generation();
     let node = node_name(&settings, role)?;
     let conductor = endpoint(&settings.conductor)?;
+    let grace = baton_runtime::settings::seconds("grace_s", settings.grace_s, GRACES)?;
+    let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
 
     let listener = listen("listen", &settings.listen).await?;
     let http = listen("http", &settings.http).await?;
@@ -132,7 +148,8 @@ async fn serve<R: Role>(
     };
     let arena = engine.arena().clone();
     let engine =
-        EngineThread::start(engine, grammars, role == NodeRole::Prefill, inputs.clone()).context("engine thread")?;
+        EngineThread::start(engine, grammars, role == NodeRole::Prefill, engine_events).context("engine thread")?;
+    let watch = EngineWatch::new(engine.progress(), REPORT_INTERVAL, usual_layer(&info), step_timeout);
 
     let parts = NodeParts {
         info: Arc::clone(&info),
@@ -149,20 +166,32 @@ async fn serve<R: Role>(
         tasks: tasks.clone(),
     };
     let role = build(&settings, parts)?;
-    start_grpc(&info, listener, inputs, sessions.clone(), &tasks, &shutdown).await?;
-    crate::http::start(http, telemetry.clone(), &shutdown, &tasks);
-    start_loop(role, receiver, sessions, view, &tasks, &shutdown);
+    start_grpc(&info, listener, inputs, sessions.clone(), &tasks, readiness.clone()).await?;
+    crate::http::start(http, telemetry.clone(), readiness.clone(), &tasks);
+    let node_loop = NodeLoop {
+        role,
+        engine: engine_heard,
+        watch,
+        inputs: receiver,
+        sessions,
+        transfer: view,
+        clock: Arc::new(SystemClock) as Arc<dyn Clock>,
+        shutdown: shutdown.clone(),
+        readiness,
+        away: NotReady::default(),
+    };
+    start_loop(node_loop, &tasks);
     start_registration(conductor, &info, &tasks);
     start_upkeep(telemetry, &tasks);
     // Who reads that it serves may end it at once.
     let signals = Signals::new()?;
     announce(&info, http_addr, transfer.local_addr());
 
-    wait_and_drain(&settings, signals, &tasks, &shutdown).await
+    wait_and_drain(grace, signals, &tasks, &shutdown).await
 }
 
 async fn wait_and_drain(
-    settings: &Settings,
+    grace: Duration,
     mut signals: Signals,
     tasks: &TaskSet,
     shutdown: &Shutdown,
@@ -171,12 +200,11 @@ async fn wait_and_drain(
         signal = signals.recv() => signal,
         () = tasks.cancelled() => "a failed task",
     };
-    let grace = Duration::try_from_secs_f64(settings.grace_s).unwrap_or(CLOSE_TIMEOUT);
     tracing::info!(signal, ?grace, "draining");
-    // The loop says when it is done by moving on to Closing.
-    let drained = shutdown.clone();
-    if !shutdown.drain(grace, async move { drained.wait_for(Phase::Closing).await }).await {
-        tracing::warn!("the grace period is over: ending what is left");
+    // Conductors hear of a drain at once. The loop says when it is done by moving on to Closing.
+    let (terms, drained) = (Drain { not_ready: Duration::ZERO, grace }, shutdown.clone());
+    if !shutdown.drain(terms, &mut signals, async move { drained.wait_for(Phase::Closing).await }).await {
+        tracing::warn!("ending what is left");
     }
     let joined = tasks.join(CLOSE_TIMEOUT).await;
     shutdown.advance(Phase::Flushed);
@@ -377,7 +405,7 @@ async fn start_grpc<E: Send + 'static>(
     inputs: mpsc::Sender<Input<E>>,
     sessions: Sessions,
     tasks: &TaskSet,
-    shutdown: &Shutdown,
+    readiness: Readiness,
 ) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<v1::node_server::NodeServer<NodeService<E>>>().await;
@@ -391,33 +419,42 @@ async fn start_grpc<E: Send + 'static>(
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let routes = Routes::new(health_service).add_service(reflection).add_service(service).prepare();
     crate::http::port("grpc", listener, Protocol::Http2).serve(routes, tasks);
-    let draining = shutdown.clone();
+    let end = tasks.clone();
     tasks.spawn_request("health", async move {
-        draining.wait_for(Phase::NotReady).await;
-        health.set_not_serving::<v1::node_server::NodeServer<NodeService<E>>>().await;
+        let mut ready = Ready::Serving;
+        loop {
+            tokio::select! {
+                now = readiness.changed_from(ready) => ready = now,
+                () = end.cancelled() => return,
+            }
+            match ready {
+                Ready::Serving => health.set_serving::<v1::node_server::NodeServer<NodeService<E>>>().await,
+                _ => health.set_not_serving::<v1::node_server::NodeServer<NodeService<E>>>().await,
+            }
+        }
     });
     Ok(())
 }
 
-fn start_loop<R: Role>(
-    role: R,
-    inputs: mpsc::Receiver<Input<R::Event>>,
-    sessions: Sessions,
-    transfer: TransferView,
-    tasks: &TaskSet,
-    shutdown: &Shutdown,
-) {
-    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
-    let node_loop = NodeLoop { role, inputs, sessions: sessions.clone(), transfer, clock, shutdown: shutdown.clone() };
-    let (shutdown, end) = (shutdown.clone(), tasks.clone());
+fn start_loop<R: Role>(node_loop: NodeLoop<R>, tasks: &TaskSet) {
+    let (sessions, shutdown, end) = (node_loop.sessions.clone(), node_loop.shutdown.clone(), tasks.clone());
     tasks.spawn("loop", async move {
-        node_loop.run().await?;
+        let ended = node_loop.run().await;
         // Conductors learn of the end by their sessions' end, after everything that was sent.
         sessions.close_all();
         shutdown.advance(Phase::Closing);
+        ended?;
         end.cancelled().await;
         Ok::<(), anyhow::Error>(())
     });
+}
+
+/// How long a layer of a large step takes, as profiled.
+fn usual_layer(info: &NodeInfo) -> Duration {
+    let (profile, layers) = (&info.profile, f64::from(info.layout.num_layers.max(1)));
+    let prompts = profile.prefill_base + profile.prefill_per_token * f64::from(profile.chunk_tokens);
+    let batch = profile.decode_base + profile.decode_per_sequence * f64::from(profile.max_running);
+    Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
 fn start_registration(conductor: Endpoint, info: &Arc<NodeInfo>, tasks: &TaskSet) {

@@ -9,7 +9,10 @@ use baton_scheduler::{KV_EVENTS_PER_MESSAGE, KvEventBatch, REPORT_INTERVAL};
 use baton_types::{ConductorId, Load};
 use tokio::sync::mpsc;
 
+use crate::engine_thread::EngineEvent;
+use crate::engine_watch::{EngineWatch, Pulse};
 use crate::input::{Input, IntegrityReport};
+use crate::readiness::{Readiness, Ready};
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
 
@@ -47,7 +50,11 @@ pub trait Role: Send + 'static {
 pub struct NodeLoop<R: Role> {
     /// The role.
     pub role: R,
-    /// Everything that happens.
+    /// What the engine says. It goes before everything else: however many call, steps follow each other.
+    pub engine: mpsc::Receiver<EngineEvent>,
+    /// Whether the engine gets on.
+    pub(crate) watch: EngineWatch,
+    /// Everything else that happens.
     pub inputs: mpsc::Receiver<Input<R::Event>>,
     /// Where events go.
     pub sessions: Sessions,
@@ -57,32 +64,63 @@ pub struct NodeLoop<R: Role> {
     pub clock: Arc<dyn Clock>,
     /// Draining ends the loop once the role is idle.
     pub shutdown: Shutdown,
+    /// What the node's ports say.
+    pub readiness: Readiness,
+    /// Why it takes no requests.
+    pub(crate) away: NotReady,
+}
+
+/// Why a node takes no requests; each by itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct NotReady {
+    /// The process goes down.
+    going_down: bool,
+    /// An operator asked.
+    drained: bool,
+    /// The engine makes no progress.
+    stalled: bool,
+}
+
+impl NotReady {
+    fn ready(self) -> Ready {
+        match self {
+            Self { stalled: true, .. } => Ready::Stalled,
+            Self { going_down: false, drained: false, .. } => Ready::Serving,
+            Self { .. } => Ready::Draining,
+        }
+    }
 }
 
 impl<R: Role> NodeLoop<R> {
     /// Runs until the node has drained, or has to close.
+    ///
+    /// # Errors
+    /// The engine is dead, or its thread.
     pub async fn run(mut self) -> anyhow::Result<()> {
         let mut reports = baton_runtime::interval(REPORT_INTERVAL);
         reports.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut draining, mut reported) = (false, 0u64);
+        let mut reported = 0u64;
         loop {
             let wakeup = self.role.next_wakeup();
             tokio::select! {
                 biased;
                 // What is rarely due comes first: a stream of inputs must not starve deadlines and reports.
                 () = sleep_until(wakeup) => self.role.on_wakeup(self.clock.now()),
-                () = self.shutdown.wait_for(Phase::Draining), if !draining => {
-                    draining = true;
+                () = self.shutdown.wait_for(Phase::Draining), if !self.away.going_down => {
+                    self.away.going_down = true;
                     self.role.on_input(self.clock.now(), Input::Drain);
+                    self.tell_readiness();
                 }
-                () = self.shutdown.wait_for(Phase::Closing), if draining => return Ok(()),
+                () = self.shutdown.wait_for(Phase::Closing), if self.away.going_down => return Ok(()),
                 _ = reports.tick() => {
+                    self.look_at_engine()?;
                     self.report();
                     if reported.is_multiple_of(REPORTS_PER_TRANSFER_REPORT) {
                         self.sessions.broadcast(&self.transfer.event());
                     }
                     reported += 1;
                 }
+                Some(event) = self.engine.recv() => self.take_in_engine(event),
                 input = self.inputs.recv() => match input {
                     Some(input) => self.take_in(input),
                     None => return Ok(()),
@@ -90,40 +128,93 @@ impl<R: Role> NodeLoop<R> {
             }
             self.role.carry_out()?;
             self.publish_kv_events();
-            if draining && self.role.is_idle() {
+            if self.away.going_down && self.role.is_idle() {
                 self.report();
                 return Ok(());
             }
         }
     }
 
-    fn take_in(&mut self, input: Input<R::Event>) {
-        self.on_input(input);
-        for _ in 1..INPUTS_PER_ROUND {
-            match self.inputs.try_recv() {
-                Ok(input) => self.on_input(input),
-                Err(_) => break,
-            }
+    fn take_in_engine(&mut self, event: EngineEvent) {
+        self.role.on_input(self.clock.now(), Input::Engine(event));
+        while let Ok(event) = self.engine.try_recv() {
+            self.role.on_input(self.clock.now(), Input::Engine(event));
         }
+    }
+
+    fn take_in(&mut self, input: Input<R::Event>) {
+        // One that looks at every block is enough between two steps.
+        let is_long = |input: &Input<_>| {
+            matches!(input, Input::CheckIntegrity(_) | Input::KvSnapshot(_) | Input::SessionOpened(_))
+        };
+        let mut next = Some(input);
+        for _ in 1..INPUTS_PER_ROUND {
+            let Some(input) = next.take() else { return };
+            let was_long = is_long(&input);
+            self.on_input(input);
+            if was_long {
+                return;
+            }
+            next = self.inputs.try_recv().ok();
+        }
+        next.into_iter().for_each(|input| self.on_input(input));
+    }
+
+    fn look_at_engine(&mut self) -> anyhow::Result<()> {
+        let pulse = self.watch.look();
+        let stalled = pulse != Pulse::Steady;
+        if stalled != std::mem::replace(&mut self.away.stalled, stalled) {
+            let requests = self.watch.requests().len();
+            match stalled {
+                true => {
+                    crate::metrics::on_engine_stalled();
+                    tracing::warn!(requests, "the engine makes no progress in its step");
+                }
+                false => tracing::info!("the engine makes progress again"),
+            }
+            self.tell_readiness();
+        }
+        if pulse == Pulse::Dead {
+            let requests: Vec<_> = self.watch.requests().iter().map(|key| key.request.to_string()).collect();
+            tracing::error!(requests = requests.join(" "), "the engine is taken to be dead: this node ends");
+            anyhow::bail!("the engine made no progress in a step for longer than step_timeout_s");
+        }
+        Ok(())
+    }
+
+    fn set_drained(&mut self, drained: bool) {
+        let now = self.clock.now();
+        if drained == std::mem::replace(&mut self.away.drained, drained) || self.away.going_down {
+            return;
+        }
+        tracing::info!(drained, "an operator asked");
+        self.role.on_input(now, if drained { Input::Drain } else { Input::Undrain });
+        self.tell_readiness();
+    }
+
+    /// To who asks, and to conductors at once.
+    fn tell_readiness(&self) {
+        self.readiness.set(self.away.ready());
+        self.report();
     }
 
     fn on_input(&mut self, input: Input<R::Event>) {
         match input {
             Input::SessionOpened(conductor) => {
+                // Whether it takes requests comes before what it holds, which may be much.
+                self.sessions.send(conductor, Event::Load((&self.load()).into()));
+                self.sessions.send(conductor, self.transfer.event());
                 self.publish_kv_events();
                 self.send_snapshot(conductor);
-                self.sessions.send(conductor, Event::Load((&self.role.load(self.clock.now())).into()));
-                self.sessions.send(conductor, self.transfer.event());
             }
+            Input::Drain => self.set_drained(true),
+            Input::Undrain => self.set_drained(false),
             Input::KvSnapshot(conductor) => {
                 self.publish_kv_events();
                 self.send_snapshot(conductor);
             }
             Input::CheckIntegrity(answer) => {
-                let report = IntegrityReport {
-                    problem: self.role.check_integrity().err(),
-                    load: self.role.load(self.clock.now()),
-                };
+                let report = IntegrityReport { problem: self.role.check_integrity().err(), load: self.load() };
                 // The caller may have given up.
                 let _ = answer.send(report);
             }
@@ -131,8 +222,12 @@ impl<R: Role> NodeLoop<R> {
         }
     }
 
+    fn load(&self) -> Load {
+        Load { stalled: self.away.stalled, ..self.role.load(self.clock.now()) }
+    }
+
     fn report(&self) {
-        self.sessions.broadcast(&Event::Load((&self.role.load(self.clock.now())).into()));
+        self.sessions.broadcast(&Event::Load((&self.load()).into()));
     }
 
     fn publish_kv_events(&mut self) {

@@ -27,6 +27,11 @@ impl RemoteArena {
             return Err(invalid(format!("it named block {block} of {num_blocks}")));
         }
         let layout = KvLayout { num_blocks, ..ours.clone() };
+        // Offsets into it fit then.
+        let bytes = u64::from(num_blocks).checked_mul(layout.block_bytes_all_layers() as u64);
+        if bytes.is_none_or(|bytes| bytes > segment.length) {
+            return Err(invalid(format!("it named an arena of {num_blocks} blocks in {} bytes", segment.length)));
+        }
         Ok((Self { segment, layout }, blocks.into_iter().map(BlockId).collect()))
     }
 }

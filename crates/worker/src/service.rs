@@ -140,6 +140,8 @@ fn input<E>(
         Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
         Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
         Command::Redirect(redirect) => Input::Redirect(redirect.try_into()?),
+        Command::Drain(v1::DrainCommand { draining: true }) => Input::Drain,
+        Command::Drain(v1::DrainCommand { draining: false }) => Input::Undrain,
     }))
 }
 

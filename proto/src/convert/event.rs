@@ -2,7 +2,7 @@
 
 use baton_types as d;
 
-use super::{InvalidMessage, hash, key, required, seconds};
+use super::{InvalidMessage, count, hash, key, required, seconds, total};
 use crate::v1 as w;
 
 impl From<&d::TokenLogprobs> for w::TokenLogprobs {
@@ -36,11 +36,11 @@ impl TryFrom<w::KvTransfer> for d::KvTransfer {
 
     fn try_from(t: w::KvTransfer) -> Result<Self, Self::Error> {
         Ok(Self {
-            bytes: t.bytes,
+            bytes: total("kv_transfer.bytes", t.bytes)?,
             transport: t.transport,
             elapsed: seconds("kv_transfer.seconds", t.seconds)?,
             exposed: seconds("kv_transfer.exposed_seconds", t.exposed_seconds)?,
-            bytes_at_compute_end: t.bytes_at_compute_end,
+            bytes_at_compute_end: total("kv_transfer.bytes_at_compute_end", t.bytes_at_compute_end)?,
         })
     }
 }
@@ -112,8 +112,8 @@ impl TryFrom<w::PrefixFetched> for d::FetchReport {
 
     fn try_from(report: w::PrefixFetched) -> Result<Self, Self::Error> {
         Ok(Self {
-            tokens: report.tokens,
-            bytes: report.bytes,
+            tokens: count("fetched.tokens", report.tokens)?,
+            bytes: total("fetched.bytes", report.bytes)?,
             transport: report.transport,
             elapsed: seconds("fetched.seconds", report.seconds)?,
             failure: report.failure.map(Into::into),
@@ -163,10 +163,13 @@ fn unreadable(error: &InvalidMessage) -> d::Refused {
 fn prefill_event(event: Option<w::prefill_event::Event>) -> Result<d::PrefillEvent, InvalidMessage> {
     use w::prefill_event::Event;
     Ok(match required("event", event)? {
-        Event::Started(s) => {
-            d::PrefillEvent::Started { queue: seconds("started.queue_s", s.queue_s)?, cached_tokens: s.cached_tokens }
+        Event::Started(s) => d::PrefillEvent::Started {
+            queue: seconds("started.queue_s", s.queue_s)?,
+            cached_tokens: count("started.cached_tokens", s.cached_tokens)?,
+        },
+        Event::Progress(progress) => {
+            d::PrefillEvent::Progress { tokens: count("progress.tokens", progress.tokens)? }
         }
-        Event::Progress(progress) => d::PrefillEvent::Progress { tokens: progress.tokens },
         Event::FirstToken(t) => d::PrefillEvent::FirstToken {
             token: t.token,
             logprobs: t.logprobs.map(Into::into),

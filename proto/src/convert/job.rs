@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, node_id, required, seconds};
+use super::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required};
 use crate::v1 as w;
 
 impl From<&d::SamplingParams> for w::NodeSampling {
@@ -96,7 +96,7 @@ impl TryFrom<w::DecodeTarget> for d::DecodeTarget {
             node: node_id("decode.node", &target.node)?,
             generation: generation("decode.generation", &target.generation)?,
             address: target.address,
-            tbt: target.tbt_s.map(|tbt| seconds("decode.tbt_s", tbt)).transpose()?,
+            tbt: target.tbt_s.map(|tbt| limit("decode.tbt_s", tbt)).transpose()?,
         })
     }
 }
@@ -191,23 +191,17 @@ impl w::QueueTerms {
     fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
         Ok(d::QueueTerms {
             priority,
-            patience: wait("queue.patience_s", self.patience_s)?,
-            max_overtaken: wait("queue.max_overtaken_s", self.max_overtaken_s)?,
+            patience: limit("queue.patience_s", self.patience_s)?,
+            max_overtaken: limit("queue.max_overtaken_s", self.max_overtaken_s)?,
             // One that does not say leaves it to the node.
             timeout: if self.timeout_s == 0.0 {
                 d::QueueTerms::TIMEOUT
             } else {
-                wait("queue.timeout_s", self.timeout_s)?
+                limit("queue.timeout_s", self.timeout_s)?
             },
-            compute: wait("queue.compute_s", self.compute_s)?,
+            compute: limit("queue.compute_s", self.compute_s)?,
         })
     }
-}
-
-/// A time in a queue. A year is as good as for ever, and adds to any clock.
-fn wait(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-    Ok(seconds(field, value)?.min(YEAR))
 }
 
 impl w::PrefillJob {

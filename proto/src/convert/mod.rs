@@ -13,6 +13,8 @@ use baton_types as d;
 
 use crate::v1 as w;
 
+pub use node::Step;
+
 /// A message from the network does not have the form of what it stands for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {found}")]
@@ -60,8 +62,40 @@ pub fn key(value: Option<w::RequestKey>) -> Result<d::RequestKey, InvalidMessage
     required("key", value)?.try_into()
 }
 
+/// Most tokens, blocks or requests that are believed: sums of a few of them fit.
+const MAX_COUNT: u32 = 1 << 28;
+/// Most of what is counted over time, and most bytes, that are believed: sums of many fit.
+const MAX_TOTAL: u64 = 1 << 56;
+/// Longest time that is believed.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 fn seconds(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
-    Duration::try_from_secs_f64(value).map_err(|error| InvalidMessage { field, found: format!("{value}: {error}") })
+    let time = Duration::try_from_secs_f64(value);
+    let time = time.map_err(|error| InvalidMessage { field, found: format!("{value}: {error}") })?;
+    if time > LONGEST {
+        return Err(InvalidMessage { field, found: format!("{value}, but must be at most {}", LONGEST.as_secs()) });
+    }
+    Ok(time)
+}
+
+/// A limit that a client may have set as high as it likes.
+fn limit(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+    if value > LONGEST.as_secs_f64() { Ok(LONGEST) } else { seconds(field, value) }
+}
+
+fn at_most<T: PartialOrd + std::fmt::Display>(field: &'static str, value: T, most: T) -> Result<T, InvalidMessage> {
+    if value > most {
+        return Err(InvalidMessage { field, found: format!("{value}, but must be at most {most}") });
+    }
+    Ok(value)
+}
+
+fn count(field: &'static str, value: u32) -> Result<u32, InvalidMessage> {
+    at_most(field, value, MAX_COUNT)
+}
+
+fn total(field: &'static str, value: u64) -> Result<u64, InvalidMessage> {
+    at_most(field, value, MAX_TOTAL)
 }
 
 fn hash(field: &'static str, bytes: &[u8]) -> Result<d::BlockHash, InvalidMessage> {

@@ -2,7 +2,7 @@
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, node_id, parse, required, seconds};
+use super::{InvalidMessage, MAX_TOTAL, at_most, count, generation, node_id, parse, required, seconds, total};
 use crate::v1 as w;
 
 impl From<&d::KvLayout> for w::KvLayout {
@@ -19,29 +19,39 @@ impl From<&d::KvLayout> for w::KvLayout {
     }
 }
 
-/// Largest of any extent of a layout that is believed.
-const MAX_EXTENT: u32 = 1 << 28;
+/// A number of which there is at least one.
+fn some(field: &'static str, value: u32) -> Result<u32, InvalidMessage> {
+    if value == 0 {
+        return Err(InvalidMessage { field, found: "0, but must be at least 1".to_owned() });
+    }
+    count(field, value)
+}
 
 impl TryFrom<w::KvLayout> for d::KvLayout {
     type Error = InvalidMessage;
 
     fn try_from(layout: w::KvLayout) -> Result<Self, Self::Error> {
-        let extent = |field, value: u32| {
-            let found = || format!("{value}, but must be from 1 to {MAX_EXTENT}");
-            if (1..=MAX_EXTENT).contains(&value) { Ok(value) } else { Err(InvalidMessage { field, found: found() }) }
-        };
-        Ok(Self {
+        let layout = Self {
             model: parse::<d::ModelFingerprint>("layout.model_fingerprint", &layout.model_fingerprint)?.0,
-            num_layers: extent("layout.num_layers", layout.num_layers)?,
-            num_kv_heads: extent("layout.num_kv_heads", layout.num_kv_heads)?,
-            head_dim: extent("layout.head_dim", layout.head_dim)?,
-            block_tokens: extent("layout.block_tokens", layout.block_tokens)?,
+            num_layers: some("layout.num_layers", layout.num_layers)?,
+            num_kv_heads: some("layout.num_kv_heads", layout.num_kv_heads)?,
+            head_dim: some("layout.head_dim", layout.head_dim)?,
+            block_tokens: some("layout.block_tokens", layout.block_tokens)?,
             dtype: layout.dtype.parse().map_err(|error: d::UnknownKvDtype| InvalidMessage {
                 field: "layout.dtype",
                 found: error.to_string(),
             })?,
-            num_blocks: extent("layout.num_blocks", layout.num_blocks)?,
-        })
+            num_blocks: some("layout.num_blocks", layout.num_blocks)?,
+        };
+        // Offsets into the arena fit then, whatever the type of its elements.
+        let d::KvLayout { num_layers, num_kv_heads, head_dim, block_tokens, num_blocks, .. } = layout;
+        let extents = [num_layers, num_kv_heads, head_dim, block_tokens, num_blocks];
+        let elements = extents.into_iter().try_fold(1u64, |product, extent| product.checked_mul(extent.into()));
+        if elements.is_none_or(|elements| elements > MAX_TOTAL) {
+            let found = format!("{extents:?} elements, but must be at most {MAX_TOTAL} in all");
+            return Err(InvalidMessage { field: "layout", found });
+        }
+        Ok(layout)
     }
 }
 
@@ -62,22 +72,60 @@ impl From<&d::NodeProfile> for w::NodeProfile {
     }
 }
 
-impl From<w::NodeProfile> for d::NodeProfile {
-    /// Costs that are negative or not finite become 0: the models are fitted online anyway.
-    fn from(p: w::NodeProfile) -> Self {
-        let cost = |value: f64| if value.is_finite() && value > 0.0 { value } else { 0.0 };
-        Self {
-            prefill_base: cost(p.prefill_base),
-            prefill_per_token: cost(p.prefill_per_token),
-            prefill_per_token_pair: cost(p.prefill_per_token_pair),
-            decode_base: cost(p.decode_base),
-            decode_per_sequence: cost(p.decode_per_sequence),
-            decode_per_kv_token: cost(p.decode_per_kv_token),
-            max_waiting: p.max_waiting,
-            max_running: p.max_running,
-            chunk_tokens: p.chunk_tokens,
-            transfer_bytes_per_s: cost(p.transfer_bytes_per_s),
+/// Most seconds of a step, or of a part of one, that are believed.
+const MAX_COST: f64 = 1e6;
+/// Fastest link that is believed, bytes per second.
+const MAX_BANDWIDTH: f64 = 1e15;
+
+impl TryFrom<w::NodeProfile> for d::NodeProfile {
+    type Error = InvalidMessage;
+
+    /// Costs that are negative or no numbers become 0: the models are fitted online anyway.
+    fn try_from(p: w::NodeProfile) -> Result<Self, Self::Error> {
+        let positive = |value: f64| if value > 0.0 { value } else { 0.0 };
+        let cost = |field, value: f64| at_most(field, positive(value), MAX_COST);
+        Ok(Self {
+            prefill_base: cost("profile.prefill_base", p.prefill_base)?,
+            prefill_per_token: cost("profile.prefill_per_token", p.prefill_per_token)?,
+            prefill_per_token_pair: cost("profile.prefill_per_token_pair", p.prefill_per_token_pair)?,
+            decode_base: cost("profile.decode_base", p.decode_base)?,
+            decode_per_sequence: cost("profile.decode_per_sequence", p.decode_per_sequence)?,
+            decode_per_kv_token: cost("profile.decode_per_kv_token", p.decode_per_kv_token)?,
+            max_waiting: count("profile.max_waiting", p.max_waiting)?,
+            max_running: count("profile.max_running", p.max_running)?,
+            chunk_tokens: count("profile.chunk_tokens", p.chunk_tokens)?,
+            transfer_bytes_per_s: at_most(
+                "profile.transfer_bytes_per_s",
+                positive(p.transfer_bytes_per_s),
+                MAX_BANDWIDTH,
+            )?,
+        })
+    }
+}
+
+/// A step of a node, for the cost models.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// As in [`w::StepReport`].
+    pub rows: u32,
+    /// The same.
+    pub attended_tokens: u64,
+    /// The same.
+    pub seconds: f64,
+}
+
+impl Step {
+    /// Of a step's report, or of its slice's.
+    ///
+    /// # Errors
+    /// No step is like that.
+    pub fn of(rows: u32, attended_tokens: u64, seconds: f64) -> Result<Self, InvalidMessage> {
+        let (rows, attended_tokens) = (count("step.rows", rows)?, total("step.attended_tokens", attended_tokens)?);
+        if !(0.0..=MAX_COST).contains(&seconds) {
+            let found = format!("{seconds}, but must be from 0 to {MAX_COST}");
+            return Err(InvalidMessage { field: "step.seconds", found });
         }
+        Ok(Self { rows, attended_tokens, seconds })
     }
 }
 
@@ -101,6 +149,13 @@ impl From<&d::NodeInfo> for w::NodeInfo {
     }
 }
 
+/// Longest name of a class, or digest, that is believed, bytes.
+const MAX_NAME: usize = 256;
+
+fn short(field: &'static str, text: String) -> Result<String, InvalidMessage> {
+    at_most(field, text.len(), MAX_NAME).map(|_| text)
+}
+
 impl TryFrom<w::NodeInfo> for d::NodeInfo {
     type Error = InvalidMessage;
 
@@ -116,11 +171,11 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             generation: generation("generation", &info.generation)?,
             address: info.address,
             model: info.model,
-            vocab_size: info.vocab_size,
-            context_length: info.context_length,
-            numerics: info.numerics,
+            vocab_size: some("vocab_size", info.vocab_size)?,
+            context_length: some("context_length", info.context_length)?,
+            numerics: short("numerics", info.numerics)?,
             layout: required("layout", info.layout)?.try_into()?,
-            profile: info.profile.unwrap_or_default().into(),
+            profile: info.profile.unwrap_or_default().try_into()?,
             copies_prefixes: info.copies_prefixes,
             splits_prompts: info.splits_prompts,
             vocabulary: info.vocabulary,
@@ -151,6 +206,7 @@ impl From<&d::Load> for w::Load {
                 .map(|step| w::StepProgress { elapsed_s: step.elapsed.as_secs_f64(), left_s: step.left.as_secs_f64() }),
             blocks_cold: load.blocks_cold,
             draining: load.draining,
+            stalled: load.stalled,
         }
     }
 }
@@ -164,24 +220,25 @@ impl TryFrom<w::Load> for d::Load {
             Ok(d::StepProgress { elapsed, left: seconds("step.left_s", step.left_s)? })
         };
         Ok(Self {
-            running: load.running,
-            waiting: load.waiting,
-            queued_tokens: load.queued_tokens,
-            kv_tokens: load.kv_tokens,
-            blocks_total: load.blocks_total,
-            blocks_used: load.blocks_used,
-            blocks_cached: load.blocks_cached,
-            blocks_reserved: load.blocks_reserved,
-            prefix_queries: load.prefix_queries,
-            prefix_hits: load.prefix_hits,
-            prefix_hits_ssd: load.prefix_hits_ssd,
-            prefix_hits_fetched: load.prefix_hits_fetched,
-            preemptions: load.preemptions,
+            running: count("running", load.running)?,
+            waiting: count("waiting", load.waiting)?,
+            queued_tokens: total("queued_tokens", load.queued_tokens)?,
+            kv_tokens: total("kv_tokens", load.kv_tokens)?,
+            blocks_total: count("blocks_total", load.blocks_total)?,
+            blocks_used: count("blocks_used", load.blocks_used)?,
+            blocks_cached: count("blocks_cached", load.blocks_cached)?,
+            blocks_reserved: count("blocks_reserved", load.blocks_reserved)?,
+            prefix_queries: total("prefix_queries", load.prefix_queries)?,
+            prefix_hits: total("prefix_hits", load.prefix_hits)?,
+            prefix_hits_ssd: total("prefix_hits_ssd", load.prefix_hits_ssd)?,
+            prefix_hits_fetched: total("prefix_hits_fetched", load.prefix_hits_fetched)?,
+            preemptions: total("preemptions", load.preemptions)?,
             takes_sequences: load.takes_sequences,
-            blocks_ssd: load.blocks_ssd,
+            blocks_ssd: count("blocks_ssd", load.blocks_ssd)?,
             step: load.step.map(progress).transpose()?,
-            blocks_cold: load.blocks_cold,
+            blocks_cold: count("blocks_cold", load.blocks_cold)?,
             draining: load.draining,
+            stalled: load.stalled,
         })
     }
 }

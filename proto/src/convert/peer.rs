@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, key, node_id, parse, required, seconds};
+use super::{InvalidMessage, generation, hashes_from_bytes, key, node_id, limit, parse, required};
 use crate::v1 as w;
 
 impl TryFrom<w::GrantRequest> for d::GrantRequest {
@@ -19,7 +19,7 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             output_tokens: request.output_tokens,
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
-            tbt: request.tbt_s.map(|tbt| seconds("tbt_s", tbt)).transpose()?,
+            tbt: request.tbt_s.map(|tbt| limit("tbt_s", tbt)).transpose()?,
             tail_tokens: request.tail_tokens,
             // Whoever receives it knows its own class.
             is_foreign: false,

@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn fetch_reports_round_trip(k in request_key(), tokens: u32, bytes: u64, millis in 0u64..1 << 30, fails: bool) {
+    fn fetch_reports_round_trip(k in request_key(), tokens in 0..=MAX_COUNT, bytes in 0..=MAX_TOTAL, millis in 0u64..1 << 30, fails: bool) {
         let failure = fails.then(|| d::Refused { kind: d::ErrorKind::Unavailable, message: "gone".into() });
         let elapsed = Duration::from_millis(millis);
         let event = d::PrefillEvent::Fetched(d::FetchReport { tokens, bytes, transport: "shm".into(), elapsed, failure });
@@ -198,4 +198,48 @@ fn versions_n_and_n_minus_1_serve_together() {
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION).is_ok());
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION + 1).is_err());
     assert!(crate::check_protocol_version(0).is_err());
+}
+
+#[test]
+fn numbers_that_nobody_has_are_refused_by_name() {
+    fn field<T: std::fmt::Debug>(result: Result<T, InvalidMessage>) -> &'static str {
+        result.unwrap_err().field
+    }
+    let load = w::Load::default;
+    assert!(d::Load::try_from(load()).is_ok());
+    assert_eq!(field(d::Load::try_from(w::Load { blocks_used: u32::MAX, ..load() })), "blocks_used");
+    assert_eq!(field(d::Load::try_from(w::Load { queued_tokens: u64::MAX, ..load() })), "queued_tokens");
+    let step = Some(w::StepProgress { elapsed_s: 1.0, left_s: 1e19 });
+    assert_eq!(field(d::Load::try_from(w::Load { step, ..load() })), "step.left_s");
+
+    let layout = w::KvLayout {
+        model_fingerprint: d::ModelFingerprint(1).to_string(),
+        num_layers: MAX_COUNT,
+        num_kv_heads: MAX_COUNT,
+        head_dim: 1,
+        block_tokens: 1,
+        dtype: "f16".into(),
+        num_blocks: 1,
+    };
+    assert!(d::KvLayout::try_from(layout.clone()).is_ok());
+    assert_eq!(field(d::KvLayout::try_from(w::KvLayout { head_dim: 2, ..layout })), "layout");
+
+    let profile = w::NodeProfile::default;
+    let negative = w::NodeProfile { decode_base: -1.0, prefill_base: f64::NAN, ..profile() };
+    assert_eq!(d::NodeProfile::try_from(negative).unwrap(), d::NodeProfile::default());
+    let slow = w::NodeProfile { decode_base: 1e154, ..profile() };
+    assert_eq!(field(d::NodeProfile::try_from(slow)), "profile.decode_base");
+    let large = w::NodeProfile { chunk_tokens: u32::MAX, ..profile() };
+    assert_eq!(field(d::NodeProfile::try_from(large)), "profile.chunk_tokens");
+
+    assert!(Step::of(4096, 1 << 40, 0.5).is_ok());
+    assert_eq!(field(Step::of(u32::MAX, 1, 0.5)), "step.rows");
+    assert_eq!(field(Step::of(1, u64::MAX, 0.5)), "step.attended_tokens");
+    for seconds in [f64::NAN, f64::INFINITY, -1.0, 1e308] {
+        assert_eq!(field(Step::of(1, 1, seconds)), "step.seconds");
+    }
+    let transfer = w::KvTransfer { bytes: u64::MAX, ..w::KvTransfer::default() };
+    assert_eq!(field(d::KvTransfer::try_from(transfer)), "kv_transfer.bytes");
+    assert_eq!(limit("tbt_s", 1e300), Ok(LONGEST));
+    assert_eq!(field(limit("tbt_s", f64::NAN)), "tbt_s");
 }

@@ -255,7 +255,7 @@ impl Grant {
             Progress::Cancelled => return Err(cancelled()),
         };
         if landed.insert(trailer.part) {
-            *bytes += trailer.bytes;
+            *bytes = bytes.saturating_add(trailer.bytes);
             *open_parts += 1;
         }
         if landed.len() < trailer.parts as usize {

@@ -201,6 +201,7 @@ fn conductor_args(args: &UpArgs) -> Vec<OsString> {
     let template = args.chat_template.as_ref().map(|file| vec!["--chat-template".into(), file.into()]);
     [
         template.unwrap_or_default(),
+        kv_format(args),
         optional("--placement", args.placement.as_ref()),
         optional("--max-wait-ms", args.max_wait_ms.as_ref()),
         optional("--queue-timeout-s", number(args.queue_timeout_s).as_ref()),
@@ -211,11 +212,17 @@ fn conductor_args(args: &UpArgs) -> Vec<OsString> {
     .concat()
 }
 
+/// What the conductor and all nodes are told alike.
+fn kv_format(args: &UpArgs) -> Vec<OsString> {
+    let (block_tokens, dtype) = (args.block_tokens.map(|n| n.to_string()), args.kv_dtype.map(|dtype| dtype.as_str()));
+    let dtype = dtype.map(ToOwned::to_owned);
+    [optional("--block-tokens", block_tokens.as_ref()), optional("--kv-dtype", dtype.as_ref())].concat()
+}
+
 fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsString> {
     let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
     own.extend(["--threads".into(), threads.to_string().into()]);
-    own.extend(optional("--block-tokens", args.block_tokens.map(|n| n.to_string()).as_ref()));
-    own.extend(optional("--kv-dtype", args.kv_dtype.map(|dtype| dtype.as_str().to_owned()).as_ref()));
+    own.extend(kv_format(args));
     own.extend(optional("--transport", args.transport.as_ref()));
     let (cache_blocks, more) = match role {
         Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
@@ -287,7 +294,7 @@ mod tests {
         let plan = plan.unwrap();
         assert_eq!(
             line(&plan.conductor),
-            "--engine mock --grace-s 3 --log warn --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+            "--engine mock --grace-s 3 --log warn --block-tokens 8 --kv-dtype f32 --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
         let node = "--engine mock --grace-s 3 --log warn --name";

@@ -196,7 +196,7 @@ impl PrefixIndex {
             let Some(new) = events.get(known..).filter(|new| !new.is_empty()) else { return applied };
             let (changes, cleared) = first_changes(new);
             inner.change(stay, changes, self.max_entries_per_node);
-            let next = Next::Event(next + (changes.len() + usize::from(cleared)) as u64);
+            let next = Next::Event(next.saturating_add((changes.len() + usize::from(cleared)) as u64));
             if let Some(slot) = inner.slot_mut(stay) {
                 slot.next = next;
             }

@@ -336,10 +336,17 @@ impl Cluster {
         }
     }
 
-    /// A node takes nothing new.
-    pub fn on_node_draining(&mut self, node: &NodeId) {
+    /// A node is asked to drain: nothing is placed there any more.
+    pub fn on_drain_ordered(&mut self, node: &NodeId) {
         if let Some(node) = self.nodes.get_mut(node) {
-            node.on_draining();
+            node.on_drain_ordered();
+        }
+    }
+
+    /// A node is asked to take requests again. It is ready when its report says that it does.
+    pub fn on_undrain_ordered(&mut self, node: &NodeId) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.on_undrain_ordered();
         }
     }
 

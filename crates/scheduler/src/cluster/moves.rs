@@ -112,10 +112,10 @@ fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Optio
     if most > layout.num_blocks as usize {
         return None;
     }
-    let free = (load.blocks_total as usize).checked_sub((load.blocks_used + load.blocks_reserved) as usize)?;
+    let free = (load.blocks_total as usize).checked_sub(load.blocks_used as usize + load.blocks_reserved as usize)?;
     // What was placed there since is not in the report.
     let (unknown, unknown_blocks) = node.charges.charged_since(node.reported());
-    let seated = (load.running + load.waiting) as usize + unknown;
+    let seated = load.running as usize + load.waiting as usize + unknown;
     if profile.max_running > 0 && seated >= profile.max_running as usize {
         return None;
     }

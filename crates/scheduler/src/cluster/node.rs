@@ -61,6 +61,8 @@ pub struct ClusterNode {
     pub(super) slot: Option<NodeSlot>,
     /// Whether what it holds was forgotten since its last report.
     pub(super) is_expired: bool,
+    /// An operator asked it to drain. Its reports say so too, but later.
+    drain_ordered: bool,
 }
 
 impl ClusterNode {
@@ -85,6 +87,7 @@ impl ClusterNode {
             last_steps: LastSteps::default(),
             slot,
             is_expired: false,
+            drain_ordered: false,
         }
     }
 
@@ -101,6 +104,11 @@ impl ClusterNode {
     /// Whether it is [`NodeState::Ready`].
     pub fn is_ready(&self) -> bool {
         self.state == NodeState::Ready
+    }
+
+    /// Whether it may still give a request room.
+    pub(super) fn takes_grants(&self) -> bool {
+        matches!(self.state, NodeState::Ready | NodeState::Suspect)
     }
 
     /// Its last report.
@@ -128,8 +136,11 @@ impl ClusterNode {
         if self.state.is_gone() {
             return;
         }
-        let draining = load.draining || self.state == NodeState::Draining;
-        self.state = if draining { NodeState::Draining } else { NodeState::Ready };
+        self.state = match (load.draining || self.drain_ordered, load.stalled) {
+            (true, _) => NodeState::Draining,
+            (false, true) => NodeState::Suspect,
+            (false, false) => NodeState::Ready,
+        };
         self.load = load;
         self.reported = now;
         self.is_expired = false;
@@ -141,10 +152,17 @@ impl ClusterNode {
         }
     }
 
-    pub(super) fn on_draining(&mut self) {
+    /// From now on, and whatever a report says that is on its way.
+    pub(super) fn on_drain_ordered(&mut self) {
         if !self.state.is_gone() {
+            self.drain_ordered = true;
             self.state = NodeState::Draining;
         }
+    }
+
+    /// Its reports say from when on it takes requests again.
+    pub(super) fn on_undrain_ordered(&mut self) {
+        self.drain_ordered = false;
     }
 
     pub(super) fn on_left(&mut self, now: Instant, state: NodeState) {

@@ -265,7 +265,7 @@ impl Cluster {
 fn room(node: &ClusterNode) -> usize {
     let load = node.load();
     let taken = load.blocks_used.saturating_add(load.blocks_cached).saturating_add(load.blocks_reserved);
-    (load.blocks_total.saturating_sub(taken) + load.blocks_cold) as usize
+    load.blocks_total.saturating_sub(taken).saturating_add(load.blocks_cold) as usize
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ impl Cluster {
 
     /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever its steps take.
     pub fn decode_target(&self, node: &NodeId) -> Option<DecodeTarget> {
-        let info = self.nodes.get(node).filter(|node| !node.state().is_gone())?.info();
+        let info = self.nodes.get(node).filter(|node| node.takes_grants())?.info();
         let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
         Some(DecodeTarget { node, generation, address, tbt: None })
     }

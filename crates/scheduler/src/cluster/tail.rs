@@ -102,7 +102,7 @@ impl Cluster {
         let head = from.speed.seconds(self.costs[from.class].1.prefill.prompt(head_end, plan.matched_tokens));
         // As the node cuts it into chunks.
         let chunk = self.costs[from.class].1.prefill.chunk_rows().max(1);
-        let (rows, most) = (head_end - plan.matched_tokens, SPLIT_CHUNKS as u32 * chunk);
+        let (rows, most) = (head_end - plan.matched_tokens, chunk.saturating_mul(SPLIT_CHUNKS as u32));
         let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
         let last = seconds(from, head_end, head_end - last);
         let alone = seconds(to, tokens, head_end);

@@ -560,7 +560,7 @@ fn suspects_serve_only_where_nobody_else_can() {
     assert_eq!(place(&mut cluster, later, &request(3, &[])).unwrap().prefill, id("p0"));
     cluster.on_load(later, &id("p0"), Load::default());
     assert!(cluster.node(&id("p0")).unwrap().is_ready());
-    cluster.on_node_draining(&id("p0"));
+    cluster.on_drain_ordered(&id("p0"));
     assert_eq!(refusal(&mut cluster, later, &request(4, &[])).0, ErrorKind::Unavailable);
 }
 
@@ -631,7 +631,7 @@ fn a_node_that_drained_and_left_is_not_lost() {
     cluster.on_load(now, &id("p0"), Load { draining: true, ..Load::default() });
     assert_eq!(cluster.on_node_goodbye(now, &id("p0"), Generation(1)), NodeState::Drained);
     cluster.on_load(now, &id("p0"), Load::default());
-    cluster.on_node_draining(&id("p0"));
+    cluster.on_drain_ordered(&id("p0"));
     assert_eq!(state(&cluster, "p0"), NodeState::Drained, "what it sent before it left changes nothing");
     assert_eq!(place(&mut cluster, now, &request(0, &[])).unwrap().prefill, id("p1"));
     assert_eq!(cluster.on_node_goodbye(now, &id("d0"), Generation(1)), NodeState::Lost, "nobody had asked it to drain");
@@ -651,7 +651,7 @@ fn a_cluster_is_ready_where_a_request_could_be_served() {
         nodes.iter().for_each(|(name, role)| cluster.on_node_joined(now, info(name, *role, 1)));
         let ready = cluster.is_ready();
         assert_eq!(ready, place(&mut cluster, now, &request(0, &[])).is_ok(), "{nodes:?}");
-        nodes.iter().for_each(|(name, _)| cluster.on_node_draining(&id(name)));
+        nodes.iter().for_each(|(name, _)| cluster.on_drain_ordered(&id(name)));
         assert!(!cluster.is_ready(), "{nodes:?} drain");
         ready
     };
@@ -712,8 +712,8 @@ fn of_many_nodes_the_best_are_told_and_the_others_counted() {
         let mut cluster = Cluster::new(config, Policies::new(kind, AdmissionKind::default()));
         (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("p{n:03}"), NodeRole::Prefill, 1)));
         (0..70).for_each(|n| cluster.on_node_joined(now, info(&format!("d{n:03}"), NodeRole::Decode, 1)));
-        (0..5).for_each(|n| cluster.on_node_draining(&id(&format!("p{n:03}"))));
-        (0..7).for_each(|n| cluster.on_node_draining(&id(&format!("d{n:03}"))));
+        (0..5).for_each(|n| cluster.on_drain_ordered(&id(&format!("p{n:03}"))));
+        (0..7).for_each(|n| cluster.on_drain_ordered(&id(&format!("d{n:03}"))));
         for n in 0..50 {
             cluster.on_step(now, &id(&format!("p{:03}", 90 + n % 10)), 160, 12_880, 9.0);
         }

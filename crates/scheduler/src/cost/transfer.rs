@@ -43,9 +43,12 @@ impl FixedCost {
     }
 }
 
+/// Bytes per second that no link has.
+const MAX_RATE: f64 = 1e13;
+
 /// One more observation of a rate.
 fn learn<K: std::hash::Hash + Eq>(rates: &mut HashMap<K, f64>, key: K, measured: f64) {
-    if !measured.is_finite() || measured <= 0.0 || (rates.len() >= MAX_PAIRS && !rates.contains_key(&key)) {
+    if !(0.0..MAX_RATE).contains(&measured) || measured == 0.0 || (rates.len() >= MAX_PAIRS && !rates.contains_key(&key)) {
         return;
     }
     let known = rates.entry(key).or_insert(measured);
@@ -110,7 +113,7 @@ impl TransferCost {
             true => None,
             false => self.pairs.get(&(from.clone(), to.clone())),
         };
-        measured.or_else(|| self.own.get(from)).copied().unwrap_or(self.bandwidth)
+        measured.or_else(|| self.own.get(from)).copied().unwrap_or(self.bandwidth).max(1.0)
     }
 
     /// What a node says of its way to others, bytes per second; 0 is nothing.

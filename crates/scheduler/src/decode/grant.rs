@@ -162,7 +162,7 @@ impl DecodeCore {
         if bytes == 0 || !sequence.pushes.insert(push) {
             return;
         }
-        sequence.arrived_bytes += bytes;
+        sequence.arrived_bytes = sequence.arrived_bytes.saturating_add(bytes);
         let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
         if arrived > expected {
             let message = format!("{arrived} bytes arrived under a grant of {expected}");

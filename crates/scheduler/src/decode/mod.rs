@@ -212,6 +212,13 @@ impl DecodeCore {
         self.offer_due(now);
     }
 
+    /// Take requests again.
+    pub fn on_undrain(&mut self, now: Instant) {
+        self.draining = false;
+        self.stores.go_on();
+        self.offer_due(now);
+    }
+
     /// Deadlines that have come: grants that got no room are refused, and those under which nothing moves any more end.
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {

@@ -225,6 +225,12 @@ impl PrefillCore {
         self.stores.stop();
     }
 
+    /// Take requests again.
+    pub fn on_undrain(&mut self, _now: Instant) {
+        self.draining = false;
+        self.stores.go_on();
+    }
+
     /// Deadlines that have come: requests that waited too long fail.
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {

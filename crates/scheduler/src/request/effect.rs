@@ -175,6 +175,9 @@ pub enum RequestError {
         /// Its reason.
         refused: Refused,
     },
+    /// So many nodes died or hung while they had it that it may be what they die of.
+    #[error("{} died or hung while they had the request: it is not placed again", .0.iter().map(NodeId::as_str).collect::<Vec<_>>().join(" and "))]
+    NodesDied(Vec<NodeId>),
     /// A node contradicted what the client has.
     #[error("{0}")]
     Contradicted(String),
@@ -198,6 +201,7 @@ impl RequestError {
         match self {
             Self::Refused(refusal) => refusal.kind,
             Self::Node { refused, .. } => refused.kind,
+            Self::NodesDied(_) => ErrorKind::Internal,
             Self::Contradicted(_) => ErrorKind::DataLoss,
             Self::Stalled(_) | Self::TimedOut(_) => ErrorKind::DeadlineExceeded,
             Self::Aborted => ErrorKind::Cancelled,

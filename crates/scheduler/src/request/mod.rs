@@ -42,7 +42,8 @@ pub use order::OutputToken;
 
 use moves::{Asked, Moves};
 use order::OutputOrder;
-use recovery::{RECOVERY_POLL, Recovery, lost};
+pub use recovery::Away;
+use recovery::{Fault, RECOVERY_POLL, Recovery, lost};
 
 /// How long the report of the hand-over may come after the last token.
 const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -51,7 +52,7 @@ const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct RequestLimits {
     /// Without any event for this long, offers by its decode node not counted, it is ended; nor does it wait at the door for longer.
     pub stall_timeout: Duration,
-    /// How often it is placed at most.
+    /// So many attempts may fail. One whose node drains, or had not begun, is not counted.
     pub max_attempts: u32,
 }
 
@@ -108,6 +109,8 @@ struct Attempted {
     first_index: u32,
     /// When the prefill node said that it begins.
     prefill_started: Instant,
+    /// Whether one of its nodes said that it is at work.
+    has_begun: bool,
     /// Whether its decode node said that it is done.
     is_done: bool,
 }
@@ -123,8 +126,12 @@ pub struct RequestCore {
     attempted: Option<Attempted>,
     /// The last one that there was, whatever became of it.
     last_attempt: Option<Attempt>,
-    /// How often it was placed again after a failure.
-    retries: u32,
+    /// Attempts that failed.
+    failures: u32,
+    /// Attempts that ended because their nodes drained or had not begun.
+    unfinished: u32,
+    /// Nodes that died while they had it.
+    died: Vec<NodeId>,
     failed_nodes: Vec<NodeId>,
     /// Those that gave the client's first token.
     first_nodes: Vec<NodeId>,
@@ -157,7 +164,9 @@ impl RequestCore {
             state: State::Placing,
             attempted: None,
             last_attempt: None,
-            retries: 0,
+            failures: 0,
+            unfinished: 0,
+            died: Vec::new(),
             failed_nodes: Vec::new(),
             first_nodes: Vec::new(),
             was_held: false,
@@ -245,7 +254,9 @@ impl RequestCore {
 
     fn count_cached(&mut self, tokens: u32) {
         if self.first_index() == 0 {
-            self.cached_tokens += tokens;
+            // Nodes may say more than there is.
+            let prompt = self.job.tokens.len() as u32;
+            self.cached_tokens = self.cached_tokens.saturating_add(tokens).min(prompt);
         }
     }
 
@@ -328,8 +339,16 @@ impl RequestCore {
             self.timeline.placement = now.saturating_duration_since(self.arrived);
         }
         let Assignment { placement, starts, .. } = to;
-        let (placed, prefill_started, is_done) = (now, now, false);
-        self.attempted = Some(Attempted { key, placement, starts, placed, first_index, prefill_started, is_done });
+        self.attempted = Some(Attempted {
+            key,
+            placement,
+            starts,
+            placed: now,
+            first_index,
+            prefill_started: now,
+            has_begun: false,
+            is_done: false,
+        });
         self.last_attempt = Some(key.attempt);
         if first_index == 0 {
             // After the first token it is settled what the prompt has cost.
@@ -393,6 +412,7 @@ impl RequestCore {
                 self.count_cached(cached_tokens);
                 if let Some(attempted) = &mut self.attempted {
                     attempted.prefill_started = now;
+                    attempted.has_begun = true;
                 }
             }
             PrefillEvent::Fetched(report) if self.moves.has_moved() => self.on_brought(report),
@@ -475,7 +495,8 @@ impl RequestCore {
             State::Following => self.state = State::Decoding,
             _ => {}
         }
-        if let Some(Attempted { key, placement, .. }) = &self.attempted {
+        if let Some(Attempted { key, placement, has_begun, .. }) = &mut self.attempted {
+            *has_begun = true;
             let (key, pace) = (*key, placement.pace);
             if self.output.len() == 0 && token.finish.is_none() && !pace.is_zero() {
                 self.paced_until = Some(now + pace);
@@ -578,7 +599,9 @@ impl RequestCore {
     /// served. `None`: that node is gone.
     pub fn on_redirected(&mut self, now: Instant, from: &NodeId, refused: Refused, to: Option<DecodeTarget>) {
         let Some(attempted) = &mut self.attempted else { return };
-        let Some(decode) = to else { return self.fail(now, lost(from, "the node was lost")) };
+        let Some(decode) = to else {
+            return self.fail_with(now, lost(from, "the node is gone, or drains"), Fault::None);
+        };
         let other = (decode.node != *from).then(|| decode.node.clone());
         if let Some(other) = &other {
             attempted.placement.decode = Some(other.clone());

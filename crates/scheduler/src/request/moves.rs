@@ -121,9 +121,9 @@ impl RequestCore {
         }
         let moved = &mut self.timeline.moved;
         *moved = KvTransfer {
-            bytes: moved.bytes + report.bytes,
+            bytes: moved.bytes.saturating_add(report.bytes),
             transport: if report.transport.is_empty() { moved.transport.clone() } else { report.transport.clone() },
-            elapsed: moved.elapsed + report.elapsed,
+            elapsed: moved.elapsed.saturating_add(report.elapsed),
             ..KvTransfer::default()
         };
         self.note(RequestNote::Brought(report));

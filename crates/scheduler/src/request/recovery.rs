@@ -10,6 +10,10 @@ use crate::placement::Refusal;
 
 /// How long a request whose node was lost waits for one that can take it over.
 pub(super) const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
+/// So many nodes may die, or hang, while they have one request: it may be what they die of.
+const MAX_DEATHS: usize = 2;
+/// How often a request is placed again because its nodes drain, or had not begun.
+const MAX_UNFINISHED: u32 = 16;
 /// How often it looks.
 pub(super) const RECOVERY_POLL: Duration = Duration::from_millis(100);
 
@@ -35,25 +39,60 @@ impl Recovery {
     }
 }
 
-impl RequestCore {
-    /// A start of a node was lost, at `at`.
-    pub fn on_node_lost(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
-        self.on_node_away(now, at, (node, generation), "the node was lost");
-    }
+/// How a start of a node went away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Away {
+    /// Its process ended, or its connection broke.
+    Died,
+    /// It says nothing. It may be on its way back.
+    Silent,
+    /// Its engine makes no progress in a step, maybe that of the request.
+    Stalled,
+    /// It was silent for so long that it is given up.
+    GivenUp,
+    /// It had drained.
+    Drained,
+}
 
-    /// A start of a node says nothing any more, and there are others: the request goes on there. After the last attempt it waits for that node.
-    pub fn on_node_silent(&mut self, now: Instant, at: Instant, node: &NodeId, generation: Generation) {
-        if self.retries + 1 < self.limits.max_attempts {
-            self.on_node_away(now, at, (node, generation), "the node is silent");
+impl Away {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Died => "the node was lost",
+            Self::Silent => "the node is silent",
+            Self::Stalled => "the node's engine makes no progress",
+            Self::GivenUp => "the node was silent for too long",
+            Self::Drained => "the node has drained",
         }
     }
+}
 
-    fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), why: &str) {
+/// What the failure of an attempt says of the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Nothing: its node left in order, or had not begun.
+    None,
+    /// It may fail again.
+    Failed,
+    /// It may have been what its node died of, or hangs in.
+    Died,
+}
+
+impl RequestCore {
+    /// A start of a node went away, at `at`. The request goes on at others. If the node may come back, the last attempt waits for it.
+    pub fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), away: Away) {
+        let may_come_back = match away {
+            Away::Silent => true,
+            Away::Stalled => self.died.len() + 1 < MAX_DEATHS,
+            Away::Died | Away::GivenUp | Away::Drained => false,
+        };
+        if may_come_back && self.failures + 1 >= self.limits.max_attempts {
+            return;
+        }
         let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
         if let State::Moving(asked) = &self.state
             && start(&asked.to)
         {
-            return self.on_move_failed(why);
+            return self.on_move_failed(away.as_str());
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
@@ -65,7 +104,13 @@ impl RequestCore {
         if is_settled && attempted.placement.decode.as_ref() != Some(node) {
             return;
         }
-        self.fail(now, lost(node, why));
+        let fault = match away {
+            Away::Drained => Fault::None,
+            _ if !attempted.has_begun => Fault::None,
+            Away::Died | Away::Stalled => Fault::Died,
+            Away::Silent | Away::GivenUp => Fault::Failed,
+        };
+        self.fail_with(now, lost(node, away.as_str()), fault);
     }
 
     /// Output tokens that the next attempt's job has.
@@ -99,8 +144,15 @@ impl RequestCore {
         self.fail(now, RequestError::Node { node, refused });
     }
 
-    /// Starts over on other nodes after a failure that another node may not have; ends with the error where that cannot help.
+    /// An attempt failed. If its node had not begun, it is not counted: it drains, or was about to be lost.
     pub(super) fn fail(&mut self, now: Instant, why: RequestError) {
+        let has_begun = self.attempted.as_ref().is_some_and(|attempted| attempted.has_begun);
+        let fault = if has_begun || why.kind() != ErrorKind::Unavailable { Fault::Failed } else { Fault::None };
+        self.fail_with(now, why, fault);
+    }
+
+    /// Starts over on other nodes after a failure that another node may not have; ends with the error if that cannot help.
+    pub(super) fn fail_with(&mut self, now: Instant, why: RequestError, fault: Fault) {
         if self.is_over() {
             return;
         }
@@ -112,14 +164,25 @@ impl RequestCore {
         if helps && self.go_on_at_other() {
             return;
         }
-        if !helps || self.retries + 1 >= self.limits.max_attempts {
+        match fault {
+            Fault::None => self.unfinished += 1,
+            Fault::Failed | Fault::Died => self.failures += 1,
+        }
+        if let (Fault::Died, RequestError::Node { node, .. }) = (fault, &why) {
+            self.died.push(node.clone());
+            if self.died.len() >= MAX_DEATHS {
+                return self.end(now, Err(RequestError::NodesDied(self.died.clone())));
+            }
+        }
+        if !helps || self.failures >= self.limits.max_attempts || self.unfinished >= MAX_UNFINISHED {
             return self.end(now, Err(why));
         }
         self.end_attempt(true);
-        if let RequestError::Node { node, .. } = &why {
+        if let RequestError::Node { node, .. } = &why
+            && !self.failed_nodes.contains(node)
+        {
             self.failed_nodes.push(node.clone());
         }
-        self.retries += 1;
         self.paced_until = None;
         self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
         let give_up_at = now + RECOVERY_PATIENCE;

@@ -251,11 +251,11 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, handed_over());
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_lost(shell.now, shell.now, &id("p0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("p0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), [], "the prefill node has done its part");
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(2));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(2)), Away::GivenUp);
     assert_eq!(shell.take(), [], "another start of it");
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     let effects = shell.take();
     assert!(
         matches!(effects.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(1) && *exclude == [id("d0")])
@@ -291,7 +291,7 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
 fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     shell.take();
     let too_large = || Refusal { kind: ErrorKind::Invalid, ..refusal(None) };
     for wanted in [5, 5, 3] {
@@ -315,19 +315,75 @@ fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
 }
 
 #[test]
+fn nodes_that_drain_are_no_failures_of_a_request() {
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, first(10));
+    for attempt in 0..8 {
+        let effects = match attempt % 3 {
+            0 => {
+                shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Drained);
+                shell.take()
+            }
+            // It drained when the job came.
+            1 => shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::Failed(unavailable()))),
+            // Its decode node drains, and no other has room.
+            _ => {
+                shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
+                shell.core.on_redirected(shell.now, &id("d0"), unavailable(), None);
+                shell.take()
+            }
+        };
+        assert!(matches!(effects.last(), Some(RequestEffect::Place { .. })), "attempt {attempt}: {effects:?}");
+        shell.answer(Ok(to("p0", "d0")));
+        shell.take();
+    }
+    assert_eq!(shell.ended, None);
+    for attempt in 8.. {
+        shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
+        if shell.ended.is_some() {
+            assert_eq!(attempt, 15, "not for ever");
+            break;
+        }
+        shell.answer(Ok(to("p0", "d0")));
+    }
+}
+
+#[test]
+fn a_request_that_two_nodes_died_with_is_not_placed_again() {
+    let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
+    let mut shell = Shell::placed(job(4));
+    let dies = |shell: &mut Shell, node: &str| {
+        shell.core.on_node_away(shell.now, shell.now, (&id(node), Generation(1)), Away::Died);
+    };
+    dies(&mut shell, "p0");
+    shell.answer(Ok(to("p1", "d1")));
+    shell.tell(1, begun.clone());
+    shell.core.on_node_away(shell.now, shell.now, (&id("p1"), Generation(1)), Away::Stalled);
+    assert_eq!(shell.ended, None, "the first one had not begun");
+    shell.answer(Ok(to("p2", "d2")));
+    shell.tell(2, begun);
+    shell.tell(2, first(10));
+    dies(&mut shell, "d2");
+    shell.take();
+    let died = RequestError::NodesDied(vec![id("p1"), id("d2")]);
+    assert_eq!(died.to_string(), "p1 and d2 died or hung while they had the request: it is not placed again");
+    assert_eq!((died.kind(), shell.ended), (ErrorKind::Internal, Some(Err(died))));
+}
+
+#[test]
 fn a_silent_node_is_left_but_for_the_last_attempt() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     for attempt in 0..2 {
-        shell.core.on_node_silent(shell.now, shell.now, &id("d0"), Generation(1));
+        shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Silent);
         assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
         assert!(shell.aborted().contains(&("d0".to_owned(), attempt)), "should it come back, it is to stop");
         shell.answer(Ok(to("p1", "d0")));
-        shell.take();
+        shell.tell(attempt + 1, RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 }));
     }
-    shell.core.on_node_silent(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Silent);
     assert_eq!((shell.take(), shell.ended.clone()), (vec![], None), "it may come back");
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     shell.take();
     assert!(matches!(shell.ended, Some(Err(RequestError::Node { .. }))));
 }
@@ -345,11 +401,14 @@ fn a_token_that_came_out_differently_ends_it() {
 #[test]
 fn it_is_placed_so_often_and_not_for_longer_than_it_is_worth() {
     let mut shell = Shell::placed(job(4));
+    let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
     for attempt in 0..2 {
+        shell.tell(attempt, begun.clone());
         shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
         shell.answer(Ok(to("p1", "d1")));
         shell.take();
     }
+    shell.tell(2, begun);
     shell.tell(2, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
     assert!(matches!(&shell.ended, Some(Err(RequestError::Node { node, .. })) if *node == id("p1")));
 
@@ -466,7 +525,7 @@ fn who_was_asked_takes_over_from_a_node_that_fails() {
     shell.open.insert(Attempt(1));
     shell.core.on_move_placed(Some(MoveAssignment { to: start("d1"), source: None }));
     shell.take();
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     shell.take();
     assert_eq!((shell.core.attempt(), &shell.core.state), (Attempt(1), &State::Decoding));
 }
@@ -488,7 +547,7 @@ fn a_request_whose_node_cannot_be_reached_at_once_is_not_taken_in_yet() {
 #[test]
 fn a_loss_from_before_the_placement_is_another_ones() {
     let mut shell = Shell::placed(job(6));
-    shell.core.on_node_lost(shell.now, shell.now - MS, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now - MS, (&id("d0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), []);
 }
 
@@ -502,7 +561,7 @@ fn a_refused_grant_is_asked_for_elsewhere() {
     assert!(
         matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Redirect { node, .. }] if *node == id("p0"))
     );
-    shell.core.on_node_lost(shell.now, shell.now, &id("d0"), Generation(1));
+    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), [], "it is not there any more");
     shell.core.on_redirected(shell.now, &id("d1"), unavailable(), None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");
@@ -704,9 +763,9 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
             };
             let node = node.unwrap_or(id("x"));
             if event == "node silent" {
-                return shell.core.on_node_silent(shell.now, shell.now, &node, Generation(1));
+                return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::Silent);
             }
-            return shell.core.on_node_lost(shell.now, shell.now, &node, Generation(1));
+            return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::GivenUp);
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),

@@ -45,8 +45,13 @@ impl World<'_> {
             }
             FaultKind::Drain => {
                 let start = self.nodes[node].start;
-                wire.at(now, start, Input::Drain);
-                wire.queue.after(GRACE, Event::GraceOver(start));
+                if self.chance.below(2) == 0 {
+                    wire.at(now, start, Input::Drain);
+                    wire.queue.after(GRACE, Event::GraceOver(start));
+                } else {
+                    wire.at(now, start, Input::DrainOrdered(true));
+                    wire.at(now + lasts, start, Input::DrainOrdered(false));
+                }
             }
             FaultKind::Partition => {
                 // Any other process.

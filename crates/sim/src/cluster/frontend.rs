@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
-    Applied, Cluster, HotPrefixes, Refusal, Replication, RequestCore, RequestEffect, RequestError, RequestEvent,
-    RequestJob, RequestKey, RequestLimits,
+    Applied, Away, Cluster, HotPrefixes, NodeState, Refusal, Replication, RequestCore, RequestEffect, RequestError,
+    RequestEvent, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
     Attempt, ConductorId, ErrorKind, FetchReport, FinishReason, Generation, NodeId, NodeRole, PrefillEvent, PrefixCopy,
@@ -177,7 +177,10 @@ impl Frontend {
         }
         wire.sessions[gone.node] += 1;
         let (now, name, generation) = (wire.now(), self.names[gone.node].clone(), gone.generation);
-        self.cluster.on_node_goodbye(now, &name, generation);
+        let away = match self.cluster.on_node_goodbye(now, &name, generation) {
+            NodeState::Drained => Away::Drained,
+            _ => Away::Died,
+        };
         for (node, session) in self.sessions.iter().enumerate() {
             if let Some(generation_of) = *session {
                 let to = Start { node, generation: generation_of };
@@ -186,7 +189,7 @@ impl Frontend {
         }
         for request in self.live.keys().copied().collect::<Vec<_>>() {
             if let Some(live) = self.live.get_mut(&request) {
-                live.core.on_node_lost(now, now, &name, generation);
+                live.core.on_node_away(now, now, (&name, generation), away);
                 self.carry_out(wire, request);
             }
         }

@@ -198,6 +198,13 @@ impl Node {
                 with_core!(self, core => core.on_drain(now));
                 wire.report(self.start, Report::Load(Box::new(self.load(now))));
             }
+            Input::DrainOrdered(drains) => {
+                match drains || self.is_draining {
+                    true => with_core!(self, core => core.on_drain(now)),
+                    false => with_core!(self, core => core.on_undrain(now)),
+                }
+                wire.report(self.start, Report::Load(Box::new(self.load(now))));
+            }
             Input::Layer(step) => self.on_layer(wire, step),
             Input::PrefixLate(step, layer) => self.on_prefix_late(wire, step, layer),
             Input::StepDone(step) => self.on_step_done(wire, step),

@@ -100,6 +100,8 @@ pub(super) enum Input {
     Report,
     SessionClosed,
     Drain,
+    /// An operator has it drain, or take requests again.
+    DrainOrdered(bool),
 }
 
 /// What the conductor takes in.

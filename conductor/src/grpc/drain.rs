@@ -1,0 +1,22 @@
+//! Nodes that operators have drain, or take requests again.
+
+use baton_proto::v1::{self, node_command::Command};
+
+use super::cache::known_node;
+use crate::error::GenerateError;
+use crate::front_door::FrontDoor;
+
+/// Has a node drain, or take requests again. From now on nothing is placed on one that drains.
+pub(super) fn order(door: &FrontDoor, name: &str, draining: bool) -> Result<(), GenerateError> {
+    let node = known_node(door, name)?;
+    {
+        let mut cluster = door.cluster();
+        match draining {
+            true => cluster.on_drain_ordered(&node),
+            false => cluster.on_undrain_ordered(&node),
+        }
+    }
+    door.tell(&node, Command::Drain(v1::DrainCommand { draining }))?;
+    tracing::info!(%node, draining, "an operator asked a node");
+    Ok(())
+}
