@@ -1,4 +1,4 @@
-//! What the bodies of requests, and answers that are kept until they are whole, may take of the memory, over all connections.
+//! What the bodies of requests, answers that are kept until they are whole, and what clients have not read may take of the memory, over all connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -65,6 +65,13 @@ impl Reservation {
         *reserved += by;
         self.bytes = bytes;
         Ok(())
+    }
+
+    /// Gives some of it back.
+    pub fn shrink(&mut self, by: usize) {
+        let by = by.min(self.bytes);
+        *self.budget.reserved() -= by;
+        self.bytes -= by;
     }
 }
 

@@ -89,7 +89,7 @@ pub struct Settings {
     pub max_requests: usize,
     /// Connections of clients at once; fewer if this process may not have so many descriptors.
     pub max_connections: usize,
-    /// Bytes that the bodies of requests may take together while they are read; answers that are not streamed may take as many.
+    /// Bytes that the bodies of requests may take together while they are read; answers that are not streamed may take as many, and so may what clients leave unread.
     pub max_body_bytes_total: usize,
     /// Largest prompt taken, bytes of text.
     pub max_prompt_bytes: usize,
@@ -258,7 +258,7 @@ pub struct Flags {
     /// Connections of clients at once [default: 16384, or what descriptors allow]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Bytes that request bodies may take together; answers that are not streamed may take as many [default: 256 MiB]
+    /// Bytes that request bodies may take together; answers that are not streamed, and what clients leave unread, as many each [default: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes_total: Option<usize>,
     /// How long health checks say no before a drain begins, seconds [default: 0]

@@ -11,6 +11,7 @@ use baton_scheduler::{
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, KvDtype, NodeId, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::mpsc;
 
+use crate::budget::Budget;
 use crate::checks::Checks;
 use crate::error::GenerateError;
 use crate::live::{EnterError, Entry, LiveRequests};
@@ -24,7 +25,7 @@ use crate::relay::Relay;
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
-/// Responses that may wait for a client to read; further events of the request wait in front of it, and they are bounded by its `max_tokens`.
+/// Responses on their way to a client's connection. What that does not take is kept by its relay, within bounds.
 const QUEUED_RESPONSES: usize = 64;
 
 /// Most answers of a request.
@@ -73,6 +74,8 @@ pub struct FrontDoorLimits {
     pub request: RequestLimits,
     /// How all nodes keep KV.
     pub kv: KvFormat,
+    /// Bytes that clients may leave unread together.
+    pub unread_bytes: usize,
 }
 
 /// How nodes keep KV. Only nodes that do it alike can serve together.
@@ -110,6 +113,8 @@ pub struct FrontDoor {
     pub tasks: TaskSet,
     /// How far this conductor is on its way down.
     pub shutdown: Shutdown,
+    /// For what clients have not read.
+    pub unread: Budget,
     cluster: Mutex<Cluster>,
     hot_prefixes: Mutex<HotPrefixes>,
     /// The cluster's: nodes' events go there without holding the cluster.
@@ -147,6 +152,7 @@ impl FrontDoor {
             clock,
             tasks,
             shutdown,
+            unread: Budget::new(limits.unread_bytes),
             cluster: Mutex::new(cluster),
             hot_prefixes,
             index,

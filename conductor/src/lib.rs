@@ -36,6 +36,7 @@ mod replicate;
 mod server;
 mod tally;
 mod transfers;
+mod unread;
 
 pub use error::GenerateError;
 pub use server::run;

@@ -30,6 +30,10 @@ pub struct Told {
 struct Live {
     /// Not bounded by a number: what nodes say of a request is bounded by its `max_tokens` and its attempts, but for two offers a second at most from a node that has no room for it.
     events: mpsc::UnboundedSender<Told>,
+    /// In the order in which they came.
+    number: u64,
+    /// Nodes that its attempts are at.
+    at: Vec<NodeId>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
     idempotency_key: String,
@@ -40,6 +44,7 @@ struct Inner {
     requests: HashMap<RequestId, Live>,
     /// Requests that run under an idempotency key.
     keys: HashMap<String, RequestId>,
+    entered: u64,
 }
 
 /// Why a request cannot be entered.
@@ -102,7 +107,9 @@ impl LiveRequests {
         }
         let (events, receiver) = mpsc::unbounded_channel();
         let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
-        let live = Live { events, aborted: aborted.clone(), idempotency_key };
+        let number = inner.entered;
+        inner.entered += 1;
+        let live = Live { events, number, at: Vec::new(), aborted: aborted.clone(), idempotency_key };
         inner.requests.insert(request, live);
         Ok(Entry { registry: self.clone(), request, client_id, events: receiver, aborted })
     }
@@ -114,9 +121,20 @@ impl LiveRequests {
         live.events.send(Told { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
     }
 
-    /// Tells every request that a start of a node went away: each knows whether it was on it.
-    pub fn node_away(&self, at: Instant, node: &NodeId, generation: Generation, away: Away) {
-        for live in self.lock().requests.values() {
+    /// Requests that have attempts at a node, the oldest first.
+    pub fn at(&self, node: &NodeId) -> Vec<RequestId> {
+        let inner = self.lock();
+        let at = inner.requests.iter().filter(|(_, live)| live.at.contains(node));
+        let mut found: Vec<_> = at.map(|(request, live)| (live.number, *request)).collect();
+        drop(inner);
+        found.sort_unstable();
+        found.into_iter().map(|(_, request)| request).collect()
+    }
+
+    /// Tells requests that a start of a node went away: each knows whether it was on it.
+    pub fn node_away(&self, requests: &[RequestId], at: Instant, node: &NodeId, generation: Generation, away: Away) {
+        let inner = self.lock();
+        for live in requests.iter().filter_map(|request| inner.requests.get(request)) {
             // A request that ended in this moment does not need to know.
             let _ = live.events.send(Told { at, event: LiveEvent::NodeAway(node.clone(), generation, away) });
         }
@@ -146,6 +164,17 @@ impl Drop for Entry {
 }
 
 impl Entry {
+    /// An attempt of it goes to these nodes. To be told before any of them can be lost to it.
+    pub fn goes_to(&self, nodes: impl IntoIterator<Item = NodeId>) {
+        if let Some(live) = self.registry.lock().requests.get_mut(&self.request) {
+            for node in nodes {
+                if !live.at.contains(&node) {
+                    live.at.push(node);
+                }
+            }
+        }
+    }
+
     /// Gives the place up.
     pub fn leave(&self) {
         let mut inner = self.registry.lock();
@@ -169,7 +198,10 @@ mod tests {
         let mut entry = live.enter(RequestId(1), "".into(), "").unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
         assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
-        live.node_away(now(), &NodeId::new("p").unwrap(), Generation(4), Away::Died);
+        let node = NodeId::new("p").unwrap();
+        assert_eq!(live.at(&node), []);
+        entry.goes_to([node.clone(), node.clone()]);
+        live.node_away(&live.at(&node), now(), &node, Generation(4), Away::Died);
         let first = entry.events.try_recv().unwrap().event;
         assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::Offered(3))));
         let second = entry.events.try_recv().unwrap().event;

@@ -1,7 +1,7 @@
 //! Embedded membership: nodes register with this conductor, and it opens a session to each.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_proto::Step;
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
@@ -12,6 +12,10 @@ use baton_types::{
 
 use crate::front_door::FrontDoor;
 use crate::nodes::{SessionError, SessionEvents, run_session};
+
+/// Requests that are told at once that their node is away, and how long the next ones wait.
+const AWAY_AT_ONCE: usize = 32;
+const AWAY_EVERY: Duration = Duration::from_millis(10);
 
 /// Takes a node in, and dials it where it is new.
 pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
@@ -142,7 +146,7 @@ impl SessionEvents for FrontDoor {
         self.transfers.forget(&info.node, info.generation);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         // After the cluster knows: what is placed from now on is placed without it.
-        self.live.node_away(self.clock.now(), &info.node, info.generation, away);
+        self.tell_away(info, away);
     }
 }
 
@@ -165,8 +169,26 @@ impl FrontDoor {
         let others = self.cluster().on_node_silent(&info.node);
         tracing::warn!(node = %info.node, others, "{why}");
         if others {
-            self.live.node_away(self.clock.now(), &info.node, info.generation, away);
+            self.tell_away(info, away);
         }
+    }
+
+    /// Tells the requests that are at a node, a few at a time: each is placed again, and what others have to say goes between.
+    fn tell_away(&self, info: &NodeInfo, away: Away) {
+        let (at, requests) = (self.clock.now(), self.live.at(&info.node));
+        let (first, rest) = requests.split_at(requests.len().min(AWAY_AT_ONCE));
+        self.live.node_away(first, at, &info.node, info.generation, away);
+        if rest.is_empty() {
+            return;
+        }
+        tracing::info!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
+        let (live, node, generation, rest) = (self.live.clone(), info.node.clone(), info.generation, rest.to_vec());
+        self.tasks.spawn_request("node away", async move {
+            for some in rest.chunks(AWAY_AT_ONCE) {
+                baton_runtime::sleep(AWAY_EVERY).await;
+                live.node_away(some, at, &node, generation, away);
+            }
+        });
     }
 
     fn on_prefill(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: PrefillEvent) {

@@ -21,11 +21,12 @@ use tokio::time::Sleep;
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Outgoing};
-use crate::live::{Entry, LiveEvent};
+use crate::live::{Entry, LiveEvent, Told};
 use crate::other_answers::Decodes;
 use crate::output::{OutputText, Part};
 use crate::records::{OpenRecord, RequestEnd};
 use crate::tally::Kept;
+use crate::unread::{Lost, Unread};
 
 type Outcome = Result<FinishReason, RequestError>;
 
@@ -40,7 +41,7 @@ pub struct Relay {
     text: OutputText,
     record: OpenRecord,
     entry: Entry,
-    out: mpsc::Sender<Outgoing>,
+    unread: Unread,
     interrupted: Interrupted,
     /// Fires when the core wants to be woken, or before: the core's time moves on with each token, and to set a timer for each would cost more than relaying it.
     timer: Pin<Box<Sleep>>,
@@ -55,11 +56,11 @@ pub struct Relay {
 /// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
 type Interrupted = futures::future::Fuse<BoxFuture<'static, RequestError>>;
 
-fn interrupted(door: &FrontDoor, entry: &Entry, out: &mpsc::Sender<Outgoing>) -> Interrupted {
-    let (out, aborted, shutdown) = (out.clone(), entry.aborted.clone(), door.shutdown.clone());
+fn interrupted(door: &FrontDoor, entry: &Entry, unread: &Unread) -> Interrupted {
+    let (left, aborted, shutdown) = (unread.closed(), entry.aborted.clone(), door.shutdown.clone());
     let interrupted = async move {
         tokio::select! {
-            () = out.closed() => RequestError::Aborted,
+            () = left => RequestError::Aborted,
             () = aborted.cancelled() => RequestError::Aborted,
             () = shutdown.wait_for(Phase::Closing) => RequestError::GoingDown,
         }
@@ -78,10 +79,11 @@ impl Relay {
         entry: Entry,
         out: mpsc::Sender<Outgoing>,
     ) -> Self {
-        let interrupted = interrupted(&door, &entry, &out);
+        let unread = Unread::new(out, &door.unread);
+        let interrupted = interrupted(&door, &entry, &unread);
         let (timer, timer_set) = (Box::pin(baton_runtime::sleep(Duration::ZERO)), None);
         let (heard, gone) = (None, None);
-        Self { door, core, sample, decodes, text, record, entry, out, interrupted, timer, timer_set, heard, gone }
+        Self { door, core, sample, decodes, text, record, entry, unread, interrupted, timer, timer_set, heard, gone }
     }
 
     fn now(&self) -> Instant {
@@ -89,16 +91,14 @@ impl Relay {
     }
 
     /// Ends an answer that was taken in with another one and is not served after all.
-    pub async fn refused(self, error: GenerateError) {
-        let last = Outgoing { response: Err(error), heard: None };
-        // The client may be gone, or not read.
-        let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
+    pub async fn refused(mut self, error: GenerateError) {
+        self.send_last(Outgoing { response: Err(error), heard: None }).await;
     }
 
     /// Waits until the request is taken in, which may be at once, or refused.
     pub async fn admitted(&mut self) -> Result<(), GenerateError> {
         loop {
-            match self.carry_out().await {
+            match self.carry_out() {
                 Some(Err(error)) => return Err(self.not_taken(error)),
                 Some(Ok(_)) => return Ok(()),
                 None if self.core.is_accepted() => return Ok(()),
@@ -123,10 +123,10 @@ impl Relay {
                 prompt_token_ids: self.core.job().tokens.to_vec(),
                 seed: self.core.job().sampling.seed,
             };
-            self.send(Event::Accepted(accepted)).await;
+            self.send(Event::Accepted(accepted));
         }
         let outcome = loop {
-            if let Some(outcome) = self.carry_out().await {
+            if let Some(outcome) = self.carry_out() {
                 break outcome;
             }
             self.wait().await;
@@ -136,44 +136,73 @@ impl Relay {
 
     /// Waits for whatever comes first, and tells the core.
     async fn wait(&mut self) {
-        if let Some(due) = self.core.next_wakeup()
+        if !self.unread.is_empty() {
+            // Also while one event follows the other.
+            self.flush();
+        }
+        let stalls = self.unread.stalls_at(self.door.limits.request.stall_timeout);
+        if let Some(due) = self.core.next_wakeup().into_iter().chain(stalls).min()
             && self.timer_set.is_none_or(|set| due < set)
         {
             self.timer.as_mut().reset(due.into());
             self.timer_set = Some(due);
         }
+        if self.timer_set.is_some_and(|set| set <= self.now()) {
+            return self.on_time();
+        }
         tokio::select! {
             // An event that is here goes first, and is what there nearly always is.
             biased;
             told = self.entry.events.recv() => match told {
-                Some(told) => {
-                    self.heard = Some(told.at);
-                    match told.event {
-                        // What another node says of it is none of its business.
-                        LiveEvent::Node(node, attempt, event) if self.core.is_at(attempt, &node) => {
-                            self.core.on_event(self.now(), attempt, event);
-                        }
-                        LiveEvent::Node(node, attempt, _) => {
-                            let request = self.core.job().request;
-                            tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
-                        }
-                        LiveEvent::NodeAway(node, generation, away) => {
-                            self.core.on_node_away(self.now(), told.at, (&node, generation), away);
-                        }
-                    }
-                }
+                Some(told) => self.on_told(told),
                 None => self.core.on_abort(self.now()),
             },
             error = &mut self.interrupted => self.cut_off(error),
-            () = &mut self.timer, if self.timer_set.is_some() => {
-                (self.timer_set, self.heard) = (None, None);
-                let now = self.now();
-                if self.door.shutdown.phase() >= Phase::Draining {
-                    self.core.on_draining(now);
-                }
-                self.core.on_wakeup(now);
+            () = &mut self.timer, if self.timer_set.is_some() => self.on_time(),
+            () = self.unread.room(), if !self.unread.is_empty() => self.flush(),
+        }
+    }
+
+    fn on_told(&mut self, told: Told) {
+        self.heard = Some(told.at);
+        match told.event {
+            // What another node says of it is none of its business.
+            LiveEvent::Node(node, attempt, event) if self.core.is_at(attempt, &node) => {
+                self.core.on_event(self.now(), attempt, event);
+            }
+            LiveEvent::Node(node, attempt, _) => {
+                let request = self.core.job().request;
+                tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
+            }
+            LiveEvent::NodeAway(node, generation, away) => {
+                self.core.on_node_away(self.now(), told.at, (&node, generation), away);
             }
         }
+    }
+
+    fn on_time(&mut self) {
+        (self.timer_set, self.heard) = (None, None);
+        let (now, stall) = (self.now(), self.door.limits.request.stall_timeout);
+        if self.unread.stalls_at(stall).is_some_and(|at| at <= now) {
+            return self.cut_off(RequestError::Stalled(stall));
+        }
+        if self.door.shutdown.phase() >= Phase::Draining {
+            self.core.on_draining(now);
+        }
+        self.core.on_wakeup(now);
+    }
+
+    fn flush(&mut self) {
+        if let Err(lost) = self.unread.flush(self.now()) {
+            self.lose(lost);
+        }
+    }
+
+    fn lose(&mut self, lost: Lost) {
+        self.cut_off(match lost {
+            Lost::Gone => RequestError::Aborted,
+            Lost::TooMuch(bytes) => RequestError::Unread(bytes),
+        });
     }
 
     /// The client is told nothing more.
@@ -181,14 +210,14 @@ impl Relay {
         let now = self.now();
         match &error {
             RequestError::GoingDown => self.core.on_closing(now),
-            RequestError::Stalled(_) => self.core.on_client_stalled(now),
+            RequestError::Stalled(_) | RequestError::Unread(_) => self.core.on_client_stalled(now, error.clone()),
             _ => self.core.on_abort(now),
         }
         self.gone.get_or_insert(error);
     }
 
     /// Carries out what the core wants; the outcome once the request has ended.
-    async fn carry_out(&mut self) -> Option<Outcome> {
+    fn carry_out(&mut self) -> Option<Outcome> {
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
@@ -200,6 +229,7 @@ impl Relay {
                     let mut cluster = self.door.cluster();
                     let chosen = cluster.place_move(self.now(), (key, to), tokens, &exclude);
                     let chosen = chosen.and_then(|chosen| cluster.assign_move(&chosen));
+                    self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.0.clone()));
                     drop(cluster);
                     self.core.on_move_placed(chosen);
                 }
@@ -216,9 +246,9 @@ impl Relay {
                     let next = self.core.job().tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
                     let tokenizer = &self.door.model.tokenizer;
                     let positions = next.zip(&logprobs).map(|(token, l)| with_texts(tokenizer, token, l)).collect();
-                    self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions })).await;
+                    self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions }));
                 }
-                RequestEffect::Deliver { index, gap, tokens } => self.deliver(index, gap, tokens).await,
+                RequestEffect::Deliver { index, gap, tokens } => self.deliver(index, gap, tokens),
                 RequestEffect::Note(note) => self.note(note),
                 RequestEffect::End(outcome) => {
                     let outcome = self.gone.clone().map_or(outcome, Err);
@@ -250,7 +280,9 @@ impl Relay {
                 if node.is_some_and(|node| node.info().role == NodeRole::Decode) {
                     self.door.metrics.on_prompt_at_decode();
                 }
-                cluster.assign(placement, wanted.slo.tbt)
+                let assignment = cluster.assign(placement, wanted.slo.tbt);
+                self.entry.goes_to(assignment.placement.nodes());
+                assignment
             });
             (decided, explanation, assignment)
         };
@@ -274,12 +306,13 @@ impl Relay {
         let target = {
             let mut cluster = self.door.cluster();
             let other = cluster.redirect(self.now(), key);
+            self.entry.goes_to(other.clone());
             cluster.decode_target(other.as_ref().unwrap_or(from))
         };
         self.core.on_redirected(self.now(), from, refused, target);
     }
 
-    async fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
+    fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
         if index > self.core.first_index() {
             self.tell_decodes();
         }
@@ -306,7 +339,7 @@ impl Relay {
         for Part { reasoning, text, tool_calls } in piece.parts {
             let more = v1::Delta { index: next, ..v1::Delta::default() };
             let of_tokens = std::mem::replace(&mut of_tokens, more);
-            self.send(Event::Delta(v1::Delta { reasoning, text, tool_calls, ..of_tokens })).await;
+            self.send(Event::Delta(v1::Delta { reasoning, text, tool_calls, ..of_tokens }));
         }
     }
 
@@ -357,27 +390,33 @@ impl Relay {
         }
     }
 
-    /// Waits for a client that is slow, and for nothing that must not wait. Who cannot be told is not told again.
-    async fn send(&mut self, event: Event) {
+    /// Who cannot be told is not told again.
+    fn send(&mut self, event: Event) {
         if self.gone.is_some() {
             return;
         }
         // The first token may be kept back on purpose.
         let heard = self.heard.filter(|_| matches!(&event, Event::Delta(delta) if delta.index > 0));
         let response = Ok(response(self.sample, event));
-        let outgoing = match self.out.try_send(Outgoing { response, heard }) {
-            Ok(()) => return,
-            Err(mpsc::error::TrySendError::Closed(_)) => return self.cut_off(RequestError::Aborted),
-            Err(mpsc::error::TrySendError::Full(outgoing)) => outgoing,
-        };
-        let stall = self.door.limits.request.stall_timeout;
-        let error = tokio::select! {
-            sent = self.out.send(outgoing) => sent.err().map(|_| RequestError::Aborted),
-            error = &mut self.interrupted => Some(error),
-            () = baton_runtime::sleep(stall) => Some(RequestError::Stalled(stall)),
-        };
-        if let Some(error) = error {
-            self.cut_off(error);
+        if let Err(lost) = self.unread.send(self.now(), Outgoing { response, heard }) {
+            self.lose(lost);
+        }
+    }
+
+    /// The last message, after what the client has not read. Its request takes nothing from others any more; the client has as long as a request may take.
+    async fn send_last(&mut self, last: Outgoing) {
+        if self.gone.is_some() {
+            self.unread.clear();
+        }
+        if self.unread.is_empty() {
+            self.entry.leave();
+        }
+        self.unread.send_last(self.now(), last);
+        let (limits, clock) = (self.door.limits, Arc::clone(&self.door.clock));
+        let drained = self.unread.drain(limits.request.stall_timeout, || clock.now());
+        tokio::select! {
+            _ = tokio::time::timeout(limits.max_time, drained) => {}
+            _ = &mut self.interrupted => {}
         }
     }
 
@@ -417,10 +456,7 @@ impl Relay {
             (None, Err(error)) => Err(error),
             (None, Ok(_)) => return,
         };
-        // The client may be gone, or not read; the request is over all the same.
-        self.entry.leave();
-        let last = Outgoing { response: last, heard: None };
-        let _ = tokio::time::timeout(self.door.limits.request.stall_timeout, self.out.send(last)).await;
+        self.send_last(Outgoing { response: last, heard: None }).await;
     }
 
     /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.

@@ -1,6 +1,7 @@
 //! From settings to a serving process, and down again.
 
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
+use baton_proto::MAX_MESSAGE_BYTES;
 use baton_runtime::settings::{self, BadSetting};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
@@ -28,6 +30,8 @@ use crate::prompt::TextModel;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// To look for prefixes to copy takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
+/// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten seconds.
+const STALL_TIMEOUTS: RangeInclusive<f64> = 1.0..=24.0 * 3600.0;
 /// Longest that a setting lets a request wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// One of so many of the requests served at once may wait at the door.
@@ -44,7 +48,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
-    let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
+    check_ranges(&settings)?;
+    let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
     let grace = settings::seconds("grace_s", settings.grace_s, 0.0..=LONGEST_WAIT.as_secs_f64())?;
     let not_ready = settings::seconds("not_ready_s", settings.not_ready_s, 0.0..=600.0)?;
     let drain = Drain { not_ready, grace };
@@ -96,11 +101,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
     let model = text_model(settings)?;
     let default_slo = default_slo(settings)?;
-    let stall_timeout = positive_seconds("stall_timeout_s", settings.stall_timeout_s)?;
-    let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts.max(1) };
+    let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
+    let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts };
     let max_time = positive_seconds("max_request_s", settings.max_request_s)?;
     let kv = KvFormat { block_tokens: settings.block_tokens, dtype: settings.kv_dtype };
-    let limits = FrontDoorLimits { max_requests: settings.max_requests, default_slo, max_time, request, kv };
+    let (max_requests, unread_bytes) = (settings.max_requests, settings.max_body_bytes_total);
+    let limits = FrontDoorLimits { max_requests, default_slo, max_time, request, kv, unread_bytes };
     let placement: PlacementKind = parsed("placement", &settings.placement)?;
     let admission: AdmissionKind = parsed("admission", &settings.admission)?;
     let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);
@@ -129,15 +135,26 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
     Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))
 }
 
+/// Numbers that are used as they are.
+fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
+    settings::within("max_requests", settings.max_requests, 1..=1_000_000)?;
+    settings::within("max_connections", settings.max_connections, 1..=1_000_000)?;
+    settings::within("max_attempts", settings.max_attempts, 1..=100)?;
+    settings::within("block_tokens", settings.block_tokens, 1..=1024)?;
+    settings::within("max_prompt_bytes", settings.max_prompt_bytes, 1..=MAX_MESSAGE_BYTES)?;
+    settings::within("max_body_bytes_total", settings.max_body_bytes_total, 1 << 16..=1 << 40)?;
+    if let Some(name) = &settings.model_name {
+        settings::name("model_name", name)?;
+    }
+    Ok(())
+}
+
 fn parsed<T: FromStr<Err: Display>>(key: &'static str, value: &str) -> Result<T, BadSetting> {
     value.parse().map_err(|error: T::Err| BadSetting::invalid(key, error.to_string()))
 }
 
 fn positive_seconds(key: &'static str, seconds: f64) -> Result<Duration, BadSetting> {
-    let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero() && *time <= LONGEST_WAIT);
-    time.ok_or_else(|| {
-        BadSetting::invalid(key, format!("{seconds}, but must be more than 0 and at most {}", LONGEST_WAIT.as_secs()))
-    })
+    settings::seconds(key, seconds, 0.001..=LONGEST_WAIT.as_secs_f64())
 }
 
 fn default_slo(settings: &Settings) -> Result<Slo, BadSetting> {
@@ -218,9 +235,8 @@ fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
 /// Looks for hot prefixes that more nodes should hold.
 fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet) -> anyhow::Result<()> {
     let seconds = settings.replicate_interval_s;
-    let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| *interval >= SHORTEST_REPLICATION);
-    let too_short = || format!("{seconds}, but must be a time of {SHORTEST_REPLICATION:?} or more");
-    let interval = interval.ok_or_else(|| BadSetting::invalid("replicate_interval_s", too_short()))?;
+    let range = SHORTEST_REPLICATION.as_secs_f64()..=LONGEST_WAIT.as_secs_f64();
+    let interval = settings::seconds("replicate_interval_s", seconds, range)?;
     if !settings.fetch_prefixes || settings.replicate_prefixes < 2 {
         return Ok(());
     }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use baton_proto::v1;
-use baton_runtime::settings::BadSetting;
 use baton_scheduler::{
     DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan, StepSlice,
 };
@@ -88,9 +87,8 @@ impl DecodeRole {
         config.eviction = settings.eviction;
         config.growth_blocks = settings.growth_blocks as usize;
         config.prompt_budget = settings.decode_chunk_tokens as usize;
-        config.grant_ttl = Duration::try_from_secs_f64(settings.grant_ttl_s).map_err(|_| {
-            BadSetting::invalid("grant_ttl_s", format!("{} is not a time in seconds", settings.grant_ttl_s))
-        })?;
+        let longest = GRANT_LIFETIME.as_secs_f64();
+        config.grant_ttl = baton_runtime::settings::seconds("grant_ttl_s", settings.grant_ttl_s, 1.0..=longest)?;
         config.max_stores = Ssd::max_stores(settings);
         let mut core = DecodeCore::new(config).map_err(|error| core_refused(&error))?;
         let ssd = Ssd::open(settings, &parts, &mut core)?;

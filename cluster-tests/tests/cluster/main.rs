@@ -16,6 +16,7 @@ mod docs;
 mod drain;
 mod engine_stalls;
 mod estimates;
+mod floods;
 mod limits;
 mod metrics_page;
 mod mock_cluster;

@@ -39,7 +39,12 @@ fn prefix(door: &FrontDoor, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix
     let mut nodes: Vec<_> =
         door.index.longest_prefix(&[hot.hash]).into_iter().map(|(node, _)| node.to_string()).collect();
     nodes.sort();
-    v1::HotPrefix { hash: hot.hash.to_string(), tokens: hot.blocks.saturating_mul(block_tokens), requests: hot.requests, nodes }
+    v1::HotPrefix {
+        hash: hot.hash.to_string(),
+        tokens: hot.blocks.saturating_mul(block_tokens),
+        requests: hot.requests,
+        nodes,
+    }
 }
 
 pub(super) async fn lookup(

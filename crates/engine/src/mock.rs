@@ -25,6 +25,9 @@ use crate::error::EngineError;
 
 /// Tokens of the mock's vocabulary: the bytes, and specials as in `baton_text::Tokenizer::bytes()`.
 pub const MOCK_VOCAB_SIZE: u32 = 512;
+/// Largest blocks and arena.
+const MAX_BLOCK_TOKENS: u32 = 4096;
+const MAX_ARENA_BYTES: u64 = 1 << 40;
 /// Bytes of a record: one K row and one V row of 4 elements each.
 const RECORD_BYTES: usize = 16;
 /// Logits of the token that the hash chose, and of all others.
@@ -80,6 +83,15 @@ impl MockOptions {
             if value == 0 {
                 return Err(EngineError::Options { field, problem: "0, but must be at least 1".into() });
             }
+        }
+        if self.block_tokens > MAX_BLOCK_TOKENS {
+            let problem = format!("{}, but must be at most {MAX_BLOCK_TOKENS}", self.block_tokens);
+            return Err(EngineError::Options { field: "block_tokens", problem });
+        }
+        let tokens = u64::from(self.block_tokens) * u64::from(self.num_blocks);
+        if tokens.checked_mul(self.kv_bytes_per_token.into()).is_none_or(|bytes| bytes > MAX_ARENA_BYTES) {
+            let problem = format!("{}, but an arena has at most {MAX_ARENA_BYTES} bytes", self.num_blocks);
+            return Err(EngineError::Options { field: "num_blocks", problem });
         }
         let (field, of_records) = ("kv_bytes_per_token", self.num_layers * RECORD_BYTES as u32);
         if self.kv_bytes_per_token == 0 || !self.kv_bytes_per_token.is_multiple_of(of_records) {

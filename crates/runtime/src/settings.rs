@@ -91,6 +91,9 @@ impl BadSetting {
     }
 }
 
+/// Longest name of something that is served.
+const MAX_NAME_BYTES: usize = 256;
+
 /// A value that is within its range.
 ///
 /// # Errors
@@ -101,6 +104,19 @@ pub fn within<T: PartialOrd + Display>(key: &'static str, value: T, range: Range
         return Ok(value);
     }
     Err(BadSetting::invalid(key, format!("{value}, but must be {least} to {most}")))
+}
+
+/// A name that people and programs read: printable, and short.
+///
+/// # Errors
+/// It is not.
+pub fn name(key: &'static str, value: &str) -> Result<(), BadSetting> {
+    let is_printable = !value.contains(|letter: char| letter.is_control());
+    if (1..=MAX_NAME_BYTES).contains(&value.len()) && is_printable && value.trim() == value {
+        return Ok(());
+    }
+    let form = format!("1 to {MAX_NAME_BYTES} bytes, without control characters or spaces around them");
+    Err(BadSetting::invalid(key, format!("{value:?}, but must have {form}")))
 }
 
 /// A time in seconds that is within its range.

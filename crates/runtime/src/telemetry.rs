@@ -78,6 +78,7 @@ pub enum LogFormat {
 
 /// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
+    check_filter(filter)?;
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -87,6 +88,19 @@ pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
         LogFormat::Json => builder.json().try_init(),
     };
     Ok(())
+}
+
+/// A word that is no level would be taken for a target, and nothing would be logged.
+fn check_filter(filter: &str) -> Result<(), BadSetting> {
+    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let is_wrong = |entry: &&str| !entry.contains(['=', '[']) && !is_level(entry.trim());
+    match filter.split(',').find(is_wrong) {
+        Some(entry) => {
+            let form = "a level (off, error, warn, info, debug, trace), or target=level, with commas between";
+            Err(BadSetting::invalid("log", format!("'{entry}', but must be {form}")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The metrics of this process.
@@ -177,6 +191,17 @@ pub fn metrics_page(crates: &[(&str, &[MetricDoc])]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_that_would_log_nothing_is_refused() {
+        for right in ["info", "baton_worker=debug,info", "WARN", "off", "baton[span]=trace", "a=info, warn"] {
+            assert!(check_filter(right).is_ok(), "{right}");
+        }
+        for wrong in ["inf", "verbose", "", "info,", "baton_worker"] {
+            let error = check_filter(wrong).unwrap_err();
+            assert!(error.to_string().starts_with("log: '") && error.to_string().contains("target=level"), "{error}");
+        }
+    }
 
     const DOCS: &[MetricDoc] = &[
         MetricDoc { name: "baton_test_things_total", kind: MetricKind::Counter, labels: &["kind"], help: "Things." },

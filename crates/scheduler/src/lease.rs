@@ -8,7 +8,7 @@
 //! lease ended. Readers come and go, so blocks that many ask for might be leased without end: where one of the node's own requests waits for room that it would have without
 //! readers, no lease is given until it has it, but to a node that takes one of the sequences off this one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockPool, BlockState};
@@ -52,6 +52,9 @@ struct Lease {
     expires: Instant,
 }
 
+/// One reader has at most one of so many of the leases.
+const READERS: usize = 4;
+
 /// The leases of a node. Their ids come from the caller: the transfer engine keeps grants and leases in one space.
 #[derive(Debug)]
 pub(crate) struct Leases {
@@ -81,7 +84,15 @@ impl Leases {
         if self.open.len() >= self.max {
             return refuse(ErrorKind::Overloaded, format!("{} leases are open, as many as may", self.open.len()));
         }
-        let blocks = pool.match_prefix(&block_hashes);
+        let theirs = self.open.values().filter(|lease| lease.reader.0 == reader).count();
+        if theirs >= self.max.div_ceil(READERS) {
+            return refuse(ErrorKind::Overloaded, format!("{reader} has {theirs} leases, as many as one node may"));
+        }
+        let mut blocks = pool.match_prefix(&block_hashes);
+        let mut seen = BTreeSet::new();
+        // A prefix has each of its blocks once.
+        let once = blocks.iter().take_while(|block| seen.insert(**block)).count();
+        blocks.truncate(once);
         if blocks.is_empty() {
             return refuse(ErrorKind::NotFound, format!("none of the {} blocks is here any more", block_hashes.len()));
         }

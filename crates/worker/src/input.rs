@@ -45,7 +45,7 @@ pub enum Input<E> {
     /// Another node hands a sequence over.
     HandOver(Handover, oneshot::Sender<Result<(), Refused>>),
     /// Prove that each block is accounted for.
-    CheckIntegrity(oneshot::Sender<IntegrityReport>),
+    CheckIntegrity(oneshot::Sender<Result<IntegrityReport, Refused>>),
     /// From the engine's thread.
     Engine(EngineEvent),
     /// Finish what is here, take nothing new.

@@ -9,6 +9,7 @@
 
 pub mod config;
 
+mod background;
 mod engine_thread;
 mod engine_watch;
 mod fetch;

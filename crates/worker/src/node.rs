@@ -13,7 +13,7 @@ use baton_grammar::GrammarCompiler;
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::Protocol;
-use baton_runtime::settings::BadSetting;
+use baton_runtime::settings::{BadSetting, within};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
     Clock, Drain, MetricDoc, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation,
@@ -31,6 +31,7 @@ use tokio::sync::mpsc;
 use tonic::service::Routes;
 use tonic::transport::Endpoint;
 
+use crate::background::Background;
 use crate::config::Settings;
 use crate::engine_thread::EngineThread;
 use crate::engine_watch::EngineWatch;
@@ -47,6 +48,8 @@ use crate::transfer::TransferView;
 
 /// Inputs that may wait for the loop; senders wait in front of it.
 const QUEUED_INPUTS: usize = 4096;
+/// Calls of other nodes and operators that may wait for the loop; more are refused.
+const QUEUED_CALLS: usize = 1024;
 /// What the engine may say ahead of the loop: a few steps of a model with many layers.
 const QUEUED_ENGINE_EVENTS: usize = 1024;
 /// What `grace_s` may be, seconds.
@@ -111,18 +114,20 @@ async fn serve<R: Role>(
         Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
+    let (calls, called) = mpsc::channel(QUEUED_CALLS);
     let (engine_events, engine_heard) = mpsc::channel(QUEUED_ENGINE_EVENTS);
     let readiness = Readiness::default();
     let generation = new_generation();
     let node = node_name(&settings, role)?;
     let conductor = endpoint(&settings.conductor)?;
+    check_ranges(&settings)?;
     let grace = baton_runtime::settings::seconds("grace_s", settings.grace_s, GRACES)?;
     let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
 
     let listener = listen("listen", &settings.listen).await?;
     let http = listen("http", &settings.http).await?;
     let http_addr = http.local_addr()?;
-    let grpc = advertised(listener.local_addr()?, &settings);
+    let grpc = advertised(listener.local_addr()?, &settings)?;
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
     let (engine_settings, engine_played) = (settings.clone(), played.clone());
     let load = move || -> anyhow::Result<_> {
@@ -166,13 +171,17 @@ async fn serve<R: Role>(
         tasks: tasks.clone(),
     };
     let role = build(&settings, parts)?;
-    start_grpc(&info, listener, inputs, sessions.clone(), &tasks, readiness.clone()).await?;
+    let service =
+        NodeService { info: Arc::clone(&info), inputs, calls, sessions: sessions.clone(), tasks: tasks.clone() };
+    start_grpc(service, listener, &tasks, readiness.clone()).await?;
     crate::http::start(http, telemetry.clone(), readiness.clone(), &tasks);
     let node_loop = NodeLoop {
         role,
         engine: engine_heard,
         watch,
         inputs: receiver,
+        calls: called,
+        background: Background::default(),
         sessions,
         transfer: view,
         clock: Arc::new(SystemClock) as Arc<dyn Clock>,
@@ -225,10 +234,15 @@ fn node_name(settings: &Settings, role: NodeRole) -> anyhow::Result<NodeId> {
 }
 
 /// Where others reach an address that was bound.
-fn advertised(bound: SocketAddr, settings: &Settings) -> String {
+fn advertised(bound: SocketAddr, settings: &Settings) -> Result<String, BadSetting> {
     match &settings.advertise_host {
-        Some(host) => format!("{host}:{}", bound.port()),
-        None => bound.to_string(),
+        Some(host) if host.contains(':') => Ok(format!("[{host}]:{}", bound.port())),
+        Some(host) => Ok(format!("{host}:{}", bound.port())),
+        None if bound.ip().is_unspecified() => {
+            let problem = format!("not set, but others cannot reach {}, where this node listens", bound.ip());
+            Err(BadSetting::invalid("advertise_host", problem))
+        }
+        None => Ok(bound.to_string()),
     }
 }
 
@@ -400,10 +414,8 @@ fn served_name(settings: &Settings, engine: &str) -> String {
 }
 
 async fn start_grpc<E: Send + 'static>(
-    info: &Arc<NodeInfo>,
+    service: NodeService<E>,
     listener: TcpListener,
-    inputs: mpsc::Sender<Input<E>>,
-    sessions: Sessions,
     tasks: &TaskSet,
     readiness: Readiness,
 ) -> anyhow::Result<()> {
@@ -413,7 +425,6 @@ async fn start_grpc<E: Send + 'static>(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let service = NodeService { info: Arc::clone(info), inputs, sessions, tasks: tasks.clone() };
     let service = v1::node_server::NodeServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -447,6 +458,31 @@ fn start_loop<R: Role>(node_loop: NodeLoop<R>, tasks: &TaskSet) {
         end.cancelled().await;
         Ok::<(), anyhow::Error>(())
     });
+}
+
+/// Numbers that are used as they are.
+fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
+    within("chunk_tokens", settings.chunk_tokens, 1..=65_536)?;
+    within("decode_chunk_tokens", settings.decode_chunk_tokens, 1..=65_536)?;
+    within("max_running", settings.max_running, 1..=65_536)?;
+    within("max_waiting", settings.max_waiting, 1..=65_536)?;
+    within("mock_base_us", settings.mock_base_us, 0..=60_000_000)?;
+    within("mock_row_us", settings.mock_row_us, 0..=1_000_000)?;
+    if let Some(model) = &settings.model_name {
+        baton_runtime::settings::name("model_name", model)?;
+    }
+    match &settings.advertise_host {
+        Some(host) if host.parse::<std::net::IpAddr>().is_err() && !is_host_name(host) => {
+            let problem = format!("'{host}', but must be an IP address or the name of a host, without a port");
+            Err(BadSetting::invalid("advertise_host", problem))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn is_host_name(text: &str) -> bool {
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.' | '_');
+    (1..=253).contains(&text.len()) && text.chars().all(is_letter)
 }
 
 /// How long a layer of a large step takes, as profiled.

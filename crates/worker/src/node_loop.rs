@@ -9,6 +9,7 @@ use baton_scheduler::{KV_EVENTS_PER_MESSAGE, KvEventBatch, REPORT_INTERVAL};
 use baton_types::{ConductorId, Load};
 use tokio::sync::mpsc;
 
+use crate::background::{Background, Work};
 use crate::engine_thread::EngineEvent;
 use crate::engine_watch::{EngineWatch, Pulse};
 use crate::input::{Input, IntegrityReport};
@@ -56,6 +57,10 @@ pub struct NodeLoop<R: Role> {
     pub(crate) watch: EngineWatch,
     /// Everything else that happens.
     pub inputs: mpsc::Receiver<Input<R::Event>>,
+    /// What other nodes and operators ask for. A flood of it delays nothing else.
+    pub calls: mpsc::Receiver<Input<R::Event>>,
+    /// What takes long and can wait.
+    pub(crate) background: Background,
     /// Where events go.
     pub sessions: Sessions,
     /// How bytes move.
@@ -125,6 +130,8 @@ impl<R: Role> NodeLoop<R> {
                     Some(input) => self.take_in(input),
                     None => return Ok(()),
                 },
+                Some(call) = self.calls.recv() => self.on_input(call),
+                () = sleep_until(self.background.due()) => self.work_in_background(),
             }
             self.role.carry_out()?;
             self.publish_kv_events();
@@ -143,21 +150,39 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn take_in(&mut self, input: Input<R::Event>) {
-        // One that looks at every block is enough between two steps.
-        let is_long = |input: &Input<_>| {
-            matches!(input, Input::CheckIntegrity(_) | Input::KvSnapshot(_) | Input::SessionOpened(_))
-        };
-        let mut next = Some(input);
+        self.on_input(input);
         for _ in 1..INPUTS_PER_ROUND {
-            let Some(input) = next.take() else { return };
-            let was_long = is_long(&input);
-            self.on_input(input);
-            if was_long {
-                return;
+            match self.inputs.try_recv() {
+                Ok(input) if self.engine.is_empty() => self.on_input(input),
+                Ok(input) => return self.on_input(input),
+                Err(_) => break,
             }
-            next = self.inputs.try_recv().ok();
         }
-        next.into_iter().for_each(|input| self.on_input(input));
+        // However much comes there, who calls has a turn.
+        if let Ok(call) = self.calls.try_recv() {
+            self.on_input(call);
+        }
+    }
+
+    /// One look at every block, for all who wait for it, or for one of them.
+    fn work_in_background(&mut self) {
+        let began = baton_runtime::now();
+        match self.background.next() {
+            Some(Work::Check(answers)) => {
+                let problem = self.role.check_integrity().err();
+                let report = IntegrityReport { problem, load: self.load() };
+                for answer in answers {
+                    // The caller may have given up.
+                    let _ = answer.send(Ok(report.clone()));
+                }
+            }
+            Some(Work::Snapshot(conductor)) => {
+                self.publish_kv_events();
+                self.send_snapshot(conductor);
+            }
+            None => {}
+        }
+        self.background.rest(baton_runtime::now(), began.elapsed());
     }
 
     fn look_at_engine(&mut self) -> anyhow::Result<()> {
@@ -204,20 +229,12 @@ impl<R: Role> NodeLoop<R> {
                 // Whether it takes requests comes before what it holds, which may be much.
                 self.sessions.send(conductor, Event::Load((&self.load()).into()));
                 self.sessions.send(conductor, self.transfer.event());
-                self.publish_kv_events();
-                self.send_snapshot(conductor);
+                self.background.snapshot(conductor);
             }
             Input::Drain => self.set_drained(true),
             Input::Undrain => self.set_drained(false),
-            Input::KvSnapshot(conductor) => {
-                self.publish_kv_events();
-                self.send_snapshot(conductor);
-            }
-            Input::CheckIntegrity(answer) => {
-                let report = IntegrityReport { problem: self.role.check_integrity().err(), load: self.load() };
-                // The caller may have given up.
-                let _ = answer.send(report);
-            }
+            Input::KvSnapshot(conductor) => self.background.snapshot(conductor),
+            Input::CheckIntegrity(answer) => self.background.check(answer),
             input => self.role.on_input(self.clock.now(), input),
         }
     }

@@ -29,8 +29,12 @@ pub enum RegisterError {
 /// The way to the conductor that the settings name.
 pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
     let wrong =
-        |_| BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
-    let endpoint = Endpoint::from_shared(url(conductor)).map_err(wrong)?;
+        || BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
+    let endpoint = Endpoint::from_shared(url(conductor)).map_err(|_| wrong())?;
+    let uri = endpoint.uri();
+    if uri.scheme_str() != Some("http") || uri.port_u16().is_none() || !matches!(uri.path(), "" | "/") {
+        return Err(wrong());
+    }
     Ok(endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 

@@ -9,12 +9,12 @@ use baton_types::{
     ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
     PrefillEvent, Refused,
 };
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::input::Input;
-use crate::sessions::Sessions;
+use crate::sessions::{EventReceiver, Sessions};
 
 /// The loop answers at once or is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,8 +25,10 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct NodeService<E> {
     /// Who this is.
     pub info: Arc<NodeInfo>,
-    /// The node's loop.
+    /// The node's loop: what must reach it.
     pub inputs: mpsc::Sender<Input<E>>,
+    /// The same for what may be refused: who calls can come again.
+    pub calls: mpsc::Sender<Input<E>>,
     /// The conductors' sessions.
     pub sessions: Sessions,
     /// Where session readers live.
@@ -35,6 +37,10 @@ pub struct NodeService<E> {
 
 fn refused_status(refused: Refused) -> Status {
     baton_proto::status(refused.kind, refused.message, None)
+}
+
+fn overloaded(message: &str) -> Status {
+    baton_proto::status(ErrorKind::Overloaded, message, None)
 }
 
 fn unavailable(message: impl Into<String>) -> Status {
@@ -49,7 +55,10 @@ impl<E: Send + 'static> NodeService<E> {
     /// Sends an input that is answered, and waits for the answer.
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Input<E>) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
-        self.input(make(answer)).await?;
+        self.calls.try_send(make(answer)).map_err(|error| match error {
+            TrySendError::Full(_) => overloaded("as many calls as may be wait at this node"),
+            TrySendError::Closed(_) => unavailable("this node is going down"),
+        })?;
         match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(unavailable("this node dropped the call: it is going down, or the request was aborted")),
@@ -160,7 +169,7 @@ async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId,
 
 #[tonic::async_trait]
 impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
-    type SessionStream = ReceiverStream<Result<v1::NodeEvent, Status>>;
+    type SessionStream = EventReceiver;
 
     async fn session(
         &self,
@@ -169,7 +178,9 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         let mut commands = request.into_inner();
         let conductor = hello(&mut commands).await?;
         let welcome = v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some((&*self.info).into()) };
-        let (epoch, replaced, events) = self.sessions.open(conductor, v1::node_event::Event::Welcome(welcome));
+        let opened = self.sessions.open(conductor, v1::node_event::Event::Welcome(welcome));
+        let (epoch, ended, events) =
+            opened.ok_or_else(|| overloaded("as many conductors as may be have sessions with this node"))?;
         // An earlier session of this conductor ended here, and its requests with it.
         self.input(Input::SessionClosed(conductor)).await?;
         self.input(Input::SessionOpened(conductor)).await?;
@@ -178,7 +189,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
             let read = tokio::select! {
                 read = read_commands(commands, conductor, &inputs, &sessions) => read,
                 () = end.cancelled() => Ok(()),
-                () = replaced.cancelled() => Ok(()),
+                () = ended.cancelled() => Ok(()),
             };
             if let Err(status) = read {
                 // A conductor that goes down leaves so. What is lost by it the conductor says.
@@ -189,7 +200,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
                 let _ = inputs.send(Input::SessionClosed(conductor)).await;
             }
         });
-        Ok(Response::new(ReceiverStream::new(events)))
+        Ok(Response::new(events))
     }
 
     async fn grant(&self, request: Request<v1::GrantRequest>) -> Result<Response<v1::GrantReply>, Status> {
@@ -225,6 +236,11 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
             return Err(baton_proto::status(ErrorKind::Invalid, message, None));
         }
         let request = LeaseRequest::try_from(request)?;
+        let (asked, most) = (request.block_hashes.len(), self.info.layout.num_blocks as usize);
+        if asked > most {
+            let message = format!("block_hashes: {asked}, but this node has {most} blocks");
+            return Err(baton_proto::status(ErrorKind::Invalid, message, None));
+        }
         let answer = self.ask(|answer| Input::Lease(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)
     }
@@ -253,7 +269,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         &self,
         _: Request<v1::CheckIntegrityRequest>,
     ) -> Result<Response<v1::CheckIntegrityResponse>, Status> {
-        let report = self.ask(Input::CheckIntegrity).await?;
+        let report = self.ask(Input::CheckIntegrity).await?.map_err(refused_status)?;
         let load = Some((&report.load).into());
         Ok(Response::new(v1::CheckIntegrityResponse { problem: report.problem.unwrap_or_default(), load }))
     }

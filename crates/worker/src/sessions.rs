@@ -1,26 +1,60 @@
 //! Which conductors are connected, and what they are sent.
 
 use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
 use baton_types::ConductorId;
+use prost::Message;
 use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-/// Messages that may wait for one conductor. One that reads slower than this loses its session, and with it its requests: it cannot be served, and must not
-/// hold up the others.
+/// Messages that may wait for one conductor, and their bytes. One that reads slower than this loses its session, and with it its requests: it cannot be served,
+/// and must not hold up the others.
 const QUEUED_EVENTS: usize = 8192;
+const QUEUED_BYTES: usize = 64 << 20;
+/// Most conductors at once.
+const MAX_SESSIONS: usize = 32;
 
 /// What a session's response stream carries.
-pub type EventReceiver = mpsc::Receiver<Result<v1::NodeEvent, Status>>;
+pub struct EventReceiver {
+    events: mpsc::Receiver<(usize, v1::NodeEvent)>,
+    queued: Arc<AtomicUsize>,
+}
+
+impl Stream for EventReceiver {
+    type Item = Result<v1::NodeEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(self.events.poll_recv(cx));
+        Poll::Ready(next.map(|(bytes, event)| {
+            self.queued.fetch_sub(bytes, Ordering::Relaxed);
+            Ok(event)
+        }))
+    }
+}
 
 struct Session {
     epoch: u64,
-    /// Cancelled when a later session takes its place: its reader must not take in another command.
-    replaced: CancellationToken,
-    events: mpsc::Sender<Result<v1::NodeEvent, Status>>,
+    /// Cancelled when the session is over for the node: its reader must not take in another command.
+    ended: CancellationToken,
+    events: mpsc::Sender<(usize, v1::NodeEvent)>,
+    queued: Arc<AtomicUsize>,
+}
+
+impl Session {
+    /// `false`: there is no room.
+    fn send(&self, event: v1::node_event::Event) -> bool {
+        let event = v1::NodeEvent { event: Some(event) };
+        let bytes = event.encoded_len();
+        let queued = self.queued.fetch_add(bytes, Ordering::Relaxed);
+        queued <= QUEUED_BYTES && self.events.try_send((bytes, event)).is_ok()
+    }
 }
 
 #[derive(Default)]
@@ -39,23 +73,27 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session whose first event is `welcome`; one that the same conductor had before ends. Returns the session's epoch, what is cancelled when a later
-    /// one takes its place, and the stream of its events.
+    /// Opens a session whose first event is `welcome`; one that the same conductor had before ends. Returns the session's epoch, what is cancelled when the session is
+    /// over for the node, and the stream of its events. `None`: there are as many as may be.
     pub fn open(
         &self,
         conductor: ConductorId,
         welcome: v1::node_event::Event,
-    ) -> (u64, CancellationToken, EventReceiver) {
+    ) -> Option<(u64, CancellationToken, EventReceiver)> {
         let (events, receiver) = mpsc::channel(QUEUED_EVENTS);
-        // Before anybody else can send: a new channel has room.
-        let _ = events.try_send(Ok(v1::NodeEvent { event: Some(welcome) }));
         let mut inner = self.lock();
-        inner.next_epoch += 1;
-        let (epoch, replaced) = (inner.next_epoch, CancellationToken::new());
-        if let Some(before) = inner.sessions.insert(conductor, Session { epoch, replaced: replaced.clone(), events }) {
-            before.replaced.cancel();
+        if inner.sessions.len() >= MAX_SESSIONS && !inner.sessions.contains_key(&conductor) {
+            return None;
         }
-        (epoch, replaced, receiver)
+        inner.next_epoch += 1;
+        let (epoch, ended, queued) = (inner.next_epoch, CancellationToken::new(), Arc::default());
+        let session = Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued) };
+        // A new channel has room.
+        session.send(welcome);
+        if let Some(before) = inner.sessions.insert(conductor, session) {
+            before.ended.cancel();
+        }
+        Some((epoch, ended, EventReceiver { events: receiver, queued }))
     }
 
     /// Whether the conductor has a session.
@@ -77,8 +115,10 @@ impl Sessions {
     pub fn send(&self, conductor: ConductorId, event: v1::node_event::Event) {
         let mut inner = self.lock();
         let Some(session) = inner.sessions.get(&conductor) else { return };
-        if session.events.try_send(Ok(v1::NodeEvent { event: Some(event) })).is_err() {
-            tracing::warn!(%conductor, queued = QUEUED_EVENTS, "the conductor does not read its events: closing its session");
+        if !session.send(event) {
+            tracing::warn!(%conductor, "the conductor does not read its events: closing its session");
+            // Its reader ends, too, and says so to the loop: nobody decodes for a conductor that does not read.
+            session.ended.cancel();
             inner.sessions.remove(&conductor);
         }
     }
@@ -113,13 +153,13 @@ mod tests {
     #[test]
     fn a_later_session_replaces_the_earlier_and_survives_its_close() {
         let sessions = Sessions::default();
-        let (first, replaced, mut old) = sessions.open(ConductorId(1), event());
-        let (second, _, mut new) = sessions.open(ConductorId(1), event());
-        assert!(replaced.is_cancelled() && old.try_recv().is_ok() && new.try_recv().is_ok(), "both were welcomed");
-        assert!(matches!(old.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
+        let (first, ended, mut old) = sessions.open(ConductorId(1), event()).unwrap();
+        let (second, _, mut new) = sessions.open(ConductorId(1), event()).unwrap();
+        assert!(ended.is_cancelled() && old.events.try_recv().is_ok() && new.events.try_recv().is_ok(), "welcomed");
+        assert!(matches!(old.events.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
         assert!(!sessions.close(ConductorId(1), first));
         sessions.send(ConductorId(1), event());
-        assert!(new.try_recv().is_ok());
+        assert!(new.events.try_recv().is_ok());
         assert!(sessions.close(ConductorId(1), second));
         assert!(sessions.is_empty());
     }
@@ -127,14 +167,43 @@ mod tests {
     #[test]
     fn a_conductor_that_does_not_read_is_cut_off_and_its_requests_end() {
         let sessions = Sessions::default();
-        let (epoch, _, _stuck) = sessions.open(ConductorId(1), event());
-        let (_, _, mut healthy) = sessions.open(ConductorId(2), event());
+        let (epoch, ended, _stuck) = sessions.open(ConductorId(1), event()).unwrap();
+        let (_, _, mut healthy) = sessions.open(ConductorId(2), event()).unwrap();
         for _ in 0..=QUEUED_EVENTS {
             sessions.send(ConductorId(1), event());
         }
         sessions.broadcast(&event());
-        assert!(healthy.try_recv().is_ok());
-        assert_eq!(sessions.lock().sessions.len(), 1);
+        assert!(healthy.events.try_recv().is_ok());
+        assert!(sessions.lock().sessions.len() == 1 && ended.is_cancelled());
         assert!(sessions.close(ConductorId(1), epoch), "its reader still reports the end");
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_a_conductor_has_a_bound_in_bytes() {
+        use tokio_stream::StreamExt;
+        let large = || {
+            let removed = v1::KvEvent { event: Some(v1::kv_event::Event::Removed(vec![7; QUEUED_BYTES / 4])) };
+            v1::node_event::Event::Kv(v1::KvEvents { events: vec![removed], ..v1::KvEvents::default() })
+        };
+        let sessions = Sessions::default();
+        let (_, ended, mut read) = sessions.open(ConductorId(1), event()).unwrap();
+        for _ in 0..12 {
+            sessions.send(ConductorId(1), large());
+            while read.queued.load(Ordering::Relaxed) > QUEUED_BYTES / 2 {
+                read.next().await.unwrap().unwrap();
+            }
+        }
+        assert!(!ended.is_cancelled(), "it reads");
+        (0..6).for_each(|_| sessions.send(ConductorId(1), large()));
+        assert!(ended.is_cancelled() && sessions.is_empty());
+    }
+
+    #[test]
+    fn sessions_are_bounded() {
+        let sessions = Sessions::default();
+        let open: Vec<_> = (0..MAX_SESSIONS as u64).map(|n| sessions.open(ConductorId(n), event()).unwrap()).collect();
+        assert!(sessions.open(ConductorId(99), event()).is_none());
+        assert!(sessions.open(ConductorId(3), event()).is_some(), "in place of its own");
+        assert!(sessions.close(ConductorId(0), open[0].0) && sessions.open(ConductorId(99), event()).is_some());
     }
 }

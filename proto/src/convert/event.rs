@@ -167,9 +167,7 @@ fn prefill_event(event: Option<w::prefill_event::Event>) -> Result<d::PrefillEve
             queue: seconds("started.queue_s", s.queue_s)?,
             cached_tokens: count("started.cached_tokens", s.cached_tokens)?,
         },
-        Event::Progress(progress) => {
-            d::PrefillEvent::Progress { tokens: count("progress.tokens", progress.tokens)? }
-        }
+        Event::Progress(progress) => d::PrefillEvent::Progress { tokens: count("progress.tokens", progress.tokens)? },
         Event::FirstToken(t) => d::PrefillEvent::FirstToken {
             token: t.token,
             logprobs: t.logprobs.map(Into::into),

@@ -1,7 +1,6 @@
 //! What conductors order: jobs, where their KV goes and comes from, copies.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use baton_types as d;
 

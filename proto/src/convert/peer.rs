@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, key, node_id, limit, parse, required};
+use super::{InvalidMessage, generation, hashes_from_bytes, key, limit, node_id, parse, required};
 use crate::v1 as w;
 
 impl TryFrom<w::GrantRequest> for d::GrantRequest {

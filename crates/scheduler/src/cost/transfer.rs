@@ -48,7 +48,10 @@ const MAX_RATE: f64 = 1e13;
 
 /// One more observation of a rate.
 fn learn<K: std::hash::Hash + Eq>(rates: &mut HashMap<K, f64>, key: K, measured: f64) {
-    if !(0.0..MAX_RATE).contains(&measured) || measured == 0.0 || (rates.len() >= MAX_PAIRS && !rates.contains_key(&key)) {
+    if !(0.0..MAX_RATE).contains(&measured)
+        || measured == 0.0
+        || (rates.len() >= MAX_PAIRS && !rates.contains_key(&key))
+    {
         return;
     }
     let known = rates.entry(key).or_insert(measured);

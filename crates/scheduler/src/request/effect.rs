@@ -184,6 +184,9 @@ pub enum RequestError {
     /// No node said anything for so long.
     #[error("no progress for {0:?}: the request was ended")]
     Stalled(Duration),
+    /// The client left so many bytes of the answer unread that there is no room for more.
+    #[error("{0} bytes of the answer were not read: the request was ended")]
+    Unread(usize),
     /// It took longer than it may.
     #[error("not over within {0:?}: the request was ended")]
     TimedOut(Duration),
@@ -204,6 +207,7 @@ impl RequestError {
             Self::NodesDied(_) => ErrorKind::Internal,
             Self::Contradicted(_) => ErrorKind::DataLoss,
             Self::Stalled(_) | Self::TimedOut(_) => ErrorKind::DeadlineExceeded,
+            Self::Unread(_) => ErrorKind::Overloaded,
             Self::Aborted => ErrorKind::Cancelled,
             Self::GoingDown => ErrorKind::Unavailable,
         }

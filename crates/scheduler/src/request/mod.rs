@@ -622,8 +622,8 @@ impl RequestCore {
     }
 
     /// The client does not read.
-    pub fn on_client_stalled(&mut self, now: Instant) {
-        self.end(now, Err(RequestError::Stalled(self.limits.stall_timeout)));
+    pub fn on_client_stalled(&mut self, now: Instant, why: RequestError) {
+        self.end(now, Err(why));
     }
 
     /// The conductor takes nothing new: who waits at the door is sent away.
@@ -651,7 +651,7 @@ impl RequestCore {
                 self.ask_for_nodes(now, Vec::new());
             }
             State::Recovering(recovery) if recovery.look_at.is_some_and(|at| now >= at) => {
-                *recovery = Recovery::of(recovery.why.clone(), recovery.give_up_at);
+                *recovery = recovery.again();
                 self.ask_for_nodes(now, self.failed_nodes.clone());
             }
             State::Settling { until } if now >= *until => self.complete(now),

@@ -14,15 +14,17 @@ pub(super) const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 const MAX_DEATHS: usize = 2;
 /// How often a request is placed again because its nodes drain, or had not begun.
 const MAX_UNFINISHED: u32 = 16;
-/// How often it looks.
+/// How soon it looks again, at first and at last. Many may look at once: each look is twice as late as the one before.
 pub(super) const RECOVERY_POLL: Duration = Duration::from_millis(100);
+const SLOWEST_POLL: Duration = Duration::from_millis(1600);
 
 /// A node failed the request; the cluster is asked for others.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Recovery {
     /// Says more than that no node is left.
     pub(super) why: RequestError,
-    pub(super) give_up_at: Instant,
+    pub(super) began: Instant,
+    pub(super) poll: Duration,
     /// When the cluster is asked again; `None` while it is being asked.
     pub(super) look_at: Option<Instant>,
     /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor starts a node again within seconds.
@@ -34,8 +36,13 @@ pub(super) struct Recovery {
 
 impl Recovery {
     /// One that asks for other nodes than those that failed, and for output and prompt together.
-    pub(super) fn of(why: RequestError, give_up_at: Instant) -> Self {
-        Self { why, give_up_at, look_at: None, excludes: true, with_output: true }
+    pub(super) fn of(why: RequestError, began: Instant) -> Self {
+        Self { why, began, poll: RECOVERY_POLL, look_at: None, excludes: true, with_output: true }
+    }
+
+    /// It looks again.
+    pub(super) fn again(&self) -> Self {
+        Self { poll: (self.poll * 2).min(SLOWEST_POLL), ..Self::of(self.why.clone(), self.began) }
     }
 }
 
@@ -126,15 +133,23 @@ impl RequestCore {
         let State::Recovering(recovery) = &mut self.state else { return };
         if recovery.excludes {
             recovery.excludes = false;
-            self.ask_for_nodes(now, Vec::new());
-        } else if refusal.kind == ErrorKind::Invalid && recovery.with_output && self.output.len() > 0 {
+            return self.ask_for_nodes(now, Vec::new());
+        }
+        if refusal.kind == ErrorKind::Invalid && recovery.with_output && self.output.len() > 0 {
             (recovery.excludes, recovery.with_output) = (true, false);
             self.ask_for_nodes(now, self.failed_nodes.clone());
-        } else if refusal.kind == ErrorKind::Invalid || now >= recovery.give_up_at {
+            return;
+        }
+        // Nodes that are full will have room.
+        let patience = match refusal.kind {
+            ErrorKind::Overloaded => self.limits.stall_timeout,
+            _ => RECOVERY_PATIENCE,
+        };
+        if refusal.kind == ErrorKind::Invalid || now >= recovery.began + patience {
             let why = recovery.why.clone();
             self.end(now, Err(why));
         } else {
-            recovery.look_at = Some(now + RECOVERY_POLL);
+            recovery.look_at = Some((now + recovery.poll).min(recovery.began + patience));
         }
     }
 
@@ -147,7 +162,7 @@ impl RequestCore {
     /// An attempt failed. If its node had not begun, it is not counted: it drains, or was about to be lost.
     pub(super) fn fail(&mut self, now: Instant, why: RequestError) {
         let has_begun = self.attempted.as_ref().is_some_and(|attempted| attempted.has_begun);
-        let fault = if has_begun || why.kind() != ErrorKind::Unavailable { Fault::Failed } else { Fault::None };
+        let fault = if has_begun { Fault::Failed } else { Fault::None };
         self.fail_with(now, why, fault);
     }
 
@@ -185,8 +200,7 @@ impl RequestCore {
         }
         self.paced_until = None;
         self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
-        let give_up_at = now + RECOVERY_PATIENCE;
-        self.state = State::Recovering(Recovery::of(why, give_up_at));
+        self.state = State::Recovering(Recovery::of(why, now));
         self.ask_for_nodes(now, self.failed_nodes.clone());
     }
 }

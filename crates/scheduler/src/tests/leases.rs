@@ -55,6 +55,24 @@ fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
 }
 
 #[test]
+fn a_reader_has_each_block_once_and_leaves_leases_to_others() {
+    let mut node = Node::new(PrefillConfig { model: model(BLOCKS), max_leases: 8, ..config() });
+    node.run_alone(job(0, 0..16, 1));
+    let mut again = lease(7, 0..16);
+    again.block_hashes = again.block_hashes.iter().chain(again.block_hashes.iter()).copied().collect();
+    node.after(MS, |core, now| core.on_lease_request(now, again));
+    let blocks = node.take(|effect| match effect {
+        PrefillEffect::Lease(LeaseEffect::Open { reply, .. }) => Some(reply.blocks.len()),
+        _ => None,
+    });
+    assert_eq!(blocks, 4);
+    assert!(node.lease(lease(8, 0..16)).is_ok());
+    assert_eq!(node.lease(lease(9, 0..16)), Err(ErrorKind::Overloaded), "two of eight are enough for one");
+    let other = LeaseRequest { reader: baton_types::NodeId::new("another").unwrap(), ..lease(10, 0..16) };
+    assert!(node.lease(other).is_ok());
+}
+
+#[test]
 fn a_reader_that_is_lost_holds_nothing_up() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
     node.run_alone(job(0, 0..16, 1));

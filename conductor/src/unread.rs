@@ -1,0 +1,195 @@
+//! What a client has not read of its answer. It is kept here, within bounds, and the request goes on beside it: nothing that others share waits for a client.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use tokio::sync::mpsc;
+
+use crate::budget::{Budget, Reservation};
+use crate::front_door::Outgoing;
+
+/// Most bytes of one answer: a context full of tokens with their texts.
+const MAX_BYTES: usize = 8 << 20;
+/// What a message takes beside its own bytes.
+const OVERHEAD: usize = 256;
+
+/// Why a client is told nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// It left.
+    Gone,
+    /// It left so many bytes unread.
+    TooMuch(usize),
+}
+
+/// The way to one client.
+pub struct Unread {
+    out: mpsc::Sender<Outgoing>,
+    /// What the channel had no room for, with its size.
+    queue: VecDeque<(usize, Outgoing)>,
+    reserved: Reservation,
+    bytes: usize,
+    /// Since when the client has taken nothing; `None` if it has everything.
+    since: Option<Instant>,
+}
+
+impl Unread {
+    /// A client that reads from the other end of `out`. What it does not read comes from `budget`.
+    pub fn new(out: mpsc::Sender<Outgoing>, budget: &Budget) -> Self {
+        Self { out, queue: VecDeque::new(), reserved: budget.reserve(), bytes: 0, since: None }
+    }
+
+    /// Resolves when the client has left.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let out = self.out.clone();
+        async move { out.closed().await }
+    }
+
+    /// Sends a message, or keeps it until there is room.
+    pub fn send(&mut self, now: Instant, outgoing: Outgoing) -> Result<(), Lost> {
+        self.flush(now)?;
+        if self.queue.is_empty() {
+            match self.out.try_send(outgoing) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::error::TrySendError::Closed(_)) => return Err(Lost::Gone),
+                Err(mpsc::error::TrySendError::Full(outgoing)) => return self.keep(now, outgoing),
+            }
+        }
+        self.keep(now, outgoing)
+    }
+
+    /// The same of the last message, for which there is always room.
+    pub fn send_last(&mut self, now: Instant, outgoing: Outgoing) {
+        self.since.get_or_insert(now);
+        self.queue.push_back((0, outgoing));
+        // The client may be gone: then it is as good as told.
+        let _ = self.flush(now);
+    }
+
+    fn keep(&mut self, now: Instant, outgoing: Outgoing) -> Result<(), Lost> {
+        let bytes = OVERHEAD + outgoing.response.as_ref().map_or(0, Message::encoded_len);
+        let too_much = Lost::TooMuch(self.bytes);
+        if self.bytes + bytes > MAX_BYTES {
+            return Err(too_much);
+        }
+        self.reserved.grow(bytes).map_err(|_| too_much)?;
+        self.bytes += bytes;
+        self.since.get_or_insert(now);
+        self.queue.push_back((bytes, outgoing));
+        Ok(())
+    }
+
+    /// Hands over what the client has room for.
+    pub fn flush(&mut self, now: Instant) -> Result<(), Lost> {
+        while let Some((bytes, outgoing)) = self.queue.pop_front() {
+            match self.out.try_send(outgoing) {
+                Ok(()) => {
+                    self.bytes -= bytes;
+                    self.reserved.shrink(bytes);
+                    self.since = Some(now);
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => {
+                    self.clear();
+                    return Err(Lost::Gone);
+                }
+                Err(mpsc::error::TrySendError::Full(outgoing)) => {
+                    self.queue.push_front((bytes, outgoing));
+                    return Ok(());
+                }
+            }
+        }
+        self.since = None;
+        Ok(())
+    }
+
+    /// Forgets what the client has not taken.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        self.reserved.shrink(std::mem::take(&mut self.bytes));
+        self.since = None;
+    }
+
+    /// Whether the client has, or will have without waiting, all that was sent.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// When a client that goes on taking nothing has taken nothing for so long.
+    pub fn stalls_at(&self, stall: Duration) -> Option<Instant> {
+        self.since.map(|since| since + stall)
+    }
+
+    /// Resolves when the client has room for more, or has left.
+    pub async fn room(&self) {
+        // Either way the next flush knows.
+        let _ = self.out.reserve().await;
+    }
+
+    /// Waits until the client has read everything, has left, or has taken nothing for `stall`.
+    pub async fn drain(&mut self, stall: Duration, now: impl Fn() -> Instant) {
+        while !self.queue.is_empty() {
+            if tokio::time::timeout(stall, self.room()).await.is_err() || self.flush(now()).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1;
+
+    use super::*;
+
+    fn message(text_bytes: usize) -> Outgoing {
+        let delta = v1::Delta { text: "x".repeat(text_bytes), ..v1::Delta::default() };
+        let event = Some(v1::generate_response::Event::Delta(delta));
+        Outgoing { response: Ok(v1::GenerateResponse { event, sample: 0 }), heard: None }
+    }
+
+    fn text_bytes(outgoing: &Outgoing) -> usize {
+        match outgoing.response.as_ref().unwrap().event.as_ref().unwrap() {
+            v1::generate_response::Event::Delta(delta) => delta.text.len(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_read_is_kept_in_order_and_within_bounds() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let budget = Budget::new(100 << 10);
+        let (out, mut read) = mpsc::channel(2);
+        let mut unread = Unread::new(out, &budget);
+        for n in 1..=5 {
+            unread.send(now, message(n)).unwrap();
+        }
+        assert_eq!((unread.queue.len(), unread.stalls_at(second)), (3, Some(now + second)));
+        assert_eq!(text_bytes(&read.recv().await.unwrap()), 1);
+        unread.room().await;
+        unread.flush(now + second).unwrap();
+        assert_eq!((unread.queue.len(), unread.stalls_at(second)), (2, Some(now + 2 * second)), "it reads");
+
+        assert!(matches!(unread.send(now, message(90 << 10)), Err(Lost::TooMuch(bytes)) if bytes > 0), "others' room");
+        unread.send_last(now, message(6));
+        let reader = async {
+            let mut sizes = Vec::new();
+            while sizes.len() < 5 {
+                sizes.push(text_bytes(&read.recv().await.unwrap()));
+            }
+            sizes
+        };
+        let ((), sizes) = tokio::join!(unread.drain(second, || now), reader);
+        assert_eq!((sizes, unread.is_empty(), unread.stalls_at(second)), (vec![2, 3, 4, 5, 6], true, None));
+        assert_eq!(budget.reserve().grow(70 << 10), Ok(()), "all was given back");
+
+        for n in 0..4 {
+            unread.send(now, message(n)).unwrap();
+        }
+        let began = Instant::now();
+        unread.drain(Duration::from_millis(20), || now).await;
+        assert!(!unread.is_empty() && began.elapsed() < second, "nobody reads");
+        drop(read);
+        assert_eq!(unread.flush(now), Err(Lost::Gone));
+    }
+}

@@ -1,0 +1,103 @@
+//! What a node's loop does for others that looks at every block: proofs and snapshots. Each waits until the loop has had many times as long for requests.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use baton_types::{ConductorId, ErrorKind, Refused};
+use tokio::sync::oneshot;
+
+use crate::input::IntegrityReport;
+
+/// The loop's time goes to requests for so many times as long as the last work took.
+const REST: u32 = 20;
+/// Callers that may wait for one proof.
+const MAX_CHECKS: usize = 64;
+
+type Answer = oneshot::Sender<Result<IntegrityReport, Refused>>;
+
+/// What to do next.
+pub(crate) enum Work {
+    /// Prove that each block is accounted for, and tell all of these.
+    Check(Vec<Answer>),
+    /// Tell a conductor everything that is cached.
+    Snapshot(ConductorId),
+}
+
+/// Who waits for what.
+#[derive(Default)]
+pub(crate) struct Background {
+    checks: Vec<Answer>,
+    /// At most one of each conductor: a later one says more.
+    snapshots: BTreeSet<ConductorId>,
+    not_before: Option<Instant>,
+}
+
+impl Background {
+    /// Somebody wants a proof.
+    pub(crate) fn check(&mut self, answer: Answer) {
+        if self.checks.len() < MAX_CHECKS {
+            return self.checks.push(answer);
+        }
+        let message = format!("{MAX_CHECKS} callers wait for the proof of this node's blocks, as many as may");
+        // The caller may have given up.
+        let _ = answer.send(Err(Refused { kind: ErrorKind::Overloaded, message }));
+    }
+
+    /// A conductor wants a snapshot.
+    pub(crate) fn snapshot(&mut self, conductor: ConductorId) {
+        self.snapshots.insert(conductor);
+    }
+
+    /// When there is something to do; `None` if there is not.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let waits = !self.checks.is_empty() || !self.snapshots.is_empty();
+        waits.then(|| self.not_before.unwrap_or_else(baton_runtime::now))
+    }
+
+    /// The next work. Requests are placed by snapshots, so they go first.
+    pub(crate) fn next(&mut self) -> Option<Work> {
+        if let Some(conductor) = self.snapshots.pop_first() {
+            return Some(Work::Snapshot(conductor));
+        }
+        let checks = std::mem::take(&mut self.checks);
+        (!checks.is_empty()).then_some(Work::Check(checks))
+    }
+
+    /// The last work took so long.
+    pub(crate) fn rest(&mut self, now: Instant, took: Duration) {
+        self.not_before = Some(now + took * REST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_share_a_proof_and_the_loop_rests_after_it() {
+        let mut background = Background::default();
+        assert!(background.due().is_none() && background.next().is_none());
+        let answers: Vec<_> = (0..MAX_CHECKS + 1)
+            .map(|_| {
+                let (answer, answered) = oneshot::channel();
+                background.check(answer);
+                answered
+            })
+            .collect();
+        (0..9).for_each(|n| background.snapshot(ConductorId(n % 3)));
+        let kinds: Vec<_> = std::iter::from_fn(|| background.next())
+            .map(|work| match work {
+                Work::Check(answers) => answers.len(),
+                Work::Snapshot(_) => 0,
+            })
+            .collect();
+        assert_eq!(kinds, [0, 0, 0, MAX_CHECKS]);
+        let refused = answers.into_iter().next_back().unwrap().try_recv().unwrap().unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Overloaded);
+
+        let now = Instant::now();
+        background.rest(now, Duration::from_millis(3));
+        background.snapshot(ConductorId(1));
+        assert_eq!(background.due(), Some(now + Duration::from_millis(60)));
+    }
+}
