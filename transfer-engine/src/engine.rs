@@ -44,7 +44,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn new(config: TransferConfig, tasks: &TaskSet) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
+    pub(crate) fn new(config: TransferConfig, tasks: &TaskSet) -> Result<(Arc<Self>, ArrivalReceiver), TransferError> {
         config.validate()?;
         let metrics = Metrics::new();
         let (grants, arrivals) = GrantTable::new(config.max_grants, config.arrival_queue, metrics.grants.clone());

@@ -49,3 +49,5 @@ pub use metrics::METRICS;
 pub use path::PathReport;
 pub use segment::{SegmentDescriptor, SegmentId, TransportAddress, TransportChoice, TransportKind};
 pub use transport::fake::{FakeFaults, FakeNetwork};
+#[doc(hidden)]
+pub use transport::net::fuzz;

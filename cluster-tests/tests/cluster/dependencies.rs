@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
-const LAYERS: [(&str, u8); 23] = [
+const LAYERS: [(&str, u8); 24] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
@@ -29,6 +29,7 @@ const LAYERS: [(&str, u8); 23] = [
     ("baton-prefill-node", 5),
     ("baton-decode-node", 5),
     ("baton-cli", 6),
+    ("baton-fuzz", 6),
     ("baton-cluster-tests", 6),
 ];
 

@@ -111,7 +111,12 @@ impl Acceptor {
         });
     }
 
-    async fn serve(&self, stream: Stream, listener: TransportKind, handshake: CancellationToken) -> io::Result<()> {
+    pub(super) async fn serve(
+        &self,
+        stream: Stream,
+        listener: TransportKind,
+        handshake: CancellationToken,
+    ) -> io::Result<()> {
         let _open = Held::new(&self.host.metrics.of(listener).connections_in, 1.0);
         let registered = tokio::select! {
             greeted = timeout(self.host.config.connect_timeout, self.greet(&stream, listener)) => greeted,

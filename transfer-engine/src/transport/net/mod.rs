@@ -31,6 +31,7 @@
 mod accept;
 mod carry;
 mod connections;
+pub mod fuzz;
 mod incoming;
 mod lane;
 mod part;
