@@ -28,7 +28,8 @@ pub const MOCK_CHAT_TEMPLATE: &str = "{% if tools %}<|im_start|>system\nAsk for 
 
 /// Longest template, bytes; the longest in use have about 20,000.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// Instructions of one rendering: about 50 per message, so a hundred thousand messages.
+/// Instructions of one rendering: about 50 per message, so a hundred thousand messages. 64 bytes of data that a template makes or goes through count as one more,
+/// so that a template holds 320 MB at most.
 const MAX_INSTRUCTIONS: u64 = 5_000_000;
 /// Nested calls of macros.
 const MAX_RECURSION: usize = 64;
@@ -60,9 +61,7 @@ impl RenderedPrompt {
 
 /// A compiled chat template; clones share it.
 ///
-/// A template is untrusted: it sees nothing but the conversation and the special tokens, and its instructions, recursion, repetitions and output are bounded. What
-/// the template engine does not bound is the size of a string that a template builds by doubling one in a variable, so a model's template is to be trusted with the
-/// memory of the process, as the model's file is.
+/// A template is untrusted: it sees nothing but the conversation and the special tokens, and its instructions, recursion, data and output are bounded.
 #[derive(Clone)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
@@ -386,7 +385,15 @@ mod tests {
             ("{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}", "instructions"),
             ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses"),
             ("{{ 'x' * 90000000 }}", "bytes"),
-            ("{{ 'x' * 900000000000 }}", "too large"),
+            ("{{ 'x' * 900000000000 }}", "instructions"),
+            (
+                "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+                "instructions",
+            ),
+            (
+                "{% set ns = namespace(x=['x']) %}{% for i in range(60) %}{% set ns.x = (ns.x + ns.x) | list %}{% endfor %}",
+                "instructions",
+            ),
             ("{% include 'etc/passwd' %}", "refuses"),
             ("{{ messages.__class__.__mro__ }}", "refuses"),
         ];
@@ -394,6 +401,11 @@ mod tests {
             let error = render(source).unwrap_err();
             assert!(error.to_string().contains(expected), "{source}: {error}");
         }
+    }
+
+    #[test]
+    fn an_empty_text_is_sliced_backwards() {
+        assert_eq!(render("[{{ ''[::-1] }}{{ 'ab'[::-1] }}]").unwrap(), "[ba]");
     }
 
     #[test]
