@@ -28,7 +28,7 @@ up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--pref
 test: ## Fetch the model, build, run every test; SETUP=1 installs missing Debian packages, as root
 	@scripts/test.sh
 
-test-long: ## The same, and the tests that take long
+test-long: ## The same, and the tests that take long: fuzzing for 30 minutes is one
 	@BATON_TEST_LONG=1 scripts/test.sh
 
 bench-smoke: build ## A minute of ratios against yardsticks in the tree, with floors: has an order of magnitude been lost?
@@ -76,6 +76,7 @@ lint: ## Format, clippy, licences and sources of dependencies, lock files, rustd
 fmt: ## Format everything
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path benches/index/Cargo.toml
+	$(CARGO) fmt --manifest-path crates/fuzz/libfuzzer/Cargo.toml
 
 clean-cache: ## Remove the downloaded model, cargo-deny, the tools of bench-transfer, and the engines and files of bench-engine
 	rm -rf "$${BATON_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/baton}"

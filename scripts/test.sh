@@ -49,6 +49,15 @@ cargo build --locked --workspace --bins
 cargo nextest run --locked --workspace --profile "$profile" --run-ignored all -E "$filter"
 python3 crates/sim/tests/fixtures/make_traces.py --check >/dev/null
 
+if [[ -n ${BATON_TEST_LONG-} ]]; then
+  scripts/fuzz.sh 1800 && status=0 || status=$?
+  # CI must be able to.
+  [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+  [[ $status == 0 ]] || not_run+=("fuzzing with libFuzzer: no C++ compiler")
+else
+  not_run+=("fuzzing with libFuzzer: takes half an hour: make test-long")
+fi
+
 scripts/test-rdma.sh && status=0 || status=$?
 # CI must be able to run them.
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
