@@ -9,6 +9,7 @@ use baton_formats::ModelFile;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
+use crate::caught::caught;
 use crate::conversation::{Arguments, Conversation, json_value, message_value};
 use crate::date::strftime;
 use crate::error::TextError;
@@ -92,8 +93,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", raise_exception);
-        environment
-            .add_template_owned(NAME, generation_tag::replaced(source).into_owned())
+        without_panic(|| environment.add_template_owned(NAME, generation_tag::replaced(source).into_owned()))
             .map_err(|error| TextError::Template(describe(&error)))?;
         let guard = Guard::new(tokenizer.added().to_vec())?;
         Ok(Self {
@@ -169,7 +169,7 @@ impl ChatTemplate {
         }
         let template = self.environment.get_template(NAME).map_err(|error| TextError::Template(describe(&error)))?;
         let mut output = BoundedOutput::default();
-        let rendered = template.render_captured_to(variables, &mut output).map(|_| ());
+        let rendered = without_panic(|| template.render_captured_to(variables, &mut output).map(|_| ()));
         if output.full {
             let problem = format!("the chat template gives more than {MAX_OUTPUT_BYTES} bytes");
             return Err(TextError::Messages(problem));
@@ -185,6 +185,12 @@ impl ChatTemplate {
 fn python_whitespace() -> Result<SyntaxConfig, TextError> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     syntax.map_err(|error| TextError::Template(describe(&error)))
+}
+
+/// Calls the template engine, which panics on some templates: `{% import 'x' as f() %}`, for one. What it left half done is dropped with the error.
+fn without_panic<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let panicked = || Err(Error::new(ErrorKind::InvalidOperation, "the template engine cannot deal with it"));
+    caught(call).unwrap_or_else(panicked)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -410,9 +416,14 @@ mod tests {
 
     #[test]
     fn a_bad_template_does_not_compile() {
-        for source in
-            ["{% if %}", "{{ x", "{% endfor %}", &"(".repeat(100_000), &format!("{{{{ {} }}}}", "(".repeat(100_000))]
-        {
+        for source in [
+            "{% if %}",
+            "{{ x",
+            "{% endfor %}",
+            "{% import 'x' as f() %}",
+            &"(".repeat(100_000),
+            &format!("{{{{ {} }}}}", "(".repeat(100_000)),
+        ] {
             match template(source) {
                 Err(TextError::Template(_)) => {}
                 Ok(_) => assert!(source.starts_with("((("), "{source} is text"),

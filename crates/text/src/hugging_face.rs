@@ -1,10 +1,9 @@
 //! Encoding by the library `tokenizers`, for byte-level BPE and for whatever a `tokenizer.json` says.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use baton_types::TokenId;
 use tokenizers::{AddedToken, AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Token};
 
+use crate::caught::caught;
 use crate::error::TextError;
 use crate::guard::ControlToken;
 
@@ -50,7 +49,7 @@ impl HuggingFaceEncoder {
         while !rest.is_empty() {
             let end = if self.cuts_before_words { cut(rest, PIECE_BYTES) } else { rest.len() };
             let (piece, after) = rest.split_at(end);
-            caught(|| self.encode_piece(piece, parse_special, mark, &mut ids))
+            without_panic(|| self.encode_piece(piece, parse_special, mark, &mut ids))
                 .map_err(|error| TextError::Internal(error.to_string()))?;
             rest = after;
         }
@@ -94,8 +93,8 @@ impl HuggingFaceEncoder {
     pub(crate) fn prefix_and_suffix(&self) -> Result<(Vec<TokenId>, Vec<TokenId>), TextError> {
         let problem = |problem: String| TextError::model("post_processor", problem);
         let text = Encoding::from_tokens(vec![Token::new(u32::MAX, String::new(), (0, 0))], 0);
-        let whole =
-            caught(|| self.tokenizer.post_process(text, None, true)).map_err(|error| problem(error.to_string()))?;
+        let whole = without_panic(|| self.tokenizer.post_process(text, None, true))
+            .map_err(|error| problem(error.to_string()))?;
         let mut parts = whole.get_ids().split(|&id| id == u32::MAX);
         match (parts.next(), parts.next(), parts.next()) {
             (Some(prefix), Some(suffix), None) => Ok((prefix.to_vec(), suffix.to_vec())),
@@ -104,10 +103,10 @@ impl HuggingFaceEncoder {
     }
 }
 
-/// Calls the library, which panics on some files that contradict themselves: a template of tokens that it does not have, for one.
-pub(crate) fn caught<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
-    // What is left half done is dropped with the error, or is a cache whose lock the library gives up.
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the library 'tokenizers' cannot deal with it".into()))
+/// Calls the library, which panics on some files that contradict themselves: a template of tokens that it does not have, for one. What is left half done is
+/// dropped with the error, or is a cache.
+pub(crate) fn without_panic<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    caught(call).unwrap_or_else(|| Err("the library 'tokenizers' cannot deal with it".into()))
 }
 
 /// Where to cut a text of which about `bytes` are wanted: before a single space with a visible ASCII character before and an ASCII letter after it. In each

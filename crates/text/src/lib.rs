@@ -12,6 +12,7 @@
 
 mod byte_level;
 mod bytes;
+mod caught;
 mod chat_template;
 mod conversation;
 mod date;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::byte_level;
 use crate::end_tokens::end_tokens;
 use crate::error::TextError;
-use crate::hugging_face::{HuggingFaceEncoder, caught};
+use crate::hugging_face::{HuggingFaceEncoder, without_panic};
 use crate::pre_tokenizer::is_known_pattern;
 use crate::sentencepiece::{SPACE, byte_piece};
 use crate::tokenizer::{Encoder, Parts};
@@ -32,7 +32,7 @@ pub(crate) fn parts(bytes: &[u8]) -> Result<Parts, TextError> {
     let decoders = decoders(&json["decoder"]);
     let alphabet = alphabet(&decoders)?;
     let mut tokenizer =
-        caught(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(|error| invalid(error.to_string()))?;
+        without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(|error| invalid(error.to_string()))?;
     tokenizer.with_padding(None).with_truncation(None).map_err(|error| invalid(error.to_string()))?;
     let vocabulary = vocabulary(&tokenizer, alphabet)?;
     let added = tokenizer.get_added_tokens_decoder();
