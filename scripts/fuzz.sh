@@ -22,6 +22,8 @@ RUSTFLAGS="$coverage" CARGO_TARGET_DIR=$build \
   cargo build --locked --release --target "$host" --manifest-path crates/fuzz/libfuzzer/Cargo.toml
 fuzzer=$build/$host/release/baton-libfuzzer
 
+# A backtrace is longer than what matters; the input shows it again.
+export RUST_BACKTRACE=0
 each=$(((seconds + ${#targets[@]} - 1) / ${#targets[@]}))
 found=()
 for target in "${targets[@]}"; do
@@ -37,10 +39,10 @@ for target in "${targets[@]}"; do
   if ! "$fuzzer" -max_total_time="$each" -timeout=60 -rss_limit_mb=3072 -max_len=16384 -dict="$work/words" \
     -artifact_prefix="$work/found/" -print_final_stats=1 -verbosity=1 "${inputs[@]}" >"$work/log" 2>&1; then
     found+=("$target")
-    grep -v '^"' "$work/log" | tail -n 40
+    grep -E -A 2 'panicked at|^fuzz: |ERROR|SUMMARY' "$work/log" | tail -n 30
   fi
   # The last of libFuzzer's lines with coverage, and its count of inputs.
-  grep -E 'cov: [0-9]+' "$work/log" | tail -n 1 | sed -E 's/^#[0-9]+[[:space:]]+[^ ]+ +//; s/^/  /' || true
+  grep -E 'cov: [0-9]+' "$work/log" | tail -n 1 | sed -E 's/^#[0-9]+[[:space:]]+[^ ]+ +/  /' || true
   grep -E '^stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)' "$work/log" | sed 's/^stat::/  /' || true
 done
 

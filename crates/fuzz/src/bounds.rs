@@ -115,23 +115,35 @@ pub(crate) struct Cost {
     pub(crate) time: Duration,
 }
 
-/// What a panic says of its place takes memory that is not the input's.
-fn spare_panics() {
+/// What the last panic of an input said. Many are caught where they belong, and must not fill a log.
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
+
+/// Keeps what panics of inputs say for [`last_panic`]. `RUST_BACKTRACE` shows them at once.
+fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        let shows = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
+            // A backtrace takes memory that is not the input's, and tables of symbols stay.
             let (most, live) = (MOST.swap(usize::MAX, Relaxed), live_bytes());
-            before(panic);
-            // Tables of symbols stay.
+            *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
+            if shows || BEGAN.load(Relaxed) == 0 {
+                before(panic);
+            }
             MOST.store(most.saturating_add(live_bytes().saturating_sub(live)), Relaxed);
         }));
     });
 }
 
+/// What the last panic said, in one line.
+pub(crate) fn last_panic() -> String {
+    LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner).replace('\n', " ")
+}
+
 impl Watch {
     pub(crate) fn new(limits: Limits) -> Self {
-        spare_panics();
+        keep_panics();
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let began = baton_runtime::now();
         let (end, ended) = mpsc::channel();

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::bounds::{Cost, Watch};
+use crate::bounds::{Cost, Watch, last_panic};
 use crate::{Mutator, Random, Target, live_bytes};
 
 /// How to fuzz.
@@ -130,6 +130,6 @@ impl Watched {
         // What a target keeps, such as a runtime, may be broken: the process ends anyway.
         let read = AssertUnwindSafe(|| self.watch.input(input, || (self.target.read)(input)));
         let (name, bytes) = (self.target.name, input.len());
-        catch_unwind(read).unwrap_or_else(|_| panic!("{name}: a panic, with an input of {bytes} bytes"))
+        catch_unwind(read).unwrap_or_else(|_| panic!("{name}: an input of {bytes} bytes {}", last_panic()))
     }
 }

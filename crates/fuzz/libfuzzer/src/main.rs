@@ -63,4 +63,9 @@ fn initialize() {
     }
 }
 
-fuzz_target!(init: initialize(), |input: &[u8]| WATCHED.with(|watched| watched.read(input)));
+fuzz_target!(init: initialize(), |input: &[u8]| {
+    let read = || WATCHED.with(|watched| watched.read(input));
+    if std::panic::catch_unwind(read).is_err() {
+        std::process::abort();
+    }
+});
