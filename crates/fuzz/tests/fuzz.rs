@@ -56,6 +56,7 @@ macro_rules! short_runs {
 short_runs! {
     transfer_frames: "transfer-frames",
     transfer_replies: "transfer-replies",
+    http_connection: "http-connection",
     http_body: "http-body",
     proto: "proto",
     gguf: "gguf",

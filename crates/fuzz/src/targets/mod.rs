@@ -1,6 +1,7 @@
 //! What is fuzzed.
 
 mod chat_template;
+mod connection;
 mod grammar;
 mod http;
 mod model_file;
@@ -40,6 +41,15 @@ pub const TARGETS: &[Target] = &[
         max_bytes: 16 << 10,
         limits: limits(64 << 10, 16),
         short_run: 200_000,
+    },
+    Target {
+        name: "http-connection",
+        read: connection::serve,
+        seeds: connection::seeds,
+        words: connection::WORDS,
+        max_bytes: 64 << 10,
+        limits: limits(4 * MIB, 16),
+        short_run: 8_000,
     },
     Target {
         name: "http-body",

@@ -58,7 +58,7 @@ pub(super) fn safetensors(input: &[u8]) {
     }
     let [config, index, first, second] = parts(input);
     FOLDER.with(|folder| {
-        let folder = folder.get_or_init(|| super::folder()).path();
+        let folder = folder.get_or_init(super::folder).path();
         let single = folder.join("model.safetensors");
         let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
         put(&folder.join("config.json"), config);
