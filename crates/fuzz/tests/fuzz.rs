@@ -11,8 +11,9 @@ use baton_fuzz::{CountingAllocator, Limits, Options, TARGETS, Target, fuzz};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What the targets keep between inputs: caches of words, and the like.
-const MOST_KEPT: usize = 64 << 20;
+/// What targets may keep between inputs. The library `tokenizers` keeps about 600 bytes of each tokenizer in each thread; a process loads one.
+const MOST_KEPT: usize = 16 << 20;
+const MOST_KEPT_PER_INPUT: usize = 1 << 10;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz")
@@ -36,7 +37,8 @@ fn short_run(name: &str) {
         report.slowest.as_secs_f64() * 1e3,
         report.kept_bytes >> 10,
     );
-    assert!(report.kept_bytes <= MOST_KEPT, "{} bytes are kept after {inputs} inputs", report.kept_bytes);
+    let most = MOST_KEPT + MOST_KEPT_PER_INPUT * inputs as usize;
+    assert!(report.kept_bytes <= most, "{} bytes are kept after {inputs} inputs", report.kept_bytes);
 }
 
 /// A test for each target, so that they run side by side and are named.

@@ -30,7 +30,7 @@ pub const TARGETS: &[Target] = &[
         seeds: transfer::frame_seeds,
         words: &["BATONKV\n", "victim", "fuzzer"],
         max_bytes: 16 << 10,
-        limits: limits(2 * MIB, 64),
+        limits: limits(512 << 10, 16),
         short_run: 40_000,
     },
     Target {
@@ -66,7 +66,7 @@ pub const TARGETS: &[Target] = &[
         seeds: proto::seeds,
         words: &["decode-0", "prefill", "stop", "f16", "http://127.0.0.1:1"],
         max_bytes: 16 << 10,
-        limits: limits(MIB, 160),
+        limits: limits(256 << 10, 200),
         short_run: 200_000,
     },
     Target {
@@ -87,13 +87,14 @@ pub const TARGETS: &[Target] = &[
         limits: limits(MIB, 32),
         short_run: 30_000,
     },
+    // A token may have any id below 4 Mi.
     Target {
         name: "tokenizer-json",
         read: tokenizer::json,
         seeds: tokenizer::json_seeds,
         words: tokenizer::JSON_WORDS,
         max_bytes: 64 << 10,
-        limits: limits(64 * MIB, 512),
+        limits: limits(256 * MIB, 512),
         short_run: 15_000,
     },
     Target {
@@ -105,13 +106,14 @@ pub const TARGETS: &[Target] = &[
         limits: limits(64 * MIB, 512),
         short_run: 15_000,
     },
+    // A template may make data of 320 MB.
     Target {
         name: "chat-template",
         read: chat_template::render,
         seeds: chat_template::seeds,
         words: chat_template::WORDS,
         max_bytes: 16 << 10,
-        limits: limits(256 * MIB, 0),
+        limits: limits(400 * MIB, 0),
         short_run: 40_000,
     },
     Target {
@@ -120,7 +122,7 @@ pub const TARGETS: &[Target] = &[
         seeds: grammar::seeds,
         words: grammar::WORDS,
         max_bytes: 8 << 10,
-        limits: limits(256 * MIB, 0),
+        limits: limits(64 * MIB, 0),
         short_run: 2_000,
     },
     Target {
@@ -129,7 +131,7 @@ pub const TARGETS: &[Target] = &[
         seeds: model_output::seeds,
         words: model_output::WORDS,
         max_bytes: 16 << 10,
-        limits: limits(MIB, 64),
+        limits: limits(256 << 10, 64),
         short_run: 15_000,
     },
     Target {
