@@ -25,6 +25,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_that_die_stop_and_leave)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"

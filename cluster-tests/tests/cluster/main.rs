@@ -10,6 +10,7 @@ mod bench_engine;
 mod bench_index;
 mod bench_serve;
 mod bench_transfer;
+mod chaos;
 mod decode_room;
 mod dependencies;
 mod docs;

@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 
 const READY: Duration = Duration::from_secs(30);
 
-fn baton(arguments: &[&str]) -> anyhow::Result<Command> {
+pub fn baton(arguments: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(binary("baton")?);
     for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
         command.env_remove(key);
@@ -27,7 +27,7 @@ async fn json(arguments: &[&str]) -> anyhow::Result<Value> {
         .with_context(|| format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
-async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<Value> {
+pub async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<Value> {
     let began = Instant::now();
     while began.elapsed() < READY {
         let read = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
@@ -39,7 +39,7 @@ async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<V
     anyhow::bail!("{} was not written within {READY:?}", path.display())
 }
 
-async fn stop(mut up: Child) -> anyhow::Result<()> {
+pub async fn stop(mut up: Child) -> anyhow::Result<()> {
     let pid = up.id().context("it has ended")?;
     Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await?;
     let status = tokio::time::timeout(Duration::from_secs(30), up.wait()).await??;

@@ -8,6 +8,7 @@ use baton_sim::SimulateArgs;
 use clap::builder::Resettable;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::chaos::FaultKind;
 use crate::prompt::PromptArgs;
 use crate::up::UpArgs;
 
@@ -64,6 +65,8 @@ pub enum Command {
     /// Measure: what the transfer engine moves here, a model on this CPU (engine), the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Hurt the nodes of a running cluster on this host, and see whether streams notice more than a pause. Whoever started the nodes has to start them again, as `baton up` does
+    Chaos(ChaosArgs),
     /// Say how likely a model finds a text: negative log-likelihood and perplexity, on this machine's CPU. Needs no cluster
     Score(ScoreArgs),
     /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
@@ -179,6 +182,36 @@ pub struct NodesArgs {
     /// Show how the nodes move KV to each other instead: a row for each pair that has
     #[arg(long, conflicts_with = "check")]
     pub transport: bool,
+}
+
+/// Of `baton chaos`.
+#[derive(Debug, Args)]
+pub struct ChaosArgs {
+    /// How long, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_interval)]
+    pub duration: f64,
+    /// Time from one fault to the next, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_interval)]
+    pub every: f64,
+    /// What may happen to a node
+    #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
+    pub faults: Vec<FaultKind>,
+    /// Streams at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_streams)]
+    pub streams: usize,
+    /// Different requests
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub requests: u64,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub max_tokens: u32,
+    /// Of the requests and the faults
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+fn parse_streams(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| (1..=10_000).contains(count)).ok_or_else(|| "expected 1 to 10000".to_owned())
 }
 
 /// Of `baton drain`.

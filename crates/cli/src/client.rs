@@ -16,6 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// A conductor that answered.
+#[derive(Clone)]
 pub struct Conductor(Channel);
 
 impl Conductor {

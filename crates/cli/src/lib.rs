@@ -12,6 +12,7 @@
 mod answer;
 mod args;
 mod cache;
+mod chaos;
 mod chat;
 mod client;
 mod drain;
@@ -57,6 +58,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
             Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
             Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
+            Command::Chaos(args) => chaos::run(args, &cli.conductor, cli.json).await,
             Command::Drain(args) => drain::drain(args, &cli.conductor, cli.json).await,
             Command::Undrain(args) => drain::undrain(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,

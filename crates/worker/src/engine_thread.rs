@@ -240,10 +240,7 @@ impl<'a> Observer<'a> {
             self.outputs[index].prompt_logprobs.push(logprobs(logits, next, top).map_err(refused)?);
         }
         if sequence.is_last_chunk && position + 1 == sequence.range.end {
-            let mask = match sequence.sampling.grammar.as_ref().map(|_| self.masks.take(sequence.key)).transpose() {
-                Ok(mask) => mask,
-                Err(refused) => return Err(refused),
-            };
+            let mask = sequence.sampling.grammar.as_ref().map(|_| self.masks.take(sequence.key)).transpose()?;
             let (prompt, output) = sequence.tokens.split_at(sequence.prompt_tokens);
             let sampled = sample(logits, &sequence.sampling, prompt, output, mask.as_ref().map(Mask::words));
             let sampled = sampled.map_err(refused)?;

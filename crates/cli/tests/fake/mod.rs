@@ -208,6 +208,14 @@ impl v1::cluster_server::Cluster for Service {
         Ok(Response::new(v1::CacheLookupResponse { prompt_tokens: prompt.len() as u32, matches: vec![row] }))
     }
 
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        Ok(Response::new(v1::DrainResponse {}))
+    }
+
+    async fn undrain(&self, _: Request<v1::UndrainRequest>) -> Result<Response<v1::UndrainResponse>, Status> {
+        Ok(Response::new(v1::UndrainResponse {}))
+    }
+
     async fn clear_cache(
         &self,
         request: Request<v1::ClearCacheRequest>,

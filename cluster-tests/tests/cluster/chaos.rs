@@ -1,0 +1,54 @@
+//! `baton chaos` against `baton up`, as an operator runs them.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::Context;
+use baton_cluster_tests::model;
+use serde_json::Value;
+
+use crate::up::{baton, read_ready, stop};
+
+/// Starts 3 + 3 nodes with these arguments, hurts them, and gives the report.
+async fn chaos(cluster: &[&str], arguments: &[&str]) -> anyhow::Result<Value> {
+    let folder = tempfile::tempdir()?;
+    let ready_file: PathBuf = folder.path().join("ready.json");
+    let ready_path = ready_file.display().to_string();
+    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ready-file", &ready_path];
+    let up = baton(&[&["up", "--prefill", "3", "--decode", "3"][..], cluster, &ports].concat())?
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let ready = read_ready(&ready_file, None).await?;
+    let conductor = format!("http://{}", ready["conductor"]["grpc"].as_str().context("an address")?);
+    let output = baton(&[&["--json", "--conductor", &conductor, "chaos"][..], arguments].concat())?.output().await?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Value = serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
+    println!("{report:#}");
+    assert!(output.status.success(), "{said}");
+    stop(up).await?;
+    Ok(report)
+}
+
+fn count(report: &Value, key: &str) -> usize {
+    report[key].as_array().map_or(usize::MAX, Vec::len)
+}
+
+#[tokio::test]
+async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
+    let report = chaos(&["--engine", "mock"], &["--duration", "15", "--every", "1"]).await?;
+    assert!(report["requests"].as_u64() > Some(100), "{report}");
+    assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
+    let faults: usize = report["faults"].as_array().context("faults")?.iter().map(|of| count(of, "longest_gap_s")).sum();
+    assert!(faults >= 8, "{report}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "takes ten minutes: make test-long"]
+async fn ten_minutes_of_a_models_nodes_that_die_stop_and_leave() -> anyhow::Result<()> {
+    let model = model();
+    let report = chaos(&["--model", &model.display().to_string()], &["--duration", "600"]).await?;
+    assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more than a pause.
+//!
+//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this host is killed, stopped for a while, drained, or asked to end.
+//! One node of each role is left alone at any time. Whoever started the nodes has to start them again, as `baton up` does. At the end the nodes prove that every block is accounted for.
+
+mod faults;
+mod processes;
+mod report;
+mod streams;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use baton_proto::v1;
+use baton_runtime::Signals;
+use futures::future::join_all;
+
+use crate::args::ChaosArgs;
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::screen::{Waiting, line};
+
+pub use faults::FaultKind;
+use faults::Faults;
+use processes::Process;
+use report::{Memory, Report};
+use streams::{Ends, Streams};
+
+/// How long nodes may take to be back, and the cluster to be idle, at the end.
+const AFTERMATH: Duration = Duration::from_secs(60);
+/// How often is looked at the nodes.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Runs the streams and the faults, and says what came of them.
+pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliError> {
+    let conductor = Conductor::connect(address).await?;
+    let nodes = nodes(&conductor).await?;
+    check_here(&nodes)?;
+    let began = baton_runtime::now();
+    let mut waiting = Waiting::new("asking each request in peace", json);
+    let streams = Streams::in_peace(&conductor, args.requests, args.seed, args.max_tokens).await?;
+    waiting.clear();
+    say(json, &format!("{} requests in peace took {:.1} s", args.requests, began.elapsed().as_secs_f64()))?;
+
+    let mut signals = Signals::new()?;
+    let mut faults = Faults::new(args);
+    let mut memory = Memory::default();
+    let clients = (0..args.streams).map(|client| streams.client(&conductor, client, args.streams));
+    let faulty = async {
+        let ended = tokio::select! {
+            ended = disturb(args, &conductor, &streams, &mut faults, (&mut memory, address), json) => ended,
+            signal = signals.recv() => Err(CliError::Interrupted(format!("{signal}: nodes are left as they were"))),
+        };
+        streams.stop.store(true, Ordering::Relaxed);
+        let undone = faults.undo(&conductor).await;
+        ended.and(undone)
+    };
+    let (ends, disturbed) = tokio::join!(join_all(clients), faulty);
+    disturbed?;
+    let aftermath = aftermath(&conductor).await;
+    memory.at_end();
+    let report = Report::new(Ends::of_all(ends), &faults, &streams, &memory, aftermath);
+    line(&if json { report.json().to_string() } else { report.text() })?;
+    report.verdict()
+}
+
+async fn nodes(conductor: &Conductor) -> Result<Vec<v1::NodeStatus>, CliError> {
+    Ok(conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes)
+}
+
+/// Only processes of this host can be hurt from here.
+fn check_here(nodes: &[v1::NodeStatus]) -> Result<(), CliError> {
+    let infos = nodes.iter().filter(|node| node.state == "ready").filter_map(|node| node.info.as_ref());
+    let addresses: Vec<_> = infos.map(|info| info.address.clone()).collect();
+    if let Some(other) = addresses.iter().find(|address| !processes::is_loopback(address)) {
+        return Err(CliError::Cluster(format!("a node is at {other}, and chaos hurts only processes of this host")));
+    }
+    if !addresses.iter().any(|address| Process::listening(address).is_some()) {
+        return Err(CliError::Cluster("no process of a node is found that this user may signal".to_owned()));
+    }
+    Ok(())
+}
+
+async fn disturb(
+    args: &ChaosArgs,
+    conductor: &Conductor,
+    streams: &Streams,
+    faults: &mut Faults,
+    (memory, address): (&mut Memory, &str),
+    json: bool,
+) -> Result<(), CliError> {
+    let (began, every) = (baton_runtime::now(), Duration::from_secs_f64(args.every));
+    let duration = Duration::from_secs_f64(args.duration);
+    let mut next = every;
+    while began.elapsed() < duration {
+        baton_runtime::sleep(LOOK).await;
+        let nodes = nodes(conductor).await?;
+        faults.look(&nodes);
+        if !memory.has_begun() && began.elapsed() >= (duration / 5).min(Duration::from_secs(120)) {
+            let infos = nodes.iter().filter_map(|node| node.info.as_ref());
+            memory.begin(infos.map(|info| (info.name.clone(), info.address.clone())), address);
+        }
+        if began.elapsed() < next || began.elapsed() + every > duration {
+            continue;
+        }
+        next += every;
+        if let Some(done) = faults.next(conductor, &nodes).await? {
+            streams.faults.fetch_add(1, Ordering::Relaxed);
+            say(json, &format!("{:6.1} s  {done}", began.elapsed().as_secs_f64()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is left when all is over: `None` if nothing is.
+async fn aftermath(conductor: &Conductor) -> Option<String> {
+    let began = baton_runtime::now();
+    loop {
+        let left = match left(conductor).await {
+            Ok(None) => return None,
+            Ok(Some(left)) => left,
+            Err(error) => error.to_string(),
+        };
+        if began.elapsed() > AFTERMATH {
+            return Some(left);
+        }
+        baton_runtime::sleep(LOOK).await;
+    }
+}
+
+async fn left(conductor: &Conductor) -> Result<Option<String>, CliError> {
+    let nodes = nodes(conductor).await?;
+    let name = |node: &v1::NodeStatus| node.info.as_ref().map(|info| info.name.clone()).unwrap_or_default();
+    if let Some(node) = nodes.iter().find(|node| node.state != "ready") {
+        return Ok(Some(format!("{} is {}", name(node), node.state)));
+    }
+    if let Some(node) = nodes.iter().find(|node| node.placed > 0) {
+        return Ok(Some(format!("{} requests are placed on {}", node.placed, name(node))));
+    }
+    let checked = conductor.cluster().check_integrity(v1::CheckClusterIntegrityRequest {}).await?.into_inner().nodes;
+    Ok(checked.into_iter().find_map(|node| {
+        let load = node.load.unwrap_or_default();
+        match (node.problem.is_empty(), load.blocks_used + load.blocks_reserved) {
+            (false, _) => Some(format!("{}: {}", node.node, node.problem)),
+            (true, 0) => None,
+            (true, held) => Some(format!("{held} blocks are held on {}", node.node)),
+        }
+    }))
+}
+
+/// Programs read the end.
+fn say(json: bool, text: &str) -> Result<(), CliError> {
+    if !json {
+        line(text)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! What came of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::faults::{FaultKind, Faults};
+use super::processes::Process;
+use super::streams::{Ends, Streams};
+use crate::error::CliError;
+
+/// So many of a hundred requests have to succeed.
+const LEAST_RIGHT: f64 = 0.99;
+/// Failures that are told.
+const TOLD: usize = 5;
+
+impl Ends {
+    /// Of all clients.
+    pub fn of_all(ends: Vec<Self>) -> Self {
+        ends.into_iter().fold(Self::default(), |mut all, one| {
+            all.right += one.right;
+            all.different.extend(one.different);
+            all.failed.extend(one.failed);
+            all.refused.extend(one.refused);
+            all
+        })
+    }
+}
+
+/// Memory of processes that lived from the first look to the last.
+#[derive(Default)]
+pub struct Memory {
+    before: Vec<(String, Process, u64)>,
+    growth: Vec<(String, f64)>,
+}
+
+impl Memory {
+    pub fn has_begun(&self) -> bool {
+        !self.before.is_empty()
+    }
+
+    /// Looks for the first time, at nodes by name and address, and at the conductor.
+    pub fn begin(&mut self, nodes: impl Iterator<Item = (String, String)>, conductor: &str) {
+        let all = nodes.chain([("conductor".to_owned(), conductor.to_owned())]);
+        let of = |(name, address): (String, String)| {
+            let process = Process::listening(&address)?;
+            Some((name, process, process.resident_bytes()?))
+        };
+        self.before = all.filter_map(of).collect();
+    }
+
+    /// Looks for the last time.
+    pub fn at_end(&mut self) {
+        let grown = self.before.iter().filter_map(|(name, process, before)| {
+            let after = process.resident_bytes()?;
+            Some((name.clone(), after as f64 / (*before).max(1) as f64 - 1.0))
+        });
+        self.growth = grown.collect();
+    }
+}
+
+/// The longest gaps after the faults of one kind.
+struct Gaps {
+    kind: FaultKind,
+    /// Ascending.
+    longest: Vec<Duration>,
+}
+
+/// See the module's text.
+pub struct Report {
+    ends: Ends,
+    gaps: Vec<Gaps>,
+    growth: Vec<(String, f64)>,
+    left: Option<String>,
+}
+
+impl Report {
+    pub fn new(ends: Ends, faults: &Faults, streams: &Streams, memory: &Memory, left: Option<String>) -> Self {
+        let longest = streams.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut by_kind: BTreeMap<FaultKind, Vec<Duration>> = BTreeMap::new();
+        for (index, kind) in faults.done().iter().enumerate() {
+            by_kind.entry(*kind).or_default().push(longest.get(index + 1).copied().unwrap_or_default());
+        }
+        let gaps = by_kind.into_iter().map(|(kind, mut longest)| {
+            longest.sort();
+            Gaps { kind, longest }
+        });
+        Self { ends, gaps: gaps.collect(), growth: memory.growth.clone(), left }
+    }
+
+    pub fn text(&self) -> String {
+        let Ends { right, different, failed, refused } = &self.ends;
+        let mut lines = vec![format!(
+            "{} requests: {right} as in peace, {} different, {} failed, {} refused",
+            self.ends.count(),
+            different.len(),
+            failed.len(),
+            refused.len()
+        )];
+        for (what, list) in [("different", different), ("failed", failed), ("refused", refused)] {
+            lines.extend(list.iter().take(TOLD).map(|one| format!("  {what}: {one}")));
+        }
+        for Gaps { kind, longest } in &self.gaps {
+            let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
+            let (half, most, count) = (half.as_secs_f64(), most.as_secs_f64(), longest.len());
+            lines.push(format!("longest gap after {count} x {}: p50 {half:.2} s, max {most:.2} s", kind.as_str()));
+        }
+        if let Some((name, most)) = self.growth.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
+            let count = self.growth.len();
+            lines.push(format!("memory of {count} survivors: at most {:+.1} % ({name})", 100.0 * most));
+        }
+        lines.push(match &self.left {
+            None => "every block is accounted for, and nothing is held".to_owned(),
+            Some(left) => format!("left: {left}"),
+        });
+        lines.join("\n")
+    }
+
+    pub fn json(&self) -> Value {
+        let Ends { right, different, failed, refused } = &self.ends;
+        let gaps = |gaps: &Gaps| {
+            let seconds: Vec<_> = gaps.longest.iter().map(Duration::as_secs_f64).collect();
+            json!({ "fault": gaps.kind.as_str(), "longest_gap_s": seconds })
+        };
+        json!({
+            "requests": self.ends.count(), "right": right, "different": different, "failed": failed, "refused": refused,
+            "faults": self.gaps.iter().map(gaps).collect::<Vec<_>>(),
+            "memory_growth": self.growth.iter().map(|(name, grown)| json!({ "process": name, "growth": grown })).collect::<Vec<_>>(),
+            "left": self.left,
+        })
+    }
+
+    /// Whether the cluster has kept its promise.
+    pub fn verdict(&self) -> Result<(), CliError> {
+        let share = self.ends.right as f64 / self.ends.count().max(1) as f64;
+        let problem = match (&self.left, self.ends.different.len()) {
+            (_, different) if different > 0 => format!("{different} answers were not those of peace"),
+            _ if self.ends.count() == 0 => "no request ended".to_owned(),
+            _ if share < LEAST_RIGHT => format!("{:.1} % of the requests succeeded", 100.0 * share),
+            (Some(left), _) => left.clone(),
+            (None, _) => return Ok(()),
+        };
+        Err(CliError::Cluster(problem))
+    }
+}

@@ -1,0 +1,190 @@
+//! Streams against the cluster, and what each of them is in peace.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt;
+use baton_proto::v1::generate_response::Event;
+use baton_sim::Random;
+use futures::future::join_all;
+
+use crate::client::Conductor;
+use crate::error::CliError;
+
+/// A refused client comes again after this long.
+const COME_AGAIN: Duration = Duration::from_millis(500);
+/// A stream that says nothing for so long is taken to be hung.
+const HUNG: Duration = Duration::from_secs(60);
+
+/// What a request gave: tokens and the bits of their log-probabilities.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    tokens: Vec<u32>,
+    logprobs: Vec<u32>,
+    finish: String,
+    prompt_tokens: u32,
+}
+
+/// How requests ended.
+#[derive(Debug, Default)]
+pub struct Ends {
+    /// As in peace.
+    pub right: u64,
+    /// Ids of those that came out differently.
+    pub different: Vec<String>,
+    /// Why others failed after they were taken in.
+    pub failed: Vec<String>,
+    /// Why others were not taken in.
+    pub refused: Vec<String>,
+}
+
+impl Ends {
+    /// All of them.
+    pub fn count(&self) -> u64 {
+        self.right + (self.different.len() + self.failed.len() + self.refused.len()) as u64
+    }
+}
+
+/// What the streams share.
+pub struct Streams {
+    requests: Vec<v1::GenerateRequest>,
+    expected: Vec<Said>,
+    /// Faults so far: gaps belong to the last one.
+    pub faults: AtomicUsize,
+    /// The longest gap of each fault; the first is of before.
+    pub gaps: Mutex<Vec<Duration>>,
+    pub stop: AtomicBool,
+}
+
+/// Request `n` of a run: of many lengths, some with a common beginning, greedy and drawn, with penalties and log-probabilities.
+fn request(n: u64, seed: u64, max_tokens: u32) -> v1::GenerateRequest {
+    let mut random = Random::new(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let shared = format!("These are the notes of day {}. ", n % 4).repeat((n % 5) as usize * 4);
+    let own: String = (0..8 + random.below(60)).map(|_| format!("{} ", random.below(1000))).collect();
+    let text = format!("{shared}Go on with the numbers: {own}");
+    let sampling = v1::SamplingParameters {
+        max_tokens: Some(1 + max_tokens / 4 + random.below(u64::from(max_tokens * 3 / 4).max(1)) as u32),
+        ignore_eos: true,
+        seed: Some(n),
+        temperature: Some(if n.is_multiple_of(2) { 0.0 } else { 0.8 }),
+        repetition_penalty: n.is_multiple_of(3).then_some(1.1),
+        logprobs: Some((n % 3) as u32),
+        ..v1::SamplingParameters::default()
+    };
+    let prompt = Prompt::Text(v1::TextPrompt { text, parse_special: false });
+    v1::GenerateRequest { prompt: Some(prompt), sampling: Some(sampling), ..v1::GenerateRequest::default() }
+}
+
+impl Streams {
+    /// Asks each of `count` requests once, in peace: what it says then it has to say always.
+    pub async fn in_peace(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
+        let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
+        let asked = join_all(requests.iter().map(|request| ask(conductor, request.clone(), |_| {}))).await;
+        let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
+        let expected = expected.map_err(|end| CliError::Cluster(format!("in peace: {}", end.told())))?;
+        let (faults, gaps, stop) = (AtomicUsize::new(0), Mutex::new(vec![Duration::ZERO]), AtomicBool::new(false));
+        Ok(Self { requests, expected, faults, gaps, stop })
+    }
+
+    /// One client: one request after the other, until it is to stop.
+    pub async fn client(&self, conductor: &Conductor, first: usize, step: usize) -> Ends {
+        let mut ends = Ends::default();
+        for n in (first..).step_by(step) {
+            if self.stop.load(Ordering::Relaxed) {
+                return ends;
+            }
+            let n = n % self.requests.len();
+            match ask(conductor, self.requests[n].clone(), |gap| self.on_gap(gap)).await {
+                Ok(said) if said == self.expected[n] => ends.right += 1,
+                Ok(_) => ends.different.push(format!("request {n}")),
+                Err(Failed::Refused(why)) => {
+                    ends.refused.push(why);
+                    baton_runtime::sleep(COME_AGAIN).await;
+                }
+                Err(Failed::Ended(why)) => ends.failed.push(why),
+            }
+        }
+        ends
+    }
+
+    fn on_gap(&self, gap: Duration) {
+        let fault = self.faults.load(Ordering::Relaxed);
+        let mut gaps = self.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if gaps.len() <= fault {
+            gaps.resize(fault + 1, Duration::ZERO);
+        }
+        gaps[fault] = gaps[fault].max(gap);
+    }
+}
+
+enum Failed {
+    Refused(String),
+    Ended(String),
+}
+
+impl Failed {
+    fn told(&self) -> &str {
+        match self {
+            Self::Refused(why) | Self::Ended(why) => why,
+        }
+    }
+}
+
+async fn ask(
+    conductor: &Conductor,
+    request: v1::GenerateRequest,
+    mut on_gap: impl FnMut(Duration),
+) -> Result<Said, Failed> {
+    let refused = |status: tonic::Status| Failed::Refused(format!("{:?}: {}", status.code(), status.message()));
+    let mut stream = conductor.inference().generate(request).await.map_err(refused)?.into_inner();
+    let mut said = Said { tokens: Vec::new(), logprobs: Vec::new(), finish: String::new(), prompt_tokens: 0 };
+    let (mut id, mut last) = (String::new(), None::<Instant>);
+    loop {
+        let message = tokio::time::timeout(HUNG, stream.message()).await;
+        let ended = |why: String| Failed::Ended(format!("{id}: {why}"));
+        let message = message.map_err(|_| ended(format!("silent for {HUNG:?}")))?;
+        let event = match message.map_err(|status| ended(format!("{:?}: {}", status.code(), status.message())))? {
+            Some(response) => response.event,
+            None => break,
+        };
+        match event {
+            Some(Event::Accepted(accepted)) => id = accepted.request_id,
+            Some(Event::Delta(delta)) => {
+                if let Some(last) = last.replace(baton_runtime::now()) {
+                    on_gap(last.elapsed());
+                }
+                if delta.index as usize != said.tokens.len() {
+                    return Err(ended(format!("token {} came as number {}", said.tokens.len(), delta.index)));
+                }
+                said.tokens.extend(delta.token_ids);
+                said.logprobs.extend(delta.logprobs.iter().filter_map(|one| Some(one.logprob?.to_bits())));
+            }
+            Some(Event::Finished(finished)) => {
+                said.finish = finished.finish_reason;
+                said.prompt_tokens = finished.usage.map_or(0, |usage| usage.prompt_tokens);
+            }
+            _ => {}
+        }
+    }
+    if said.finish.is_empty() {
+        return Err(Failed::Ended(format!("{id}: the stream ended without a word")));
+    }
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_of_many_kinds_and_the_same_in_each_run() {
+        let all: Vec<_> = (0..64).map(|n| request(n, 7, 200)).collect();
+        assert!(all.iter().zip(0..).all(|(one, n)| *one == request(n, 7, 200)));
+        let lengths: Vec<_> = all.iter().filter_map(|one| one.sampling.as_ref()?.max_tokens).collect();
+        assert!(lengths.iter().all(|length| (51..=201).contains(length)), "{lengths:?}");
+        assert!(all.iter().any(|one| one.sampling.as_ref().is_some_and(|s| s.repetition_penalty.is_some())));
+        assert_eq!(request(3, 7, 1).sampling.unwrap().max_tokens, Some(1));
+    }
+}
