@@ -16,8 +16,16 @@ const TAKEN: &str = "baton_decode_sequences_taken_total";
 const TAKEN_BYTES: &str = "baton_decode_taken_bytes_total";
 const RECEIVED: &str = "baton_decode_received_bytes_total";
 
+const ABORTS: &str = "baton_decode_aborts_total";
+
 /// What the decode node registers.
 pub const METRICS: &[MetricDoc] = &[
+    MetricDoc {
+        name: ABORTS,
+        kind: MetricKind::Counter,
+        labels: &["stage"],
+        help: "Requests that were given up here, by how far they were: granted, waiting, preempted, moving, running.",
+    },
     MetricDoc { name: TOKENS, kind: MetricKind::Counter, labels: &[], help: "Tokens generated." },
     MetricDoc {
         name: QUEUE,
@@ -131,6 +139,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// A request is given up; `None`: it is not here.
+    pub fn on_abort(&self, stage: Option<&'static str>) {
+        if let Some(stage) = stage {
+            counter!(ABORTS, "stage" => stage).increment(1);
+        }
+    }
+
     /// What a conductor is told of a prompt that is computed here, counted.
     pub fn on_prompt_event(&self, event: &PrefillEvent) {
         match event {

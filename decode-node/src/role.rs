@@ -337,7 +337,10 @@ impl Role for DecodeRole {
                 self.handover_answers.insert(handover.key, answer);
                 self.core.on_handover(now, handover);
             }
-            Input::Abort(key) => self.core.on_abort(now, key),
+            Input::Abort(key) => {
+                self.metrics.on_abort(self.core.stage(key));
+                self.core.on_abort(now, key);
+            }
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),

@@ -19,8 +19,16 @@ const COPIES: &str = "baton_prefill_prefix_copies_total";
 const COPIED: &str = "baton_prefill_prefix_copied_bytes_total";
 const ENDED: &str = "baton_prefill_requests_total";
 
+const ABORTS: &str = "baton_prefill_aborts_total";
+
 /// What the prefill node registers.
 pub const METRICS: &[MetricDoc] = &[
+    MetricDoc {
+        name: ABORTS,
+        kind: MetricKind::Counter,
+        labels: &["stage"],
+        help: "Requests that were given up here, by how far they were: queued, computing, granted, pushing, handing_over.",
+    },
     MetricDoc {
         name: QUEUE,
         kind: MetricKind::Histogram(LATENCY_BUCKETS),
@@ -135,6 +143,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// A request is given up; `None`: it is not here.
+    pub fn on_abort(&self, stage: Option<&'static str>) {
+        if let Some(stage) = stage {
+            counter!(ABORTS, "stage" => stage).increment(1);
+        }
+    }
+
     /// What the conductor is told, counted.
     pub fn on_event(&self, event: &PrefillEvent) {
         match event {

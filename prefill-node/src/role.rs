@@ -366,7 +366,10 @@ impl Role for PrefillRole {
     fn on_input(&mut self, now: Instant, input: Input<PrefillInput>) {
         match input {
             Input::Prefill(job) => self.core.on_submit(now, job),
-            Input::Abort(key) => self.core.on_abort(now, key),
+            Input::Abort(key) => {
+                self.metrics.on_abort(self.core.stage(key));
+                self.core.on_abort(now, key);
+            }
             Input::SessionClosed(conductor) => self.core.on_conductor_lost(now, conductor),
             Input::Engine(event) => self.on_engine(now, event),
             Input::Drain => self.core.on_drain(now),

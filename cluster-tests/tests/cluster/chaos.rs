@@ -39,7 +39,8 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
     let report = chaos(&["--engine", "mock"], &["--duration", "15", "--every", "1"]).await?;
     assert!(report["requests"].as_u64() > Some(100), "{report}");
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
-    let faults: usize = report["faults"].as_array().context("faults")?.iter().map(|of| count(of, "longest_gap_s")).sum();
+    let faults: usize =
+        report["faults"].as_array().context("faults")?.iter().map(|of| count(of, "longest_gap_s")).sum();
     assert!(faults >= 8, "{report}");
     Ok(())
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod abandoned;
 mod apis;
 mod bad_input;
 mod bench_engine;

@@ -164,6 +164,18 @@ impl DecodeCore {
         }
     }
 
+    /// How far a request is: `granted`, `waiting`, `preempted`, `moving` here or `running`; `None` if it is not here, or over.
+    pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
+        let sequence = self.sequences.get(&key).filter(|sequence| !sequence.ended)?;
+        Some(match sequence.phase {
+            Phase::Granted => "granted",
+            Phase::Waiting => "waiting",
+            Phase::Preempted => "preempted",
+            Phase::Fetching => "moving",
+            Phase::Running => "running",
+        })
+    }
+
     /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
         let nothing_asked = self.asked.is_empty() && self.leases.is_empty() && self.stores.is_idle();

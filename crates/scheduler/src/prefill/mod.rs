@@ -152,6 +152,15 @@ impl PrefillCore {
         self.pool.cold(now, self.config.cold_after) as u32
     }
 
+    /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_over`; `None` if it is not here, or over.
+    pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
+        if self.queued.contains_key(&key) {
+            return Some("queued");
+        }
+        let request = self.active.get(&key).filter(|request| !request.ended)?;
+        Some(request.transfer.as_ref().map_or("computing", Transfer::stage))
+    }
+
     /// Whether the request is here, or its blocks still are.
     pub fn knows(&self, key: RequestKey) -> bool {
         self.queued.contains_key(&key) || self.active.contains_key(&key)

@@ -158,6 +158,16 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
+    /// How far it is.
+    pub(super) fn stage(&self) -> &'static str {
+        match (&self.grant, self.handover, self.num_pushes) {
+            (_, HandoverState::Sent | HandoverState::Accepted, _) => "handing_over",
+            (GrantState::Granted(_), HandoverState::NotSent, 0) => "granted",
+            (GrantState::Granted(_), HandoverState::NotSent, _) => "pushing",
+            (GrantState::Requested | GrantState::Refused | GrantState::Gone, HandoverState::NotSent, _) => "computing",
+        }
+    }
+
     /// A transfer whose grant is being asked for.
     pub(super) fn new(target: DecodeTarget) -> Self {
         Self {
