@@ -159,8 +159,11 @@ impl FrontDoor {
             cluster.on_load(now, &info.node, load);
             was_stalled
         };
-        if stalled && !was_stalled {
-            self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected");
+        match (stalled, was_stalled) {
+            (true, false) => self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected"),
+            // Others may be here by now.
+            (true, true) if self.cluster().on_node_silent(&info.node) => self.tell_away(info, Away::Stalled),
+            _ => {}
         }
     }
 

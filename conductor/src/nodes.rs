@@ -203,8 +203,8 @@ pub async fn run_session(
     events.check(&info)?;
     let closed = sessions.open(&info, commands).ok_or(SessionError::Closed)?;
     drop(dial);
-    events.on_welcome(&info);
     let mut open = Open { sessions, info: &info, events, ended: None };
+    events.on_welcome(&info);
     open.ended = Some(tokio::select! {
         error = listen(stream, &info, events) => error,
         () = closed.cancelled() => SessionError::Closed,

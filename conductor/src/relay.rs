@@ -150,6 +150,7 @@ impl Relay {
         if self.timer_set.is_some_and(|set| set <= self.now()) {
             return self.on_time();
         }
+        let (clock, is_behind) = (&self.door.clock, !self.unread.is_empty());
         tokio::select! {
             // An event that is here goes first, and is what there nearly always is.
             biased;
@@ -159,7 +160,11 @@ impl Relay {
             },
             error = &mut self.interrupted => self.cut_off(error),
             () = &mut self.timer, if self.timer_set.is_some() => self.on_time(),
-            () = self.unread.room(), if !self.unread.is_empty() => self.flush(),
+            room = self.unread.room(|| clock.now()), if is_behind => {
+                if let Err(lost) = room {
+                    self.lose(lost);
+                }
+            }
         }
     }
 

@@ -76,6 +76,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         signal = signals.recv() => signal,
         () = tasks.cancelled() => "a failed task",
     };
+    // Without one of its tasks nobody is served any better by waiting.
+    let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
     tracing::info!(signal, requests = door.live.len(), ?drain, "draining");
     let drained = async {
         while !door.live.is_empty() {

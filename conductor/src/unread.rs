@@ -11,6 +11,8 @@ use crate::front_door::Outgoing;
 
 /// Most bytes of one answer: a context full of tokens with their texts.
 const MAX_BYTES: usize = 8 << 20;
+/// So many bytes of one answer do not count: they are a moment's, of a client that reads.
+const ALLOWED: usize = 64 << 10;
 /// What a message takes beside its own bytes.
 const OVERHEAD: usize = 256;
 
@@ -73,7 +75,9 @@ impl Unread {
         if self.bytes + bytes > MAX_BYTES {
             return Err(too_much);
         }
-        self.reserved.grow(bytes).map_err(|_| too_much)?;
+        // However much others have left unread, a moment's is kept.
+        let more = (self.bytes + bytes).saturating_sub(ALLOWED.max(self.bytes));
+        self.reserved.grow(more).map_err(|_| too_much)?;
         self.bytes += bytes;
         self.since.get_or_insert(now);
         self.queue.push_back((bytes, outgoing));
@@ -84,11 +88,7 @@ impl Unread {
     pub fn flush(&mut self, now: Instant) -> Result<(), Lost> {
         while let Some((bytes, outgoing)) = self.queue.pop_front() {
             match self.out.try_send(outgoing) {
-                Ok(()) => {
-                    self.bytes -= bytes;
-                    self.reserved.shrink(bytes);
-                    self.since = Some(now);
-                }
+                Ok(()) => self.took(now, bytes),
                 Err(mpsc::error::TrySendError::Closed(_)) => {
                     self.clear();
                     return Err(Lost::Gone);
@@ -106,7 +106,7 @@ impl Unread {
     /// Forgets what the client has not taken.
     pub fn clear(&mut self) {
         self.queue.clear();
-        self.reserved.shrink(std::mem::take(&mut self.bytes));
+        self.reserved.shrink(std::mem::take(&mut self.bytes).saturating_sub(ALLOWED));
         self.since = None;
     }
 
@@ -120,16 +120,35 @@ impl Unread {
         self.since.map(|since| since + stall)
     }
 
-    /// Resolves when the client has room for more, or has left.
-    pub async fn room(&self) {
-        // Either way the next flush knows.
-        let _ = self.out.reserve().await;
+    /// Waits until the client has room, and hands over what it has room for. To be called while something is left. Dropped before its end, it has done nothing.
+    ///
+    /// # Errors
+    /// The client has left.
+    pub async fn room(&mut self, now: impl Fn() -> Instant) -> Result<(), Lost> {
+        // The place is used at once: one that is given back goes to another answer of the same request that waits for one, and so round for ever.
+        let Ok(permit) = self.out.reserve().await else {
+            self.clear();
+            return Err(Lost::Gone);
+        };
+        if let Some((bytes, outgoing)) = self.queue.pop_front() {
+            permit.send(outgoing);
+            self.took(now(), bytes);
+        }
+        self.flush(now())
+    }
+
+    /// The client took a message.
+    fn took(&mut self, now: Instant, bytes: usize) {
+        self.reserved.shrink(bytes.min(self.bytes.saturating_sub(ALLOWED)));
+        self.bytes -= bytes;
+        self.since = Some(now);
     }
 
     /// Waits until the client has read everything, has left, or has taken nothing for `stall`.
     pub async fn drain(&mut self, stall: Duration, now: impl Fn() -> Instant) {
         while !self.queue.is_empty() {
-            if tokio::time::timeout(stall, self.room()).await.is_err() || self.flush(now()).is_err() {
+            let room = tokio::time::timeout(stall, self.room(&now)).await;
+            if !matches!(room, Ok(Ok(()))) {
                 return;
             }
         }
@@ -158,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_read_is_kept_in_order_and_within_bounds() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let budget = Budget::new(100 << 10);
+        let budget = Budget::new(200 << 10);
         let (out, mut read) = mpsc::channel(2);
         let mut unread = Unread::new(out, &budget);
         for n in 1..=5 {
@@ -166,11 +185,10 @@ mod tests {
         }
         assert_eq!((unread.queue.len(), unread.stalls_at(second)), (3, Some(now + second)));
         assert_eq!(text_bytes(&read.recv().await.unwrap()), 1);
-        unread.room().await;
-        unread.flush(now + second).unwrap();
+        unread.room(|| now + second).await.unwrap();
         assert_eq!((unread.queue.len(), unread.stalls_at(second)), (2, Some(now + 2 * second)), "it reads");
 
-        assert!(matches!(unread.send(now, message(90 << 10)), Err(Lost::TooMuch(bytes)) if bytes > 0), "others' room");
+        assert!(matches!(unread.send(now, message(300 << 10)), Err(Lost::TooMuch(bytes)) if bytes > 0), "others' room");
         unread.send_last(now, message(6));
         let reader = async {
             let mut sizes = Vec::new();
@@ -181,7 +199,7 @@ mod tests {
         };
         let ((), sizes) = tokio::join!(unread.drain(second, || now), reader);
         assert_eq!((sizes, unread.is_empty(), unread.stalls_at(second)), (vec![2, 3, 4, 5, 6], true, None));
-        assert_eq!(budget.reserve().grow(70 << 10), Ok(()), "all was given back");
+        assert_eq!(budget.reserve().grow(140 << 10), Ok(()), "all was given back");
 
         for n in 0..4 {
             unread.send(now, message(n)).unwrap();
@@ -191,5 +209,41 @@ mod tests {
         assert!(!unread.is_empty() && began.elapsed() < second, "nobody reads");
         drop(read);
         assert_eq!(unread.flush(now), Err(Lost::Gone));
+    }
+
+    /// Answers of one request share a channel. Each that waits has its turn, and none takes a place only to give it back.
+    #[tokio::test]
+    async fn answers_that_share_a_client_all_get_on() {
+        let now = Instant::now();
+        let budget = Budget::new(100 << 20);
+        let (out, mut read) = mpsc::channel(2);
+        let mut all: Vec<_> = (0..8).map(|_| Unread::new(out.clone(), &budget)).collect();
+        drop(out);
+        for n in 0..20 {
+            all.iter_mut().for_each(|unread| unread.send(now, message(n)).unwrap());
+        }
+        let drains = all.iter_mut().map(|unread| unread.drain(Duration::from_secs(5), || now));
+        let reader = async {
+            for _ in 0..160 {
+                assert!(read.recv().await.is_some());
+            }
+        };
+        let drained = futures::future::join(futures::future::join_all(drains), reader);
+        tokio::time::timeout(Duration::from_secs(2), drained).await.unwrap();
+        assert!(all.iter().all(Unread::is_empty) && budget.reserve().fits(70 << 20));
+    }
+
+    /// What others left unread ends nobody who is behind for a moment.
+    #[test]
+    fn a_moment_is_kept_whatever_others_leave() {
+        let now = Instant::now();
+        let budget = Budget::new(1 << 10);
+        let (out, _read) = mpsc::channel(1);
+        let mut unread = Unread::new(out, &budget);
+        for n in 0..100 {
+            unread.send(now, message(n)).unwrap();
+        }
+        unread.clear();
+        assert_eq!(budget.reserve().grow(700), Ok(()));
     }
 }

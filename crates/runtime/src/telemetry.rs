@@ -92,7 +92,7 @@ pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
 
 /// A word that is no level would be taken for a target, and nothing would be logged.
 fn check_filter(filter: &str) -> Result<(), BadSetting> {
-    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let is_level = |word: &str| !word.is_empty() && word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
     let is_wrong = |entry: &&str| !entry.contains(['=', '[']) && !is_level(entry.trim());
     match filter.split(',').find(is_wrong) {
         Some(entry) => {

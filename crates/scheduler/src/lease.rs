@@ -70,14 +70,14 @@ impl Leases {
     }
 
     /// Takes hold of what is still here of the blocks asked for: the first ones without a gap. `wanted`: blocks that have to be free or cached before the first of the node's
-    /// own requests that wait for room has it.
+    /// own requests that wait for room has it. `moves`: the reader goes on with a sequence of this node, and is not one of those that come without end.
     pub fn open(
         &mut self,
         now: Instant,
         pool: &mut BlockPool,
         id: GrantId,
         request: LeaseRequest,
-        wanted: Option<usize>,
+        (wanted, moves): (Option<usize>, bool),
     ) -> LeaseEffect {
         let LeaseRequest { key, reader, reader_generation, block_hashes } = request;
         let refuse = |kind, message| LeaseEffect::Refuse { key, refused: Refused { kind, message } };
@@ -85,7 +85,7 @@ impl Leases {
             return refuse(ErrorKind::Overloaded, format!("{} leases are open, as many as may", self.open.len()));
         }
         let theirs = self.open.values().filter(|lease| lease.reader.0 == reader).count();
-        if theirs >= self.max.div_ceil(READERS) {
+        if theirs >= self.max.div_ceil(READERS) && !moves {
             return refuse(ErrorKind::Overloaded, format!("{reader} has {theirs} leases, as many as one node may"));
         }
         let mut blocks = pool.match_prefix(&block_hashes);

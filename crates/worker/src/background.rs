@@ -10,6 +10,8 @@ use crate::input::IntegrityReport;
 
 /// The loop's time goes to requests for so many times as long as the last work took.
 const REST: u32 = 20;
+/// Callers do not wait for ever.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Callers that may wait for one proof.
 const MAX_CHECKS: usize = 64;
 
@@ -24,12 +26,17 @@ pub(crate) enum Work {
 }
 
 /// Who waits for what.
-#[derive(Default)]
 pub(crate) struct Background {
     checks: Vec<Answer>,
     /// At most one of each conductor: a later one says more.
     snapshots: BTreeSet<ConductorId>,
-    not_before: Option<Instant>,
+    not_before: Instant,
+}
+
+impl Default for Background {
+    fn default() -> Self {
+        Self { checks: Vec::new(), snapshots: BTreeSet::new(), not_before: baton_runtime::now() }
+    }
 }
 
 impl Background {
@@ -51,7 +58,7 @@ impl Background {
     /// When there is something to do; `None` if there is not.
     pub(crate) fn due(&self) -> Option<Instant> {
         let waits = !self.checks.is_empty() || !self.snapshots.is_empty();
-        waits.then(|| self.not_before.unwrap_or_else(baton_runtime::now))
+        waits.then_some(self.not_before)
     }
 
     /// The next work. Requests are placed by snapshots, so they go first.
@@ -65,7 +72,7 @@ impl Background {
 
     /// The last work took so long.
     pub(crate) fn rest(&mut self, now: Instant, took: Duration) {
-        self.not_before = Some(now + took * REST);
+        self.not_before = now + (took * REST).min(LONGEST_REST);
     }
 }
 

@@ -75,7 +75,7 @@ impl EngineWatch {
             seen: 0,
             still: 0,
             longest: looks(usual),
-            stalled_after: (looks(STALLED_AFTER.0), looks(STALLED_AFTER.1)),
+            stalled_after: (looks(STALLED_AFTER.0), looks(STALLED_AFTER.1.max(timeout / 3))),
             dead_after: looks(timeout).max(1),
         }
     }

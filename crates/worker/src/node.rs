@@ -452,7 +452,10 @@ fn start_loop<R: Role>(node_loop: NodeLoop<R>, tasks: &TaskSet) {
     tasks.spawn("loop", async move {
         let ended = node_loop.run().await;
         // Conductors learn of the end by their sessions' end, after everything that was sent.
-        sessions.close_all();
+        match &ended {
+            Ok(()) => sessions.close_all(),
+            Err(_) => sessions.break_all(),
+        }
         shutdown.advance(Phase::Closing);
         ended?;
         end.cancelled().await;

@@ -126,12 +126,13 @@ impl<R: Role> NodeLoop<R> {
                     reported += 1;
                 }
                 Some(event) = self.engine.recv() => self.take_in_engine(event),
+                // It rests after itself, so nothing starves behind it.
+                () = sleep_until(self.background.due()) => self.work_in_background(),
                 input = self.inputs.recv() => match input {
                     Some(input) => self.take_in(input),
                     None => return Ok(()),
                 },
                 Some(call) = self.calls.recv() => self.on_input(call),
-                () = sleep_until(self.background.due()) => self.work_in_background(),
             }
             self.role.carry_out()?;
             self.publish_kv_events();

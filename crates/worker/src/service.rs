@@ -59,6 +59,10 @@ impl<E: Send + 'static> NodeService<E> {
             TrySendError::Full(_) => overloaded("as many calls as may be wait at this node"),
             TrySendError::Closed(_) => unavailable("this node is going down"),
         })?;
+        Self::answer(answered).await
+    }
+
+    async fn answer<T>(answered: oneshot::Receiver<T>) -> Result<T, Status> {
         match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(unavailable("this node dropped the call: it is going down, or the request was aborted")),
@@ -261,7 +265,10 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     async fn hand_over(&self, request: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {
         self.check_decodes()?;
         let handover = Handover::try_from(request.into_inner())?;
-        let answer = self.ask(|answer| Input::HandOver(handover, answer)).await?;
+        // It must not be refused for a flood of other calls: all of the prompt would be computed again.
+        let (answer, answered) = oneshot::channel();
+        self.input(Input::HandOver(handover, answer)).await?;
+        let answer = Self::answer(answered).await?;
         answer.map(|()| Response::new(v1::HandoverReply {})).map_err(refused_status)
     }
 

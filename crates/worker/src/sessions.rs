@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
@@ -17,7 +17,7 @@ use tonic::Status;
 /// Messages that may wait for one conductor, and their bytes. One that reads slower than this loses its session, and with it its requests: it cannot be served,
 /// and must not hold up the others.
 const QUEUED_EVENTS: usize = 8192;
-const QUEUED_BYTES: usize = 64 << 20;
+const QUEUED_BYTES: usize = 256 << 20;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;
 
@@ -25,17 +25,21 @@ const MAX_SESSIONS: usize = 32;
 pub struct EventReceiver {
     events: mpsc::Receiver<(usize, v1::NodeEvent)>,
     queued: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
 }
 
 impl Stream for EventReceiver {
     type Item = Result<v1::NodeEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = ready!(self.events.poll_recv(cx));
-        Poll::Ready(next.map(|(bytes, event)| {
-            self.queued.fetch_sub(bytes, Ordering::Relaxed);
-            Ok(event)
-        }))
+        Poll::Ready(match ready!(self.events.poll_recv(cx)) {
+            Some((bytes, event)) => {
+                self.queued.fetch_sub(bytes, Ordering::Relaxed);
+                Some(Ok(event))
+            }
+            None if self.broken.swap(false, Ordering::AcqRel) => Some(Err(Status::aborted("this node has failed"))),
+            None => None,
+        })
     }
 }
 
@@ -45,6 +49,7 @@ struct Session {
     ended: CancellationToken,
     events: mpsc::Sender<(usize, v1::NodeEvent)>,
     queued: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -86,14 +91,16 @@ impl Sessions {
             return None;
         }
         inner.next_epoch += 1;
-        let (epoch, ended, queued) = (inner.next_epoch, CancellationToken::new(), Arc::default());
-        let session = Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued) };
+        let (epoch, ended) = (inner.next_epoch, CancellationToken::new());
+        let (queued, broken) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let session =
+            Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
         // A new channel has room.
         session.send(welcome);
         if let Some(before) = inner.sessions.insert(conductor, session) {
             before.ended.cancel();
         }
-        Some((epoch, ended, EventReceiver { events: receiver, queued }))
+        Some((epoch, ended, EventReceiver { events: receiver, queued, broken }))
     }
 
     /// Whether the conductor has a session.
@@ -129,6 +136,14 @@ impl Sessions {
         for conductor in conductors {
             self.send(conductor, event.clone());
         }
+    }
+
+    /// Breaks every session off: this node fails, and its conductors must not take it for one that has drained.
+    pub fn break_all(&self) {
+        for session in self.lock().sessions.values() {
+            session.broken.store(true, Ordering::Release);
+        }
+        self.close_all();
     }
 
     /// Ends every session, after what was sent to it.

@@ -267,7 +267,7 @@ impl DecodeCore {
             false => {
                 // Who takes a sequence off this node reads its blocks once, and is not one of those that come without end.
                 let wanted = self.wanted_blocks().filter(|_| !moves);
-                self.leases.open(now, &mut self.pool, id, request, wanted)
+                self.leases.open(now, &mut self.pool, id, request, (wanted, moves))
             }
         };
         self.effects.push_back(DecodeEffect::Lease(effect));

@@ -105,6 +105,8 @@ struct Attempted {
     placement: Placement,
     starts: Vec<NodeStart>,
     placed: Instant,
+    /// When its nodes became those that they are.
+    since: Instant,
     /// Output tokens that its job had: the first one drawn has this index.
     first_index: u32,
     /// When the prefill node said that it begins.
@@ -344,6 +346,7 @@ impl RequestCore {
             placement,
             starts,
             placed: now,
+            since: now,
             first_index,
             prefill_started: now,
             has_begun: false,
@@ -443,6 +446,14 @@ impl RequestCore {
             PrefillEvent::Failed(refused) => {
                 if let Some(node) = self.placement().map(|placement| placement.prefill.clone()) {
                     self.fail(now, RequestError::Node { node, refused });
+                }
+            }
+            // It has not begun there: the decode node drains, or is gone.
+            PrefillEvent::DecodeFailed(refused)
+                if self.state == State::Prefilling && refused.kind == ErrorKind::Unavailable =>
+            {
+                if let Some(node) = self.placement().and_then(|placement| placement.decode.clone()) {
+                    self.fail_with(now, RequestError::Node { node, refused }, Fault::None);
                 }
             }
             PrefillEvent::DecodeFailed(refused) => self.fail_at_decode(now, refused),
@@ -608,6 +619,7 @@ impl RequestCore {
             // They were of the other node.
             attempted.placement.estimated_tbt = None;
             attempted.placement.estimated_exposed = None;
+            attempted.since = now;
             attempted.starts.retain(|(node, _)| node != from);
             attempted.starts.push((other.clone(), decode.generation));
         }

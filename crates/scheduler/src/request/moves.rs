@@ -68,7 +68,7 @@ impl RequestCore {
     pub(super) fn on_moving(&mut self, now: Instant, event: RequestEvent) {
         match event {
             RequestEvent::Prefill(PrefillEvent::Fetched(report)) => {
-                self.go_on_at_other();
+                self.go_on_at_other(now);
                 self.on_brought(report);
                 self.heard = now;
             }
@@ -98,7 +98,7 @@ impl RequestCore {
     }
 
     /// The request is the other node's from now on; also where that has not answered yet, and the one that it was on has failed. `false`: nobody was asked.
-    pub(super) fn go_on_at_other(&mut self) -> bool {
+    pub(super) fn go_on_at_other(&mut self, now: Instant) -> bool {
         let State::Moving(Asked { attempt, to }) = &self.state else { return false };
         let (attempt, to) = (*attempt, to.clone());
         self.end_attempt(true);
@@ -107,6 +107,7 @@ impl RequestCore {
         attempted.placement.decode = Some(to.0.clone());
         attempted.starts = vec![to.clone()];
         attempted.is_done = false;
+        attempted.since = now;
         self.moves = Moves { has_moved: true, ..Moves::default() };
         self.timeline.moves += 1;
         self.state = State::Decoding;

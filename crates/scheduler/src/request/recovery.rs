@@ -24,6 +24,8 @@ pub(super) struct Recovery {
     /// Says more than that no node is left.
     pub(super) why: RequestError,
     pub(super) began: Instant,
+    /// Since when no node is there that could take it; `None` while some are, and full.
+    pub(super) alone_since: Option<Instant>,
     pub(super) poll: Duration,
     /// When the cluster is asked again; `None` while it is being asked.
     pub(super) look_at: Option<Instant>,
@@ -37,12 +39,13 @@ pub(super) struct Recovery {
 impl Recovery {
     /// One that asks for other nodes than those that failed, and for output and prompt together.
     pub(super) fn of(why: RequestError, began: Instant) -> Self {
-        Self { why, began, poll: RECOVERY_POLL, look_at: None, excludes: true, with_output: true }
+        Self { why, began, alone_since: None, poll: RECOVERY_POLL, look_at: None, excludes: true, with_output: true }
     }
 
     /// It looks again.
     pub(super) fn again(&self) -> Self {
-        Self { poll: (self.poll * 2).min(SLOWEST_POLL), ..Self::of(self.why.clone(), self.began) }
+        let poll = (self.poll * 2).min(SLOWEST_POLL);
+        Self { poll, alone_since: self.alone_since, ..Self::of(self.why.clone(), self.began) }
     }
 }
 
@@ -103,7 +106,7 @@ impl RequestCore {
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
-        if self.is_over() || at < attempted.placed || !attempted.starts.iter().any(start) {
+        if self.is_over() || at < attempted.since || !attempted.starts.iter().any(start) {
             return;
         }
         // What the prefill node had to do is done then: the decode node has everything.
@@ -141,15 +144,18 @@ impl RequestCore {
             return;
         }
         // Nodes that are full will have room.
-        let patience = match refusal.kind {
-            ErrorKind::Overloaded => self.limits.stall_timeout,
-            _ => RECOVERY_PATIENCE,
+        let give_up_at = match refusal.kind {
+            ErrorKind::Overloaded => {
+                recovery.alone_since = None;
+                recovery.began + self.limits.stall_timeout
+            }
+            _ => *recovery.alone_since.get_or_insert(now) + RECOVERY_PATIENCE,
         };
-        if refusal.kind == ErrorKind::Invalid || now >= recovery.began + patience {
+        if refusal.kind == ErrorKind::Invalid || now >= give_up_at {
             let why = recovery.why.clone();
             self.end(now, Err(why));
         } else {
-            recovery.look_at = Some((now + recovery.poll).min(recovery.began + patience));
+            recovery.look_at = Some((now + recovery.poll).min(give_up_at));
         }
     }
 
@@ -176,7 +182,7 @@ impl RequestCore {
             return self.complete(now);
         }
         let helps = matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);
-        if helps && self.go_on_at_other() {
+        if helps && self.go_on_at_other(now) {
             return;
         }
         match fault {
