@@ -130,9 +130,12 @@ impl Unread {
             self.clear();
             return Err(Lost::Gone);
         };
-        if let Some((bytes, outgoing)) = self.queue.pop_front() {
-            permit.send(outgoing);
-            self.took(now(), bytes);
+        match self.queue.pop_front() {
+            Some((bytes, outgoing)) => {
+                permit.send(outgoing);
+                self.took(now(), bytes);
+            }
+            None => drop(permit),
         }
         self.flush(now())
     }

@@ -211,7 +211,11 @@ mod tests {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
         let beyond = [hashes[1], hashes[2], BlockHash([9; 16]), hashes[0]];
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), request(&beyond), None)), 2, "up to the first gap");
+        assert_eq!(
+            opened(leases.open(now, &mut pool, GrantId(1), request(&beyond), (None, false))),
+            2,
+            "up to the first gap"
+        );
         assert_eq!(pool.available(), 2);
         assert!(pool.allocate(3).is_err(), "leased blocks are not evicted");
         pool.check_integrity_with(leases.blocks(), 0).unwrap();
@@ -225,19 +229,25 @@ mod tests {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
         let gone = request(&[BlockHash([9; 16])]);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone, None)), ErrorKind::NotFound);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone, (None, false))), ErrorKind::NotFound);
         let promised = pool.reserve(3).unwrap();
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes), None)), ErrorKind::Overloaded);
+        assert_eq!(
+            refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes), (None, false))),
+            ErrorKind::Overloaded
+        );
         pool.cancel_reservation(promised);
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes), None)), 3);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes), None)), ErrorKind::Overloaded);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes), (None, false))), 3);
+        assert_eq!(
+            refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes), (None, false))),
+            ErrorKind::Overloaded
+        );
     }
 
     #[test]
     fn only_its_reader_gives_a_lease_back() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
-        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));
         let mut by = |name: &str, generation| {
             let reader = Some((NodeId::new(name).unwrap(), Generation(generation)));
             leases.release(&mut pool, &LeaseRelease { lease: GrantId(1), reader }).is_some()
@@ -252,15 +262,18 @@ mod tests {
         let mut leases = Leases::new(9, Duration::from_secs(5));
         let own = pool.allocate(1).unwrap();
         let two = request(&hashes[..2]);
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), Some(1))), 2, "one is left");
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), (Some(1), false))), 2, "one is left");
         // Somebody needs what readers hold: no more of them, whether they want the same blocks or others.
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), Some(3))), ErrorKind::Overloaded);
+        assert_eq!(
+            refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), (Some(3), false))),
+            ErrorKind::Overloaded
+        );
         let third = request(&hashes[2..]);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, Some(1))), ErrorKind::Overloaded);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, (Some(1), false))), ErrorKind::Overloaded);
         // Where the node's own blocks are what it waits for, readers do no harm.
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), Some(4))), 2);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), (Some(4), false))), 2);
         pool.release(&own);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, Some(4))), ErrorKind::Overloaded);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, (Some(4), false))), ErrorKind::Overloaded);
         for lease in [1, 4] {
             leases.release(&mut pool, &GrantId(lease).into());
         }
@@ -271,7 +284,7 @@ mod tests {
     fn a_forgotten_lease_ends_by_itself() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
-        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));
         let due = leases.next_expiry().unwrap();
         assert_eq!(due, now + Duration::from_secs(5));
         assert_eq!(leases.expire(now, &mut pool), None);

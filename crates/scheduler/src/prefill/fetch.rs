@@ -239,7 +239,7 @@ impl PrefillCore {
             true => self.leases.refuse_draining(&request),
             false => {
                 let wanted = self.wanted_blocks(now);
-                self.leases.open(now, &mut self.pool, id, request, wanted)
+                self.leases.open(now, &mut self.pool, id, request, (wanted, false))
             }
         };
         self.effects.push_back(PrefillEffect::Lease(effect));
