@@ -3,17 +3,30 @@
 // This is the one place.
 #![allow(clippy::disallowed_methods)]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use baton_types::Generation;
+use tokio::sync::watch;
+
+/// Ends when a time has come.
+pub type Waited = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where time comes from.
-pub trait Clock: Send + Sync {
+pub trait Clock: Debug + Send + Sync {
     /// Monotonic time.
     fn now(&self) -> Instant;
     /// Milliseconds since 1970, for what people read.
     fn unix_ms(&self) -> u64;
+    /// Waits until then; not at all if that has passed.
+    fn sleep_until(&self, at: Instant) -> Waited;
+    /// Waits so long from now on.
+    fn sleep(&self, duration: Duration) -> Waited {
+        self.sleep_until(self.now() + duration)
+    }
 }
 
 /// The machine's clock.
@@ -28,34 +41,49 @@ impl Clock for SystemClock {
     fn unix_ms(&self) -> u64 {
         since_epoch().as_millis() as u64
     }
+
+    fn sleep_until(&self, at: Instant) -> Waited {
+        Box::pin(sleep_until(at))
+    }
 }
 
 /// A clock that tests move.
 #[derive(Debug, Clone)]
-pub struct ManualClock(Arc<Mutex<(Instant, u64)>>);
+pub struct ManualClock(Arc<watch::Sender<(Instant, u64)>>);
 
 impl Default for ManualClock {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new((Instant::now(), 0))))
+        Self(Arc::new(watch::Sender::new((Instant::now(), 0))))
     }
 }
 
 impl ManualClock {
-    /// Moves the clock on.
+    /// Moves the clock on, and wakes whoever waited for a time that has come.
     pub fn advance(&self, by: Duration) {
-        let mut time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        time.0 += by;
-        time.1 += by.as_millis() as u64;
+        self.0.send_modify(|(now, unix_ms)| {
+            *now += by;
+            *unix_ms += by.as_millis() as u64;
+        });
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Instant {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.0.borrow().0
     }
 
     fn unix_ms(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
+        self.0.borrow().1
+    }
+
+    fn sleep_until(&self, at: Instant) -> Waited {
+        let mut time = self.0.subscribe();
+        let clock = self.clone();
+        Box::pin(async move {
+            // An error would say that the clock is gone, and it is held here.
+            let _ = time.wait_for(|(now, _)| *now >= at).await;
+            drop(clock);
+        })
     }
 }
 
@@ -115,5 +143,18 @@ mod tests {
         let before = clock.now();
         clock.advance(Duration::from_secs(2));
         assert_eq!((clock.now() - before, clock.unix_ms()), (Duration::from_secs(2), 2000));
+    }
+
+    #[tokio::test]
+    async fn who_waits_on_a_manual_clock_is_woken_by_it() {
+        let clock = ManualClock::default();
+        let waited = tokio::spawn(clock.sleep(Duration::from_secs(60)));
+        tokio::task::yield_now().await;
+        clock.advance(Duration::from_secs(59));
+        tokio::task::yield_now().await;
+        assert!(!waited.is_finished(), "a second is left");
+        clock.advance(Duration::from_secs(1));
+        waited.await.unwrap();
+        clock.sleep_until(clock.now() - Duration::from_secs(1)).await;
     }
 }

@@ -14,7 +14,9 @@ mod innermost;
 mod shutdown;
 mod tasks;
 
-pub use clock::{Clock, ManualClock, SystemClock, interval, new_generation, now, random_u64, sleep, sleep_until};
+pub use clock::{
+    Clock, ManualClock, SystemClock, Waited, interval, new_generation, now, random_u64, sleep, sleep_until,
+};
 pub use innermost::{error_chain, innermost};
 pub use shutdown::{Drain, Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
