@@ -75,3 +75,38 @@ impl Cluster {
         node.charges.expected_at(now, then, self.step_as_charged(node), &self.output_lengths)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{Slo, Ttft};
+
+    use super::super::tests::{cluster, key, place, request};
+    use super::*;
+    use crate::placement::{PlacementKind, PlacementRequest};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_cluster_opens_again_after_predictions_that_were_far_off() {
+        let mut now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::default());
+        // Each takes 0.8 s, and is predicted to take 0.2 s.
+        for n in 0..36 {
+            place(&mut cluster, now, &request(n, &[])).unwrap();
+            now += 800 * MS;
+            cluster.on_prefilled(now, key(n));
+            cluster.on_ended(now, key(n));
+        }
+        let slo = Slo { ttft: Some(Ttft(500 * MS)), tbt: None };
+        let strict = |n| PlacementRequest { slo, ..request(n, &[]) };
+        // Who is alone at its nodes waits for nobody.
+        place(&mut cluster, now, &strict(100)).unwrap();
+        place(&mut cluster, now, &strict(101)).unwrap();
+        let refusal = place(&mut cluster, now, &strict(102)).unwrap_err();
+        assert!(refusal.message.contains("the objective is 500ms"), "{refusal:?}");
+        // What was learned is old some day.
+        now += Duration::from_secs(31);
+        (100..104).for_each(|n| cluster.on_ended(now, key(n)));
+        (200..203).for_each(|n| _ = place(&mut cluster, now, &strict(n)).unwrap());
+    }
+}

@@ -377,6 +377,10 @@ impl Cluster {
             return;
         }
         self.ticked = Some(now);
+        self.ttft_residuals.forget_old(now);
+        for (_, cost) in &mut self.costs {
+            cost.forget_old(now);
+        }
         for node in self.nodes.values_mut() {
             let silent = now.saturating_duration_since(node.reported());
             if silent > self.config.suspect_after {
@@ -414,7 +418,7 @@ impl Cluster {
                 cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds);
                 node.charges.backlog.on_chunk_done(now);
             }
-            NodeRole::Decode => cost.on_decode_step(&mut node.speed, rows, attended_tokens, seconds),
+            NodeRole::Decode => cost.on_decode_step(now, &mut node.speed, rows, attended_tokens, seconds),
         }
     }
 
@@ -441,7 +445,7 @@ impl Cluster {
         let Some(charge) = self.charges.get_mut(&key).filter(|charge| !charge.prefilled) else { return };
         charge.prefilled = true;
         let measured = now.saturating_duration_since(charge.placed);
-        self.ttft_residuals.observe(charge.ttft.as_secs_f64(), measured.as_secs_f64());
+        self.ttft_residuals.observe(now, charge.ttft.as_secs_f64(), measured.as_secs_f64());
         for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = charged(&mut self.nodes, start) {
                 node.charges.backlog.remove(now, key);

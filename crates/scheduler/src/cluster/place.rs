@@ -299,6 +299,9 @@ impl Cluster {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
         };
+        // Who is alone at its nodes waits for nobody; what others' waits taught does not hold for it.
+        let is_alone = chosen.plan.ahead <= 0.0 && node.is_none_or(|node| node.charges.sequences() == 0);
+        let margin = if is_alone { Duration::ZERO } else { duration(self.ttft_margin()) };
         let prefill = self.nodes.get(&chosen.prefill);
         let relief = Relief {
             prefill: prefill.map_or(RETRY_UNAVAILABLE, |node| duration(node.charges.backlog.total(now))),
@@ -316,7 +319,7 @@ impl Cluster {
             max_wait: request.max_wait,
             prefill_nodes: chosen.candidates,
             ttft,
-            ttft_high: ttft + duration(self.ttft_margin()),
+            ttft_high: ttft + margin,
             broken: chosen.broken,
             broken_sequences: node
                 .zip(newcomer)

@@ -8,7 +8,7 @@ mod output;
 mod residual;
 mod transfer;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_types::NodeProfile;
 
@@ -215,6 +215,11 @@ impl ClassCost {
         self.decode_spread.quantile(q)
     }
 
+    /// Time has passed: how far predictions were off is forgotten.
+    pub fn forget_old(&mut self, now: Instant) {
+        self.decode_spread.forget_old(now);
+    }
+
     /// A prefill node took `seconds` for a step; `factor` is its speed against the class.
     pub fn on_prefill_step(&mut self, factor: &mut SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
@@ -232,10 +237,17 @@ impl ClassCost {
     }
 
     /// A decode node took `seconds` for a step.
-    pub fn on_decode_step(&mut self, factor: &mut SpeedFactor, sequences: u32, kv_tokens: u64, seconds: f64) {
+    pub fn on_decode_step(
+        &mut self,
+        now: Instant,
+        factor: &mut SpeedFactor,
+        sequences: u32,
+        kv_tokens: u64,
+        seconds: f64,
+    ) {
         if is_time(seconds) {
             let expected = self.decode.step(sequences, kv_tokens);
-            self.decode_spread.observe(1.0, seconds / (expected * factor.0));
+            self.decode_spread.observe(now, 1.0, seconds / (expected * factor.0));
             self.decode.observe(sequences, kv_tokens, seconds / factor.0);
             factor.follow(seconds / expected);
         }
@@ -358,7 +370,7 @@ mod tests {
         let mut cost = ClassCost::new(&NodeProfile { prefill_base: f64::NAN, ..NodeProfile::default() });
         let (before, mut factor) = (cost.decode.step(4, 1000), SpeedFactor::default());
         for seconds in [f64::NAN, -1.0, 0.0, f64::INFINITY] {
-            cost.on_decode_step(&mut factor, 4, 1000, seconds);
+            cost.on_decode_step(Instant::now(), &mut factor, 4, 1000, seconds);
         }
         assert_eq!((cost.decode.step(4, 1000), factor), (before, SpeedFactor::default()));
         assert_eq!(cost.prefill.step(1, 1), PrefillCost::new(&NodeProfile::default()).step(1, 1));
@@ -369,8 +381,8 @@ mod tests {
         let mut cost = ClassCost::new(&NodeProfile::default());
         let (mut fast, mut slow) = (SpeedFactor::default(), SpeedFactor::default());
         for _ in 0..300 {
-            cost.on_decode_step(&mut fast, 8, 4000, 0.03);
-            cost.on_decode_step(&mut slow, 8, 4000, 0.09);
+            cost.on_decode_step(Instant::now(), &mut fast, 8, 4000, 0.03);
+            cost.on_decode_step(Instant::now(), &mut slow, 8, 4000, 0.09);
         }
         let step = cost.decode.step(8, 4000);
         let ratio = slow.seconds(step) / fast.seconds(step);

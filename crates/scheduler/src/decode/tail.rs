@@ -20,8 +20,9 @@ use super::batch::Events;
 use super::{DecodeCore, Phase, Sequence};
 use crate::step::{StepOutput, StepSlice};
 
-/// Most of them at once: each keeps its tokens' hidden numbers, and they are computed one after the other.
-const MAX_TAILS: usize = 4;
+/// Most of them that have begun and are not over: each keeps its tokens' hidden numbers. The others wait, as the conductor expects when it cuts prompts; if this
+/// node took no more than it can begin, prefill nodes would have to compute whole prompts for which nobody planned.
+const MAX_BEGUN: usize = 4;
 
 /// Slices to the cost of a chunk: they have next to no fixed cost of their own, so streams need not wait for long ones.
 const SLICES_PER_CHUNK: u32 = 4;
@@ -77,7 +78,7 @@ impl DecodeCore {
         let block_tokens = self.config.model.block_tokens();
         let from = request.tokens().checked_sub(request.tail_tokens as usize)?;
         let is_asked = request.tail_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_foreign;
-        let is_worth_it = from > held * block_tokens && self.tails.len() < MAX_TAILS;
+        let is_worth_it = from > held * block_tokens;
         (is_asked && is_worth_it).then_some(from)
     }
 
@@ -91,13 +92,17 @@ impl DecodeCore {
     pub(super) fn next_slice(&mut self) -> Option<StepSlice> {
         self.prune_tails();
         let num_layers = self.config.model.layout.num_layers;
+        let has_begun = |key: &&RequestKey| {
+            self.sequences.get(key).and_then(|it| it.tail.as_ref()).is_some_and(|tail| tail.layers > 0)
+        };
+        let may_begin = self.tails.iter().filter(has_begun).count() < MAX_BEGUN;
         let can_go_on = |key: &&RequestKey| {
             let Some(sequence) = self.sequences.get(key) else { return false };
             let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_over.is_some();
             let behind = |tail: &Tail| tail.layers < sequence.head_layers(num_layers);
             is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
         };
-        let key = *self.tails.iter().find(can_go_on)?;
+        let key = *self.tails.iter().filter(|key| may_begin || has_begun(key)).find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
         let tokens = sequence.given_tokens - sequence.tail.as_ref()?.from;
         let (here, part) = (sequence.head_layers(num_layers), sequence.step_sequence(key, tokens)?);

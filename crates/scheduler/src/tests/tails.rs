@@ -294,17 +294,31 @@ fn a_tail_is_declined_where_it_makes_no_sense_and_a_hand_over_has_to_fit() {
 }
 
 #[test]
-fn no_more_tails_than_may_be_are_taken_at_once() {
+fn all_tails_are_taken_and_a_few_are_under_way_at_once() {
     let mut node = DecodeNode::new(decode::config(100));
-    let tails: Vec<_> = (0..6)
+    let heads: Vec<_> = (0..6)
         .map(|n| {
             let prompt: Vec<_> = (n as u32..n as u32 + 12).collect();
-            node.ask(GrantRequest { tail_tokens: 4, ..grant_request(n, &prompt, 5) }).unwrap().tail_tokens
+            let reply = node.ask(GrantRequest { tail_tokens: 4, ..grant_request(n, &prompt, 5) }).unwrap();
+            assert_eq!(reply.tail_tokens, 4);
+            let handover = Handover { first_token: None, ..decode::handover(n, &prompt, 5, reply.grant, 2) };
+            node.hand_over(handover).unwrap();
+            reply
         })
         .collect();
-    assert_eq!(tails, [4, 4, 4, 4, 0, 0]);
+    // One layer of each is here: the first four tails begin.
+    let layer = 2 * BLOCK_BYTES / 3;
+    heads.iter().for_each(|reply| arrive(&mut node, reply, 0, 1, layer));
+    for n in 0..4 {
+        let plan = node.take_step();
+        assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(n), 0..1));
+        finish(&mut node, &plan);
+    }
+    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))), "the others wait");
+    // One of them is over: the next one begins.
     node.after(MS, |core, now| core.on_abort(now, key(2)));
-    let prompt: Vec<_> = (20..32).collect();
-    let next = node.ask(GrantRequest { tail_tokens: 4, ..grant_request(6, &prompt, 5) }).unwrap();
-    assert_eq!(next.tail_tokens, 4, "one is over");
+    let plan = node.take_step();
+    assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(4), 0..1));
+    finish(&mut node, &plan);
+    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))), "one is still to wait");
 }
