@@ -7,6 +7,7 @@ use baton_proto::v1;
 use baton_sim::Random;
 use clap::ValueEnum;
 
+use super::cable::Cable;
 use super::processes::Process;
 use crate::args::ChaosArgs;
 use crate::client::Conductor;
@@ -14,7 +15,7 @@ use crate::error::CliError;
 
 /// Of so many faults one goes to the node with the most work.
 const AT_BUSIEST: (u64, u64) = (3, 10);
-/// How long a node is stopped, seconds.
+/// How long a node is stopped, cut off or slow, seconds.
 const STOPPED_S: (f64, f64) = (1.0, 20.0);
 /// How long a node stays drained.
 const DRAINED: Duration = Duration::from_secs(8);
@@ -30,6 +31,10 @@ pub enum FaultKind {
     Drain,
     /// SIGTERM.
     Term,
+    /// Nothing gets to it or from it for 1 to 20 seconds, and nobody is told (baton up --namespaces).
+    Cut,
+    /// Its network carries 10 Mbit/s for 1 to 20 seconds (baton up --namespaces).
+    Slow,
 }
 
 impl FaultKind {
@@ -40,7 +45,14 @@ impl FaultKind {
             Self::Stop => "stop",
             Self::Drain => "drain",
             Self::Term => "term",
+            Self::Cut => "cut",
+            Self::Slow => "slow",
         }
+    }
+
+    /// Whether it needs a cable that can be hurt.
+    pub const fn is_of_cable(self) -> bool {
+        matches!(self, Self::Cut | Self::Slow)
     }
 }
 
@@ -52,6 +64,23 @@ struct Hurt {
     generation: String,
     /// When it is made well again, if it does not get well by itself.
     until: Option<Instant>,
+    /// What was done to its network is done there.
+    cable: Option<Cable>,
+}
+
+impl Hurt {
+    /// Ends what does not end by itself. A drained node is undrained by the conductor.
+    fn end(&self) {
+        if self.kind == FaultKind::Stop {
+            self.process.signal(libc::SIGCONT);
+        }
+        // If it fails, its namespace is gone, or it does not get well and the report says so.
+        let _ = match (self.kind, &self.cable) {
+            (FaultKind::Cut, Some(cable)) => cable.mend(),
+            (FaultKind::Slow, Some(cable)) => cable.speed_up(),
+            _ => Ok(()),
+        };
+    }
 }
 
 /// See the module's text.
@@ -81,9 +110,9 @@ impl Faults {
     /// Takes note of who is well again, and lets go of those whose time is over.
     pub fn look(&mut self, nodes: &[v1::NodeStatus]) {
         let now = baton_runtime::now();
-        for hurt in self.hurt.values_mut().filter(|hurt| hurt.kind == FaultKind::Stop) {
+        for hurt in self.hurt.values_mut().filter(|hurt| hurt.kind != FaultKind::Drain) {
             if hurt.until.take_if(|until| *until <= now).is_some() {
-                hurt.process.signal(libc::SIGCONT);
+                hurt.end();
             }
         }
         self.hurt.retain(|name, hurt| {
@@ -93,9 +122,10 @@ impl Faults {
             let is_new = generation.is_some_and(|generation| *generation != hurt.generation);
             let is_well = match hurt.kind {
                 FaultKind::Kill | FaultKind::Term => is_ready && is_new,
-                // One that is lost while it is stopped comes back as the same start.
-                FaultKind::Stop => hurt.until.is_none() && is_ready,
-                FaultKind::Drain => hurt.until.is_none() && is_ready,
+                // One that is lost meanwhile comes back as the same start.
+                FaultKind::Stop | FaultKind::Drain | FaultKind::Cut | FaultKind::Slow => {
+                    hurt.until.is_none() && is_ready
+                }
             };
             !is_well
         });
@@ -107,27 +137,39 @@ impl Faults {
         let kind = self.kinds[self.random.below(self.kinds.len() as u64) as usize];
         let Some((info, load)) = self.victim(nodes) else { return Ok(None) };
         let Some(process) = Process::listening(&info.address) else { return Ok(None) };
+        let cable = kind.is_of_cable().then(|| Cable::of(process)).flatten();
         let stopped = STOPPED_S.0 + (STOPPED_S.1 - STOPPED_S.0) * self.random.unit().powi(2);
-        let (until, how) = match kind {
-            FaultKind::Kill => {
+        let for_a_while = Some(Duration::from_secs_f64(stopped));
+        let until = match (kind, &cable) {
+            (FaultKind::Kill, _) => {
                 process.signal(libc::SIGKILL);
-                (None, String::new())
+                None
             }
-            FaultKind::Term => {
+            (FaultKind::Term, _) => {
                 process.signal(libc::SIGTERM);
-                (None, String::new())
+                None
             }
-            FaultKind::Stop => {
+            (FaultKind::Stop, _) => {
                 process.signal(libc::SIGSTOP);
-                (Some(Duration::from_secs_f64(stopped)), format!(" for {stopped:.1} s"))
+                for_a_while
             }
-            FaultKind::Drain => {
+            (FaultKind::Drain, _) => {
                 conductor.cluster().drain(v1::DrainRequest { node: info.name.clone() }).await?;
-                (Some(DRAINED), String::new())
+                Some(DRAINED)
             }
+            (FaultKind::Cut, Some(cable)) => {
+                cable.cut()?;
+                for_a_while
+            }
+            (FaultKind::Slow, Some(cable)) => {
+                cable.slow_down()?;
+                for_a_while
+            }
+            (FaultKind::Cut | FaultKind::Slow, None) => return Ok(None),
         };
-        let until = until.map(|time| baton_runtime::now() + time);
-        self.hurt.insert(info.name.clone(), Hurt { kind, process, generation: info.generation.clone(), until });
+        let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
+        let (generation, until) = (info.generation.clone(), until.map(|time| baton_runtime::now() + time));
+        self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable });
         self.done.push(kind);
         let work = load.running.saturating_add(load.waiting);
         Ok(Some(format!("{} {}{how}, with {work} requests", kind.as_str(), info.name)))
@@ -166,20 +208,16 @@ impl Faults {
     pub async fn undo(&mut self, conductor: &Conductor) -> Result<(), CliError> {
         for hurt in self.hurt.values_mut() {
             hurt.until = hurt.until.map(|_| baton_runtime::now());
-            if hurt.kind == FaultKind::Stop {
-                hurt.process.signal(libc::SIGCONT);
-            }
+            hurt.end();
         }
         self.undrain(conductor).await
     }
 }
 
 impl Drop for Faults {
-    /// Nobody stays stopped.
+    /// No node stays stopped or cut off.
     fn drop(&mut self) {
-        for hurt in self.hurt.values().filter(|hurt| hurt.kind == FaultKind::Stop) {
-            hurt.process.signal(libc::SIGCONT);
-        }
+        self.hurt.values().filter(|hurt| hurt.until.is_some()).for_each(Hurt::end);
     }
 }
 
@@ -214,7 +252,7 @@ mod tests {
         assert_eq!(process, None);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let process = Process::listening(&listener.local_addr().unwrap().to_string()).unwrap();
-        let hurt = Hurt { kind: FaultKind::Kill, process, generation: "1".into(), until: None };
+        let hurt = Hurt { kind: FaultKind::Kill, process, generation: "1".into(), until: None, cable: None };
         faults.hurt.insert("decode-1".into(), hurt);
         assert!(faults.victim(&nodes).is_none(), "the other one may be the last");
         faults.look(&nodes);

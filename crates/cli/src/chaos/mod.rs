@@ -1,8 +1,9 @@
 //! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more than a pause.
 //!
-//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this host is killed, stopped for a while, drained, or asked to end.
+//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network.
 //! One node of each role is left alone at any time. Whoever started the nodes has to start them again, as `baton up` does. At the end the nodes prove that every block is accounted for.
 
+mod cable;
 mod faults;
 mod processes;
 mod report;
@@ -20,14 +21,16 @@ use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::{Waiting, line};
 
+use cable::Cable;
 pub use faults::FaultKind;
 use faults::Faults;
 use processes::Process;
 use report::{Memory, Report};
 use streams::{Ends, Streams};
 
-/// How long nodes may take to be back, and the cluster to be idle, at the end.
-const AFTERMATH: Duration = Duration::from_secs(60);
+/// How long nodes may take to be back, and the cluster to be idle, at the end: more than `grant_ttl_s`, as a node that was cut off may have granted what nobody
+/// waits for any more.
+const AFTERMATH: Duration = Duration::from_secs(90);
 /// How often is looked at the nodes.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -35,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(address).await?;
     let nodes = nodes(&conductor).await?;
-    check_here(&nodes)?;
+    check_here(&nodes, &args.faults)?;
     let began = baton_runtime::now();
     let mut waiting = Waiting::new("asking each request in peace", json);
     let streams = Streams::in_peace(&conductor, args.requests, args.seed, args.max_tokens).await?;
@@ -57,7 +60,8 @@ pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliE
     };
     let (ends, disturbed) = tokio::join!(join_all(clients), faulty);
     disturbed?;
-    let aftermath = aftermath(&conductor).await;
+    let over = baton_runtime::now();
+    let aftermath = aftermath(&conductor).await.map_or_else(|| Ok(over.elapsed()), Err);
     memory.at_end();
     let report = Report::new(Ends::of_all(ends), &faults, &streams, &memory, aftermath);
     line(&if json { report.json().to_string() } else { report.text() })?;
@@ -69,16 +73,26 @@ async fn nodes(conductor: &Conductor) -> Result<Vec<v1::NodeStatus>, CliError> {
 }
 
 /// Only processes of this host can be hurt from here.
-fn check_here(nodes: &[v1::NodeStatus]) -> Result<(), CliError> {
+fn check_here(nodes: &[v1::NodeStatus], faults: &[FaultKind]) -> Result<(), CliError> {
     let infos = nodes.iter().filter(|node| node.state == "ready").filter_map(|node| node.info.as_ref());
     let addresses: Vec<_> = infos.map(|info| info.address.clone()).collect();
-    if let Some(other) = addresses.iter().find(|address| !processes::is_loopback(address)) {
+    let is_elsewhere = |address: &&String| !processes::is_loopback(address) && Process::listening(address).is_none();
+    if let Some(other) = addresses.iter().find(is_elsewhere) {
         return Err(CliError::Cluster(format!("a node is at {other}, and chaos hurts only processes of this host")));
     }
-    if !addresses.iter().any(|address| Process::listening(address).is_some()) {
+    let processes: Vec<_> = addresses.iter().filter_map(|address| Process::listening(address)).collect();
+    if processes.is_empty() {
         return Err(CliError::Cluster("no process of a node is found that this user may signal".to_owned()));
     }
-    Ok(())
+    let of_cables = faults.iter().find(|fault| fault.is_of_cable());
+    match of_cables.filter(|_| processes.iter().any(|process| Cable::of(*process).is_none())) {
+        Some(fault) => {
+            let problem =
+                format!("{}: a node has no network namespace with a cable (baton up --namespaces)", fault.as_str());
+            Err(CliError::invalid("--faults", problem))
+        }
+        None => Ok(()),
+    }
 }
 
 async fn disturb(

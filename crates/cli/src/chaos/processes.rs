@@ -3,8 +3,10 @@
 // Signals to processes that are no children have no safe interface in the standard library.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 /// A process, and when it was started: its number may be another's later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,18 +16,24 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that listens on a port of this host, `host:port` or `http://host:port`; `None` if there is none that this user may look at.
+    /// The process of this host that listens on an address, `host:port` or `http://host:port`; `None` if there is none that this user may look at. It may have a
+    /// network namespace of its own.
     pub fn listening(address: &str) -> Option<Self> {
-        let port = address.trim_start_matches("http://").rsplit(':').next()?.parse().ok()?;
-        let inodes: Vec<String> =
-            ["/proc/net/tcp", "/proc/net/tcp6"].iter().filter_map(|path| listening_inode(path, port)).collect();
-        let wanted: Vec<_> = inodes.into_iter().map(|inode| format!("socket:[{inode}]")).collect();
-        let pids =
-            fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let address = address.trim_start_matches("http://");
+        let wanted = Wanted { port: address.rsplit(':').next()?.parse().ok()?, ip: other_ip(address) };
+        let entries = fs::read_dir("/proc").ok()?;
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let (own, mut tables) = (namespace_of("self"), HashMap::new());
         for pid in pids {
+            let Some(namespace) = namespace_of(&pid.to_string()) else { continue };
+            // Each namespace has a loopback of its own.
+            if wanted.ip.is_none() && own.as_ref() != Some(&namespace) {
+                continue;
+            }
+            let sockets = tables.entry(namespace).or_insert_with(|| wanted.sockets(pid));
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-            let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-            if links.filter_map(|link| Some(link.to_str()?.to_owned())).any(|link| wanted.contains(&link)) {
+            let mut links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+            if links.any(|link| sockets.iter().any(|socket| link.as_os_str() == socket.as_str())) {
                 return Some(Self { pid, started: started(pid)? });
             }
         }
@@ -64,14 +72,46 @@ fn started(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-fn listening_inode(path: &str, port: u16) -> Option<String> {
-    const LISTEN: &str = "0A";
-    let table = fs::read_to_string(path).ok()?;
-    table.lines().skip(1).find_map(|line| {
+fn namespace_of(pid: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/net")).ok()
+}
+
+/// Who is looked for.
+struct Wanted {
+    port: u16,
+    /// Where it is no address of loopback.
+    ip: Option<Ipv4Addr>,
+}
+
+impl Wanted {
+    /// Sockets that listen there, in the network namespace of a process, as links to them say.
+    fn sockets(&self, pid: u32) -> Vec<String> {
+        let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")));
+        let lines = tables.iter().flatten().flat_map(|table| table.lines().skip(1));
+        lines.filter_map(|line| self.inode(line)).map(|inode| format!("socket:[{inode}]")).collect()
+    }
+
+    /// Of a line of the table, if it is about this one.
+    fn inode<'a>(&self, line: &'a str) -> Option<&'a str> {
+        const LISTEN: &str = "0A";
         let fields: Vec<_> = line.split_whitespace().collect();
-        let at = u16::from_str_radix(fields.get(1)?.rsplit(':').next()?, 16).ok()?;
-        (at == port && *fields.get(3)? == LISTEN).then(|| fields.get(9).map(ToString::to_string))?
-    })
+        let (ip, port) = fields.get(1)?.rsplit_once(':')?;
+        let is_there = match self.ip {
+            // The kernel writes the bytes as a number of this machine.
+            Some(wanted) => u32::from_str_radix(ip, 16) == Ok(u32::from_ne_bytes(wanted.octets())),
+            None => true,
+        };
+        let is_port = u16::from_str_radix(port, 16) == Ok(self.port);
+        (is_there && is_port && *fields.get(3)? == LISTEN).then(|| fields.get(9).copied())?
+    }
+}
+
+/// Of an address that is none of loopback.
+fn other_ip(address: &str) -> Option<Ipv4Addr> {
+    match address.parse().ok()? {
+        SocketAddr::V4(address) if !address.ip().is_loopback() => Some(*address.ip()),
+        _ => None,
+    }
 }
 
 /// Whether an address is one of this host, as far as one can tell without asking anybody.

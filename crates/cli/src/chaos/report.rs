@@ -72,11 +72,18 @@ pub struct Report {
     ends: Ends,
     gaps: Vec<Gaps>,
     growth: Vec<(String, f64)>,
-    left: Option<String>,
+    /// How long it took until nothing was left, or what was.
+    aftermath: Result<Duration, String>,
 }
 
 impl Report {
-    pub fn new(ends: Ends, faults: &Faults, streams: &Streams, memory: &Memory, left: Option<String>) -> Self {
+    pub fn new(
+        ends: Ends,
+        faults: &Faults,
+        streams: &Streams,
+        memory: &Memory,
+        aftermath: Result<Duration, String>,
+    ) -> Self {
         let longest = streams.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut by_kind: BTreeMap<FaultKind, Vec<Duration>> = BTreeMap::new();
         for (index, kind) in faults.done().iter().enumerate() {
@@ -86,7 +93,7 @@ impl Report {
             longest.sort();
             Gaps { kind, longest }
         });
-        Self { ends, gaps: gaps.collect(), growth: memory.growth.clone(), left }
+        Self { ends, gaps: gaps.collect(), growth: memory.growth.clone(), aftermath }
     }
 
     pub fn text(&self) -> String {
@@ -110,9 +117,11 @@ impl Report {
             let count = self.growth.len();
             lines.push(format!("memory of {count} survivors: at most {:+.1} % ({name})", 100.0 * most));
         }
-        lines.push(match &self.left {
-            None => "every block is accounted for, and nothing is held".to_owned(),
-            Some(left) => format!("left: {left}"),
+        lines.push(match &self.aftermath {
+            Ok(time) => {
+                format!("every block is accounted for, and nothing is held {:.1} s after the last", time.as_secs_f64())
+            }
+            Err(left) => format!("left: {left}"),
         });
         lines.join("\n")
     }
@@ -127,19 +136,20 @@ impl Report {
             "requests": self.ends.count(), "right": right, "different": different, "failed": failed, "refused": refused,
             "faults": self.gaps.iter().map(gaps).collect::<Vec<_>>(),
             "memory_growth": self.growth.iter().map(|(name, grown)| json!({ "process": name, "growth": grown })).collect::<Vec<_>>(),
-            "left": self.left,
+            "left": self.aftermath.as_ref().err(),
+            "idle_after_s": self.aftermath.as_ref().ok().map(Duration::as_secs_f64),
         })
     }
 
     /// Whether the cluster has kept its promise.
     pub fn verdict(&self) -> Result<(), CliError> {
         let share = self.ends.right as f64 / self.ends.count().max(1) as f64;
-        let problem = match (&self.left, self.ends.different.len()) {
+        let problem = match (&self.aftermath, self.ends.different.len()) {
             (_, different) if different > 0 => format!("{different} answers were not those of peace"),
             _ if self.ends.count() == 0 => "no request ended".to_owned(),
             _ if share < LEAST_RIGHT => format!("{:.1} % of the requests succeeded", 100.0 * share),
-            (Some(left), _) => left.clone(),
-            (None, _) => return Ok(()),
+            (Err(left), _) => left.clone(),
+            (Ok(_), _) => return Ok(()),
         };
         Err(CliError::Cluster(problem))
     }

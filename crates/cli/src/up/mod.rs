@@ -8,6 +8,7 @@
 mod cluster;
 mod console;
 mod lines;
+mod network;
 mod plan;
 mod process;
 mod supervisor;
@@ -21,6 +22,7 @@ use clap::Args;
 
 use crate::error::CliError;
 use cluster::Cluster;
+use network::Network;
 use plan::Plan;
 
 /// How long the tasks of this process may take to end, once the children have.
@@ -77,6 +79,9 @@ pub struct UpArgs {
     /// What KV may travel over: the best that both ends have, or one transport and nothing else [default: the node's, auto]
     #[arg(long, value_name = "TRANSPORT", env = "BATON_TRANSPORT", value_parser = ["auto", "rdma", "shm", "tcp"])]
     pub transport: Option<String>,
+    /// Give each node a network namespace of its own, as a pod has, for baton chaos to cut it off; KV then travels over TCP (Linux, root)
+    #[arg(long)]
+    pub namespaces: bool,
     /// How the conductor chooses nodes [default: the conductor's]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
@@ -134,12 +139,14 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 /// Starts everything, runs until a signal, drains.
 pub async fn run(args: &UpArgs, json: bool) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
-    let plan = Plan::new(args)?;
+    let mut plan = Plan::new(args)?;
+    let network = args.namespaces.then(|| Network::new(&mut plan)).transpose()?;
     let tasks = TaskSet::new();
     let mut cluster = Cluster::new(plan, tasks.clone())?;
     let outcome = serve(&mut cluster, &mut signals, json).await;
     let stopped = cluster.stop(&mut signals).await;
     let joined = tasks.join(CLOSE_TIMEOUT).await.map_err(|failure| CliError::Cluster(failure.to_string()));
+    drop(network);
     outcome.and(stopped).and(joined)
 }
 

@@ -67,6 +67,7 @@ impl Spec {
             let bound = match *flag {
                 "--grpc" => Some(&ready.grpc),
                 "--operators" => ready.operators.as_ref(),
+                "--nodes" => ready.nodes.as_ref(),
                 _ => ready.http.as_ref(),
             };
             if let Some(bound) = bound {
@@ -223,7 +224,9 @@ fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsStr
     let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
     own.extend(["--threads".into(), threads.to_string().into()]);
     own.extend(kv_format(args));
-    own.extend(optional("--transport", args.transport.as_ref()));
+    // Shared memory knows no namespaces: what it carries could not be cut.
+    let tcp = args.namespaces.then(|| "tcp".to_owned());
+    own.extend(optional("--transport", args.transport.as_ref().or(tcp.as_ref())));
     let (cache_blocks, more) = match role {
         Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
         _ => (args.decode_cache_blocks, &args.decode_arg),
@@ -313,6 +316,12 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn nodes_in_namespaces_move_kv_over_tcp() {
+        let plan = plan("--engine mock --namespaces", None).unwrap();
+        assert!(plan.nodes.iter().all(|node| line(node).contains("--transport tcp")));
     }
 
     #[test]
