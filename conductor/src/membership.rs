@@ -25,7 +25,7 @@ pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
     let door = Arc::clone(door);
     door.clone().tasks.spawn_request("node session", async move {
         tokio::select! {
-            begun = run_session(&door.nodes, dial, door.id, &*door) => if let Err(error) = begun {
+            begun = run_session(&door.nodes, dial, door.id, &*door.clock, &*door) => if let Err(error) = begun {
                 tracing::warn!(%node, %error, "no session with a node");
             },
             // The nodes see their sessions end and abort what is left.
@@ -186,9 +186,10 @@ impl FrontDoor {
         }
         tracing::info!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
         let (live, node, generation, rest) = (self.live.clone(), info.node.clone(), info.generation, rest.to_vec());
+        let clock = Arc::clone(&self.clock);
         self.tasks.spawn_request("node away", async move {
             for some in rest.chunks(AWAY_AT_ONCE) {
-                baton_runtime::sleep(AWAY_EVERY).await;
+                clock.sleep(AWAY_EVERY).await;
                 live.node_away(some, at, &node, generation, away);
             }
         });

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
-use baton_runtime::error_chain;
+use baton_runtime::{Clock, error_chain, within};
 use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -164,7 +164,8 @@ impl NodeSessions {
         }
     }
 
-    /// A connection of its own: sessions and rare operator requests only.
+    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer that is not there, which is the network's time and no node's: they are the
+    /// machine's.
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;
@@ -195,10 +196,11 @@ pub async fn run_session(
     sessions: &NodeSessions,
     dial: Dial,
     conductor: ConductorId,
+    clock: &dyn Clock,
     events: &impl SessionEvents,
 ) -> Result<(), SessionError> {
     let (commands, queued) = mpsc::channel(QUEUED_COMMANDS);
-    let greeted = tokio::time::timeout(GREETING_TIMEOUT, greet(&dial.info, queued, conductor)).await;
+    let greeted = within(clock, GREETING_TIMEOUT, greet(&dial.info, queued, conductor)).await;
     let (info, stream) = greeted.unwrap_or(Err(SessionError::Silent(GREETING_TIMEOUT)))?;
     events.check(&info)?;
     let closed = sessions.open(&info, commands).ok_or(SessionError::Closed)?;
@@ -206,7 +208,7 @@ pub async fn run_session(
     let mut open = Open { sessions, info: &info, events, ended: None };
     events.on_welcome(&info);
     open.ended = Some(tokio::select! {
-        error = listen(stream, &info, events) => error,
+        error = listen(stream, &info, clock, events) => error,
         () = closed.cancelled() => SessionError::Closed,
     });
     Ok(())
@@ -237,20 +239,21 @@ impl<E: SessionEvents> Drop for Open<'_, E> {
 async fn listen(
     mut stream: tonic::Streaming<v1::NodeEvent>,
     info: &NodeInfo,
+    clock: &dyn Clock,
     events: &impl SessionEvents,
 ) -> SessionError {
     let mut silent = 0;
     loop {
-        match tokio::time::timeout(LISTEN, stream.message()).await {
-            Ok(Ok(Some(event))) => {
+        match within(clock, LISTEN, stream.message()).await {
+            Some(Ok(Some(event))) => {
                 silent = 0;
                 if let Some(event) = event.event {
                     events.on_event(info, event);
                 }
             }
-            Ok(Ok(None)) => return SessionError::Ended,
-            Ok(Err(status)) => return SessionError::Broken(status.message().to_owned()),
-            Err(_) => {
+            Some(Ok(None)) => return SessionError::Ended,
+            Some(Err(status)) => return SessionError::Broken(status.message().to_owned()),
+            None => {
                 silent += 1;
                 match silent {
                     SUSPECT_AFTER => events.on_silent(info),
