@@ -178,6 +178,8 @@ impl FrontDoor {
 
     /// Tells the requests that are at a node, a few at a time: each is placed again, and what others have to say goes between.
     fn tell_away(&self, info: &NodeInfo, away: Away) {
+        #[cfg(test)]
+        crate::tests::seen::away(away);
         let (at, requests) = (self.clock.now(), self.live.at(&info.node));
         let (first, rest) = requests.split_at(requests.len().min(AWAY_AT_ONCE));
         self.live.node_away(first, at, &info.node, info.generation, away);

@@ -140,6 +140,8 @@ impl NodeSessions {
     pub fn send(&self, node: &NodeId, command: v1::node_command::Command) -> bool {
         let inner = self.lock();
         let Some(session) = inner.sessions.get(node) else { return false };
+        #[cfg(test)]
+        crate::tests::seen::command(&command);
         let sent = session.commands.try_send(v1::NodeCommand { command: Some(command) }).is_ok();
         if !sent {
             // An abort or a job that is lost would leak: the node must notice, and it does when its session ends.
@@ -273,7 +275,10 @@ async fn greet(
 ) -> Result<(NodeInfo, tonic::Streaming<v1::NodeEvent>), SessionError> {
     let mut client = NodeSessions::client(&registered.address).await?;
     let hello = v1::Hello { protocol_version: PROTOCOL_VERSION, conductor_id: conductor.to_string() };
-    let hello = v1::NodeCommand { command: Some(v1::node_command::Command::Hello(hello)) };
+    let hello = v1::node_command::Command::Hello(hello);
+    #[cfg(test)]
+    crate::tests::seen::command(&hello);
+    let hello = v1::NodeCommand { command: Some(hello) };
     let commands = tokio_stream::StreamExt::chain(tokio_stream::once(hello), ReceiverStream::new(queued));
     let broken = |status: tonic::Status| SessionError::Broken(status.message().to_owned());
     let mut stream = client.session(commands).await.map_err(broken)?.into_inner();

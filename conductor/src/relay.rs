@@ -222,6 +222,8 @@ impl Relay {
     /// Carries out what the core wants; the outcome once the request has ended.
     fn carry_out(&mut self) -> Option<Outcome> {
         while let Some(effect) = self.core.poll_effect() {
+            #[cfg(test)]
+            crate::tests::seen::effect(&effect);
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
                     let (decided, placed) = self.place(key, &exclude, waited);

@@ -1,0 +1,82 @@
+//! The way down.
+
+use baton_proto::v1;
+use baton_runtime::Phase;
+use tonic::Code;
+
+use super::world::{World, request, settings, soon, until};
+use crate::config::Settings;
+
+/// A conductor with a request that decodes, and one token of it.
+async fn serving() -> (World, super::world::Answer, super::node::Job) {
+    let slow = Settings { not_ready_s: 5.0, grace_s: 30.0, ..settings() };
+    let mut w = World::with_settings(slow, &["p0", "d0"]).await;
+    let mut answer = w.generate(request("hi", 3)).await;
+    let job = w.job().await;
+    w.node("p0").computes(job.key, 'a');
+    answer.reads("a").await;
+    (w, answer, job)
+}
+
+async fn until_phase(w: &World, phase: Phase) {
+    until(&format!("{phase:?}"), || (w.door.shutdown.phase() == phase).then_some(())).await;
+}
+
+pub async fn conductor_is_not_ready_then_drains_then_is_down() {
+    let (mut w, mut first, first_job) = serving().await;
+    w.signal();
+    until_phase(&w, Phase::NotReady).await;
+    assert_eq!(w.get("/ready").await.0, 503);
+    // Load balancers do not know of it yet.
+    let mut second = w.generate(request("hi", 2)).await;
+    let second_job = w.job().await;
+    w.pass_ms(4950).await;
+    assert_eq!(w.door.shutdown.phase(), Phase::NotReady);
+    w.pass_ms(50).await;
+    assert_eq!(w.door.shutdown.phase(), Phase::Draining);
+    let status = w.refusal(request("hi", 2)).await;
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
+
+    w.node("d0").token(first_job.key, 1, 'b');
+    w.node("d0").last_token(first_job.key, 2, 'c');
+    first.end().await.unwrap();
+    w.node("p0").computes(second_job.key, 'a');
+    w.node("d0").last_token(second_job.key, 1, 'b');
+    second.end().await.unwrap();
+    w.ends().await;
+    w.pass_ms(50).await;
+    w.down().await.unwrap();
+    assert_eq!(w.door.shutdown.phase(), Phase::Flushed);
+}
+
+pub async fn second_signal_ends_what_is_left() {
+    let (mut w, mut answer, job) = serving().await;
+    w.signal();
+    until_phase(&w, Phase::NotReady).await;
+    w.signal();
+    let status = answer.end().await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
+    w.node("d0").hears_abort(job.key).await;
+    w.ends().await;
+    w.clock.advance(std::time::Duration::from_millis(50));
+    w.down().await.unwrap();
+}
+
+pub async fn grace_period_ends_what_is_left() {
+    let (mut w, mut answer, job) = serving().await;
+    // One that waits for room is sent away as soon as nothing new is taken.
+    w.node("d0").load.draining = true;
+    w.signal();
+    until_phase(&w, Phase::NotReady).await;
+    w.pass_ms(5000).await;
+    assert_eq!(w.door.shutdown.phase(), Phase::Draining);
+    w.pass_ms(29_950).await;
+    assert_eq!(w.door.live.len(), 1);
+    w.pass_ms(50).await;
+    assert_eq!(answer.end().await.unwrap_err().code(), Code::Unavailable);
+    w.node("p0").hears_abort(job.key).await;
+    w.ends().await;
+    w.clock.advance(std::time::Duration::from_millis(50));
+    w.down().await.unwrap();
+    let _ = soon(w.inference().list_models(v1::ListModelsRequest {})).await.unwrap_err();
+}
