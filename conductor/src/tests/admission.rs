@@ -84,10 +84,23 @@ pub async fn held_request_is_refused_at_its_deadline() {
 
 pub async fn conductor_takes_so_many_requests_at_once() {
     let mut w = World::with_settings(Settings { max_requests: 1, ..settings() }, &["p0", "d0"]).await;
-    let keyed = v1::GenerateRequest { idempotency_key: "key".into(), ..request("hi", 1) };
-    let answer = w.generate(keyed).await;
+    let answer = w.generate(request("hi", 1)).await;
     let status = w.refusal(request("hi", 1)).await;
     assert!(is_overloaded(&status) && status.message().contains("serves 1 requests"), "{status}");
+    let (code, told) = soon(w.http("/v1/completions", r#"{"prompt":"hi"}"#)).await.unwrap();
+    assert!(code == 429 && told.contains("retry-after: 1"), "{told}");
     drop(answer);
+    w.ends().await;
+}
+
+pub async fn idempotency_key_is_taken_once_at_a_time() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let keyed = v1::GenerateRequest { idempotency_key: "key".into(), ..request("hi", 1) };
+    let answer = w.generate(keyed.clone()).await;
+    let status = w.refusal(keyed.clone()).await;
+    assert!(status.code() == Code::InvalidArgument && status.message().starts_with("idempotency_key"), "{status}");
+    drop(answer);
+    w.ends().await;
+    drop(w.generate(keyed).await);
     w.ends().await;
 }

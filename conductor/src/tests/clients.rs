@@ -51,6 +51,21 @@ pub async fn client_that_leaves_has_both_nodes_forget_its_request() {
     assert_eq!((goodput.aborted, goodput.ended), (5, 0), "they neither met nor missed an objective");
 }
 
+pub async fn client_that_leaves_over_http_has_both_nodes_forget_its_request() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    for stream in ["true", "false"] {
+        let body = format!(r#"{{"prompt":"hi","max_tokens":9,"stream":{stream}}}"#);
+        let answer = w.http("/v1/completions", &body);
+        let job = w.job().await;
+        w.node("p0").computes(job.key, 'a');
+        w.report().await;
+        answer.abort();
+        w.node("p0").hears_abort(job.key).await;
+        w.node("d0").hears_abort(job.key).await;
+        w.ends().await;
+    }
+}
+
 pub async fn client_that_leaves_during_recovery_is_forgotten() {
     let mut w = World::with(&["p0", "d0"]).await;
     let answer = w.generate(request("hi", 9)).await;

@@ -2,11 +2,11 @@
 
 use baton_proto::v1;
 use baton_proto::v1::node_event::Event as Said;
-use baton_types::{ErrorKind, FinishReason, Generation, PrefillEvent, Refused, RequestId, RequestKey};
+use baton_types::{ErrorKind, FinishReason, KvDtype, NodeId, NodeInfo, PrefillEvent, Refused, RequestId, RequestKey};
 use tonic::Code;
 
 use super::node::decoded;
-use super::world::{World, request, settings, soon, until};
+use super::world::{World, request, settings, until};
 use crate::config::Settings;
 
 pub async fn job_that_a_node_refuses_is_placed_again() {
@@ -152,29 +152,23 @@ pub async fn events_of_other_nodes_and_requests_are_ignored() {
 
 pub async fn node_that_answers_as_another_one_gets_no_session() {
     let mut w = World::with(&["p0", "d0"]).await;
-    let mut membership = v1::membership_client::MembershipClient::new(w.channel());
     let mut info = w.node("p0").info.clone();
-    info.node = baton_types::NodeId::new("p1").unwrap();
-    let mut register = async |info: &baton_types::NodeInfo| {
-        let request = v1::RegisterRequest { protocol_version: baton_proto::PROTOCOL_VERSION, node: Some(info.into()) };
-        soon(membership.register(request)).await.map(drop).map_err(|status| status.code())
-    };
+    info.node = NodeId::new("p1").unwrap();
     // Who registers is dialled, and p0 answers there.
-    register(&info).await.unwrap();
-    w.pass_ms(100).await;
+    w.register(&info).await.unwrap();
+    until("the dial is over", || w.door.nodes.register(info.clone()).unwrap()).await;
     assert!(w.door.cluster().node(&info.node).is_none());
-    let wrong = |change: &dyn Fn(&mut baton_types::NodeInfo)| {
+    let wrong: [(fn(&mut NodeInfo), Code); 5] = [
+        (|info| info.model = "other".into(), Code::InvalidArgument),
+        (|info| info.vocabulary = "other".into(), Code::InvalidArgument),
+        (|info| info.layout.block_tokens = 32, Code::Unavailable),
+        (|info| info.layout.dtype = KvDtype::F32, Code::Unavailable),
+        (|info| info.layout.num_layers = 5, Code::Unavailable),
+    ];
+    for (change, code) in wrong {
         let mut wrong = info.clone();
         change(&mut wrong);
-        wrong
-    };
-    assert_eq!(register(&wrong(&|info| info.model = "other".into())).await, Err(Code::InvalidArgument));
-    assert_eq!(register(&wrong(&|info| info.vocabulary = "other".into())).await, Err(Code::InvalidArgument));
-    assert_eq!(register(&wrong(&|info| info.layout.block_tokens = 32)).await, Err(Code::Unavailable));
-    assert_eq!(register(&wrong(&|info| info.layout.dtype = baton_types::KvDtype::F32)).await, Err(Code::Unavailable));
-    assert_eq!(register(&wrong(&|info| info.layout.num_layers = 5)).await, Err(Code::Unavailable));
-    // The dial is over, and the next start is dialled anew.
-    info.generation = Generation(2);
-    until("a dial", || w.door.nodes.register(info.clone()).unwrap()).await;
+        assert_eq!(w.register(&wrong).await, Err(code), "{wrong:?}");
+    }
     w.ends().await;
 }

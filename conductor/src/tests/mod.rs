@@ -51,6 +51,8 @@ stories! {
         request_ends_if_two_nodes_die_with_it,
         stalled_engine_gives_its_request_up_once_another_node_is_there,
         node_that_starts_again_takes_over_from_its_earlier_start,
+        node_that_cannot_keep_up_with_its_commands_is_lost,
+        node_that_does_not_greet_is_dialled_again_after_five_seconds,
         request_without_a_decode_node_waits_ten_seconds,
         request_goes_on_if_a_decode_node_comes_in_time,
         many_requests_of_a_lost_node_go_on_elsewhere,
@@ -70,10 +72,12 @@ stories! {
         full_cluster_refuses_what_has_no_objective,
         held_request_is_placed_once_there_is_room,
         held_request_is_refused_at_its_deadline,
-        conductor_takes_so_many_requests_at_once;
+        conductor_takes_so_many_requests_at_once,
+        idempotency_key_is_taken_once_at_a_time;
     clients:
         client_that_leaves_while_held_is_forgotten,
         client_that_leaves_has_both_nodes_forget_its_request,
+        client_that_leaves_over_http_has_both_nodes_forget_its_request,
         client_that_leaves_during_recovery_is_forgotten,
         abort_ends_the_request_of_another_stream,
         client_that_leaves_too_much_unread_is_ended,
@@ -94,6 +98,8 @@ stories! {
         health_and_metrics_are_told;
     shutdown:
         conductor_is_not_ready_then_drains_then_is_down,
+        held_request_is_sent_away_when_the_drain_begins,
+        failed_task_takes_the_conductor_down,
         second_signal_ends_what_is_left,
         grace_period_ends_what_is_left;
 }

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,6 +40,8 @@ pub struct FakeNode {
     pub is_silent: bool,
     /// What its check of its blocks finds.
     pub problem: Arc<Mutex<String>>,
+    /// It does not say who it is, and answers no check.
+    pub is_mute: Arc<AtomicBool>,
     welcome: Arc<Mutex<NodeInfo>>,
     arrivals: mpsc::UnboundedReceiver<Session>,
     session: Option<Session>,
@@ -66,8 +70,14 @@ impl FakeNode {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         info.address = format!("http://{}", listener.local_addr().unwrap());
         let (opened, arrivals) = mpsc::unbounded_channel();
-        let (welcome, problem) = (Arc::new(Mutex::new(info.clone())), Arc::default());
-        let service = Service { welcome: Arc::clone(&welcome), problem: Arc::clone(&problem), opened };
+        let (problem, is_mute) = (Arc::<Mutex<String>>::default(), Arc::<AtomicBool>::default());
+        let welcome = Arc::new(Mutex::new(info.clone()));
+        let service = Service {
+            welcome: Arc::clone(&welcome),
+            problem: Arc::clone(&problem),
+            is_mute: Arc::clone(&is_mute),
+            opened,
+        };
         let serving = tonic::transport::Server::builder()
             .add_service(NodeServer::new(service))
             .serve_with_incoming(TcpListenerStream::new(listener));
@@ -77,7 +87,18 @@ impl FakeNode {
             takes_sequences: info.role == NodeRole::Decode,
             ..v1::Load::default()
         };
-        Self { info, load, is_silent: false, problem, welcome, arrivals, session: None, heard: VecDeque::new(), server }
+        Self {
+            info,
+            load,
+            is_silent: false,
+            problem,
+            is_mute,
+            welcome,
+            arrivals,
+            session: None,
+            heard: VecDeque::new(),
+            server,
+        }
     }
 
     /// It is started again: the next session is of this generation.
@@ -223,6 +244,7 @@ pub fn decoded(index: u32, token: char, finish: Option<FinishReason>) -> DecodeE
 struct Service {
     welcome: Arc<Mutex<NodeInfo>>,
     problem: Arc<Mutex<String>>,
+    is_mute: Arc<AtomicBool>,
     opened: mpsc::UnboundedSender<Session>,
 }
 
@@ -243,7 +265,9 @@ impl Node for Service {
         let (events, said) = mpsc::unbounded_channel();
         let node = Some((&*self.welcome.lock().unwrap()).into());
         let welcome = Event::Welcome(v1::Welcome { protocol_version: PROTOCOL_VERSION, node });
-        events.send(Ok(v1::NodeEvent { event: Some(welcome) })).unwrap();
+        if !self.is_mute.load(Relaxed) {
+            events.send(Ok(v1::NodeEvent { event: Some(welcome) })).unwrap();
+        }
         tokio::spawn(async move {
             while let Ok(Some(v1::NodeCommand { command: Some(command) })) = stream.message().await {
                 if heard.send(command).is_err() {
@@ -259,6 +283,9 @@ impl Node for Service {
         &self,
         _: Request<v1::CheckIntegrityRequest>,
     ) -> Result<Response<v1::CheckIntegrityResponse>, Status> {
+        if self.is_mute.load(Relaxed) {
+            std::future::pending::<()>().await;
+        }
         let problem = self.problem.lock().unwrap().clone();
         Ok(Response::new(v1::CheckIntegrityResponse { problem, load: None }))
     }

@@ -1,5 +1,7 @@
 //! What operators ask.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use baton_proto::v1;
 use baton_proto::v1::explain_response::Decision;
 use baton_proto::v1::node_command::Command;
@@ -66,6 +68,15 @@ pub async fn operators_see_nodes_loads_and_caches() {
     let checked = soon(operator.check_integrity(v1::CheckClusterIntegrityRequest {})).await.unwrap().into_inner();
     let problems: Vec<_> = checked.nodes.iter().map(|node| (node.node.as_str(), node.problem.as_str())).collect();
     assert_eq!(problems, [("p0", ""), ("d0", "block 7 is free and in use")]);
+
+    w.node("d0").is_mute.store(true, Relaxed);
+    let mut other = w.operator();
+    let checking = tokio::spawn(async move { other.check_integrity(v1::CheckClusterIntegrityRequest {}).await });
+    while !checking.is_finished() {
+        w.pass_ms(1000).await;
+    }
+    let checked = checking.await.unwrap().unwrap().into_inner();
+    assert_eq!(checked.nodes[1].problem, "no answer within 5s");
 
     let load = soon(operator.cluster_load(v1::ClusterLoadRequest {})).await.unwrap().into_inner();
     assert_eq!((load.prefill.len(), load.decode[0].blocks_used, load.estimates.len()), (1, 7, 4));

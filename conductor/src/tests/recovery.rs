@@ -1,5 +1,7 @@
 //! Nodes that go away while they have requests.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use baton_proto::v1;
@@ -7,7 +9,8 @@ use baton_proto::v1::node_command::Command;
 use baton_types::{FinishReason, Generation, NodeInfo};
 use tonic::Code;
 
-use super::world::{Answer, World, request, settings, soon};
+use super::node::{FakeNode, Job};
+use super::world::{Answer, World, request, settings, until};
 use crate::config::Settings;
 
 /// The other one of two nodes.
@@ -63,7 +66,7 @@ pub async fn prefill_node_dies_and_another_computes_the_prompt() {
 }
 
 /// A request that decodes, and its decode node.
-async fn decoding(w: &mut World, max_tokens: u32) -> (Answer, super::node::Job) {
+async fn decoding(w: &mut World, max_tokens: u32) -> (Answer, Job) {
     let mut answer = w.generate(request("hi", max_tokens)).await;
     let job = w.job().await;
     w.node(&job.node).computes(job.key, 'a');
@@ -116,6 +119,34 @@ pub async fn silent_node_that_nobody_replaces_keeps_its_request_until_it_is_lost
     w.ends().await;
 }
 
+pub async fn node_that_cannot_keep_up_with_its_commands_is_lost() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let id = w.node("d0").info.node.clone();
+    let command = || Command::ClearCache(v1::ClearCacheCommand {});
+    let sent = (0..10_000).take_while(|_| w.door.nodes.send(&id, command())).count();
+    assert_eq!(sent, 4096, "nothing is read meanwhile");
+    w.until_state("d0", "lost").await;
+    assert!(!w.door.nodes.send(&id, command()));
+    w.ends().await;
+}
+
+pub async fn node_that_does_not_greet_is_dialled_again_after_five_seconds() {
+    let mut w = World::with(&["p0"]).await;
+    let node = FakeNode::start(w.info("d0")).await;
+    node.is_mute.store(true, Relaxed);
+    w.register(&node.info).await.unwrap();
+    let (door, info) = (Arc::clone(&w.door), node.info.clone());
+    let is_dialled = || door.nodes.register(info.clone()).unwrap().is_none();
+    w.pass_ms(4950).await;
+    assert!(is_dialled());
+    w.pass_ms(50).await;
+    assert!(!is_dialled());
+    node.is_mute.store(false, Relaxed);
+    w.register(&node.info).await.unwrap();
+    until("it is known", || w.door.cluster().node(&node.info.node).map(drop)).await;
+    w.ends().await;
+}
+
 pub async fn request_ends_if_two_nodes_die_with_it() {
     let mut w = World::with(&["p0", "p1", "p2", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
@@ -157,22 +188,17 @@ pub async fn node_that_starts_again_takes_over_from_its_earlier_start() {
     w.node("d0").restart(2);
     w.begin_session("d0").await;
     let second = w.job().await;
-    let generation = |job: &super::node::Job| job.wire.decode.as_ref().unwrap().generation.clone();
+    let generation = |job: &Job| job.wire.decode.as_ref().unwrap().generation.clone();
     assert_eq!((generation(&first), generation(&second)), (Generation(1).to_string(), Generation(2).to_string()));
     w.node("p0").computes(second.key, 'c');
     w.node("d0").last_token(second.key, 3, 'd');
     answer.end().await.unwrap();
 
     // The same start registers every two seconds, and an earlier one is another process of that name.
-    let mut membership = v1::membership_client::MembershipClient::new(w.channel());
-    let mut register = async |generation: u64| {
-        let info = NodeInfo { generation: Generation(generation), ..w.node("d0").info.clone() };
-        let node = Some((&info).into());
-        let request = v1::RegisterRequest { protocol_version: baton_proto::PROTOCOL_VERSION, node };
-        soon(membership.register(request)).await.map_err(|status| status.code())
-    };
-    assert_eq!(register(2).await.unwrap().into_inner().interval_ms, 2000);
-    assert_eq!(register(1).await.err(), Some(Code::InvalidArgument));
+    let info = w.node("d0").info.clone();
+    assert_eq!(w.register(&info).await.unwrap().interval_ms, 2000);
+    let earlier = NodeInfo { generation: Generation(1), ..info };
+    assert_eq!(w.register(&earlier).await, Err(Code::InvalidArgument));
     w.ends().await;
 }
 

@@ -1,5 +1,7 @@
 //! The way down.
 
+use std::time::Duration;
+
 use baton_proto::v1;
 use baton_runtime::Phase;
 use tonic::Code;
@@ -10,7 +12,8 @@ use crate::config::Settings;
 /// A conductor with a request that decodes, and one token of it.
 async fn serving() -> (World, super::world::Answer, super::node::Job) {
     let slow = Settings { not_ready_s: 5.0, grace_s: 30.0, ..settings() };
-    let mut w = World::with_settings(slow, &["p0", "d0"]).await;
+    let mut w = World::with_settings(slow, &["p0"]).await;
+    w.join("d0", |info| (info.profile.max_running, info.profile.max_waiting) = (2, 0)).await;
     let mut answer = w.generate(request("hi", 3)).await;
     let job = w.job().await;
     w.node("p0").computes(job.key, 'a');
@@ -58,14 +61,45 @@ pub async fn second_signal_ends_what_is_left() {
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
     w.node("d0").hears_abort(job.key).await;
     w.ends().await;
-    w.clock.advance(std::time::Duration::from_millis(50));
+    w.clock.advance(Duration::from_millis(50));
     w.down().await.unwrap();
+}
+
+pub async fn held_request_is_sent_away_when_the_drain_begins() {
+    let (mut w, mut answer, job) = serving().await;
+    let other = w.generate(request("hi", 2)).await;
+    let slo = v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: None };
+    let held = w.ask(v1::GenerateRequest { slo: Some(slo), ..request("hi", 2) });
+    until("it is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    w.signal();
+    until_phase(&w, Phase::NotReady).await;
+    w.pass_ms(4950).await;
+    assert_eq!(w.door.cluster().requests_held(), 1);
+    w.pass_ms(300).await;
+    let status = soon(held).await.unwrap().err().unwrap();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
+    drop(other);
+    w.node("d0").token(job.key, 1, 'b');
+    w.node("d0").last_token(job.key, 2, 'c');
+    answer.end().await.unwrap();
+    w.ends().await;
+    w.pass_ms(50).await;
+    w.down().await.unwrap();
+}
+
+pub async fn failed_task_takes_the_conductor_down() {
+    let (mut w, mut answer, _) = serving().await;
+    w.door.tasks.spawn("weak", async { Err::<(), _>("no luck") });
+    until_phase(&w, Phase::Draining).await;
+    w.clock.advance(Duration::from_secs(30));
+    assert!(answer.end().await.is_err());
+    w.ends().await;
+    w.clock.advance(Duration::from_millis(50));
+    assert_eq!(w.down().await.unwrap_err().to_string(), "task 'weak' failed: no luck");
 }
 
 pub async fn grace_period_ends_what_is_left() {
     let (mut w, mut answer, job) = serving().await;
-    // One that waits for room is sent away as soon as nothing new is taken.
-    w.node("d0").load.draining = true;
     w.signal();
     until_phase(&w, Phase::NotReady).await;
     w.pass_ms(5000).await;
@@ -76,7 +110,7 @@ pub async fn grace_period_ends_what_is_left() {
     assert_eq!(answer.end().await.unwrap_err().code(), Code::Unavailable);
     w.node("p0").hears_abort(job.key).await;
     w.ends().await;
-    w.clock.advance(std::time::Duration::from_millis(50));
+    w.clock.advance(Duration::from_millis(50));
     w.down().await.unwrap();
     let _ = soon(w.inference().list_models(v1::ListModelsRequest {})).await.unwrap_err();
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::node_command::Command;
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_runtime::{Clock, ManualClock, Telemetry};
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
@@ -18,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use super::node::{FakeNode, Job};
 use crate::config::Settings;
@@ -124,13 +125,17 @@ impl World {
         self.begin_session(name).await;
     }
 
+    pub async fn register(&self, info: &NodeInfo) -> Result<v1::RegisterResponse, Code> {
+        let mut membership = v1::membership_client::MembershipClient::new(self.channel.clone());
+        let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
+        soon(membership.register(request)).await.map(Response::into_inner).map_err(|status| status.code())
+    }
+
     /// A node registers, and is there once its session is.
     pub async fn begin_session(&mut self, name: &str) {
-        let (channel, door) = (self.channel.clone(), Arc::clone(&self.door));
+        self.register(&self.nodes[name].info).await.unwrap();
+        let door = Arc::clone(&self.door);
         let node = self.node(name);
-        let mut membership = v1::membership_client::MembershipClient::new(channel);
-        let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some((&node.info).into()) };
-        soon(membership.register(request)).await.unwrap();
         node.attach().await;
         let is_there = || {
             let cluster = door.cluster();
@@ -141,7 +146,7 @@ impl World {
     }
 
     /// How a node introduces itself. A prompt's token takes it 10 ms.
-    fn info(&self, name: &str) -> NodeInfo {
+    pub fn info(&self, name: &str) -> NodeInfo {
         let layout = KvLayout {
             model: 7,
             num_layers: 4,
@@ -198,6 +203,13 @@ impl World {
     /// Whether any node has got a job.
     pub async fn has_job(&mut self) -> bool {
         settle().await;
+        // A command comes after those before it, and a second greeting is no command of the conductor's.
+        let mark = Command::Hello(v1::Hello::default());
+        for node in self.nodes.values_mut().filter(|node| node.has_session()) {
+            if self.door.nodes.send(&node.info.node, mark.clone()) {
+                node.hears("a mark", |command| (*command == mark).then_some(())).await;
+            }
+        }
         self.nodes.values_mut().any(|node| node.job().is_some())
     }
 
