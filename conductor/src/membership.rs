@@ -84,6 +84,10 @@ impl SessionEvents for FrontDoor {
         self.suspect(info, Away::Silent, "node is silent: it is suspected");
     }
 
+    fn on_still_silent(&self, info: &NodeInfo) {
+        self.still_suspect(info, Away::Silent);
+    }
+
     fn on_event(&self, info: &NodeInfo, event: Event) {
         let now = self.clock.now();
         let result = match event {
@@ -161,9 +165,8 @@ impl FrontDoor {
         };
         match (stalled, was_stalled) {
             (true, false) => self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected"),
-            // Others may be here by now.
-            (true, true) if self.cluster().on_node_silent(&info.node) => self.tell_away(info, Away::Stalled),
-            _ => {}
+            (true, true) => self.still_suspect(info, Away::Stalled),
+            (false, _) => {}
         }
     }
 
@@ -172,6 +175,13 @@ impl FrontDoor {
         let others = self.cluster().on_node_silent(&info.node);
         tracing::warn!(node = %info.node, others, "{why}");
         if others {
+            self.tell_away(info, away);
+        }
+    }
+
+    /// Others that can do its work may be here by now.
+    fn still_suspect(&self, info: &NodeInfo, away: Away) {
+        if self.cluster().on_node_silent(&info.node) {
             self.tell_away(info, away);
         }
     }

@@ -187,6 +187,8 @@ pub trait SessionEvents {
     fn on_welcome(&self, info: &NodeInfo);
     /// The node is silent, and may be on its way back.
     fn on_silent(&self, info: &NodeInfo);
+    /// It still is. Told again and again.
+    fn on_still_silent(&self, info: &NodeInfo);
     /// The node said something.
     fn on_event(&self, info: &NodeInfo, event: v1::node_event::Event);
     /// The session is over; `error` says why. Called once after `on_welcome`.
@@ -258,9 +260,10 @@ async fn listen(
             None => {
                 silent += 1;
                 match silent {
+                    0..SUSPECT_AFTER => {}
                     SUSPECT_AFTER => events.on_silent(info),
                     LOST_AFTER.. => return SessionError::Silent(LISTEN * LOST_AFTER),
-                    _ => {}
+                    _ => events.on_still_silent(info),
                 }
             }
         }

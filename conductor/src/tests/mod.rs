@@ -47,6 +47,7 @@ stories! {
         decode_node_dies_and_each_token_comes_once,
         prefill_node_dies_and_another_computes_the_prompt,
         silent_node_is_suspected_after_two_seconds_and_lost_after_ten,
+        silent_node_gives_its_request_up_once_another_node_is_there,
         silent_node_that_nobody_replaces_keeps_its_request_until_it_is_lost,
         request_ends_if_two_nodes_die_with_it,
         stalled_engine_gives_its_request_up_once_another_node_is_there,

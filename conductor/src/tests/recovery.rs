@@ -119,6 +119,24 @@ pub async fn silent_node_that_nobody_replaces_keeps_its_request_until_it_is_lost
     w.ends().await;
 }
 
+pub async fn silent_node_gives_its_request_up_once_another_node_is_there() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let (mut answer, first) = decoding(&mut w, 4).await;
+    w.report().await;
+    w.node("d0").is_silent = true;
+    w.pass_ms(3000).await;
+    assert!(w.state("d0") == "suspect" && !w.has_job().await, "nobody else could go on with it");
+    w.join("d1", |_| {}).await;
+    w.pass_ms(250).await;
+    let second = w.job().await;
+    assert_eq!(second.decode(), "d1");
+    w.node("d0").hears_abort(first.key).await;
+    w.node("p0").computes(second.key, 'c');
+    w.node("d1").last_token(second.key, 3, 'd');
+    answer.end().await.unwrap();
+    w.ends().await;
+}
+
 pub async fn node_that_cannot_keep_up_with_its_commands_is_lost() {
     let mut w = World::with(&["p0", "d0"]).await;
     let id = w.node("d0").info.node.clone();
