@@ -159,7 +159,9 @@ impl FrontDoor {
         let stalled = load.stalled;
         let was_stalled = {
             let mut cluster = self.cluster();
-            let was_stalled = cluster.node(&info.node).is_some_and(|node| node.load().stalled);
+            let known = cluster.node(&info.node).filter(|node| node.info().generation == info.generation);
+            // A later start took its place while the report was on its way.
+            let Some(was_stalled) = known.map(|node| node.load().stalled) else { return };
             cluster.on_load(now, &info.node, load);
             was_stalled
         };

@@ -52,6 +52,7 @@ stories! {
         request_ends_if_two_nodes_die_with_it,
         stalled_engine_gives_its_request_up_once_another_node_is_there,
         node_that_starts_again_takes_over_from_its_earlier_start,
+        report_of_an_earlier_start_says_nothing_of_the_later_one,
         node_that_cannot_keep_up_with_its_commands_is_lost,
         node_that_does_not_greet_is_dialled_again_after_five_seconds,
         request_without_a_decode_node_waits_ten_seconds,

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
+use baton_proto::v1::node_event::Event;
 use baton_types::{FinishReason, Generation, NodeInfo};
 use tonic::Code;
 
 use super::node::{FakeNode, Job};
 use super::world::{Answer, World, request, settings, until};
 use crate::config::Settings;
+use crate::nodes::SessionEvents;
 
 /// The other one of two nodes.
 fn other(node: &str) -> String {
@@ -134,6 +136,17 @@ pub async fn silent_node_gives_its_request_up_once_another_node_is_there() {
     w.node("p0").computes(second.key, 'c');
     w.node("d1").last_token(second.key, 3, 'd');
     answer.end().await.unwrap();
+    w.ends().await;
+}
+
+pub async fn report_of_an_earlier_start_says_nothing_of_the_later_one() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let earlier = w.node("d0").info.clone();
+    w.node("d0").restart(2);
+    w.begin_session("d0").await;
+    // It was on its way when the later start was greeted.
+    w.door.on_event(&earlier, Event::Load(v1::Load { draining: true, ..v1::Load::default() }));
+    assert_eq!(w.state("d0"), "ready");
     w.ends().await;
 }
 
