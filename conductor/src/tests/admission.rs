@@ -3,7 +3,8 @@
 use baton_proto::{RETRY_AFTER_METADATA, v1};
 use tonic::{Code, Status};
 
-use super::world::{Answer, World, request, settings, soon, until};
+use super::client::{Answer, request};
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 /// A cluster with one place to decode in, and the request that has it.

@@ -3,8 +3,9 @@
 use baton_proto::v1;
 use tonic::Code;
 
+use super::client::{Answer, request};
 use super::node::{Job, decoded};
-use super::world::{Answer, World, request, settings, soon, until};
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 pub async fn client_that_leaves_while_held_is_forgotten() {

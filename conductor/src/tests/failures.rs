@@ -1,12 +1,15 @@
 //! Requests that nodes fail, and nodes that say what they should not.
 
 use baton_proto::v1;
+use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event as Said;
 use baton_types::{ErrorKind, FinishReason, KvDtype, NodeId, NodeInfo, PrefillEvent, Refused, RequestId, RequestKey};
+use futures::FutureExt;
 use tonic::Code;
 
+use super::client::request;
 use super::node::decoded;
-use super::world::{World, request, settings, until};
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 pub async fn job_that_a_node_refuses_is_placed_again() {
@@ -21,6 +24,40 @@ pub async fn job_that_a_node_refuses_is_placed_again() {
     w.node("d0").last_token(second.key, 1, 'b');
     answer.end().await.unwrap();
     w.ends().await;
+}
+
+pub async fn job_that_finds_no_room_in_a_session_goes_to_another_node() {
+    let mut w = World::with(&["p0", "p1", "d0"]).await;
+    let id = w.node("p0").info.node.clone();
+    while w.door.nodes.send(&id, Command::ClearCache(v1::ClearCacheCommand {})) {}
+    // Nothing waits here, so that the session is as full, and its end as unknown, for all of them.
+    let mut answers = Vec::new();
+    for n in 0..6 {
+        let request = w.door.generate(RequestId(n), request("hi", 2)).now_or_never();
+        answers.push(request.expect("it waits for nothing").unwrap_or_else(|error| panic!("{error}")));
+    }
+    for _ in 0..6 {
+        assert_eq!(w.job().await.node, "p1");
+    }
+    w.until_state("p0", "lost").await;
+    drop(answers);
+    w.ends().await;
+}
+
+pub async fn failure_in_mid_stream_is_told_over_http() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    for (stream, status) in [("true", 200), ("false", 500)] {
+        let body = format!(r#"{{"prompt":"hi","max_tokens":9,"stream":{stream}}}"#);
+        let answer = w.http("/v1/completions", &body);
+        let job = w.job().await;
+        w.node("p0").computes(job.key, 'a');
+        w.node("d0").token(job.key, 1, 'b');
+        w.node("d0").token(job.key, 1, 'x');
+        let (code, told) = soon(answer).await.unwrap();
+        assert!(code == status && told.contains("could not be continued as it was begun"), "{told}");
+        assert!(!told.contains("[DONE]"), "what ends so is not whole: {told}");
+        w.ends().await;
+    }
 }
 
 pub async fn internal_failure_of_a_node_ends_the_request() {

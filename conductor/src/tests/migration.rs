@@ -3,8 +3,9 @@
 use baton_proto::v1::node_command::Command;
 use baton_types::{ErrorKind, FetchReport, PrefillEvent, Refused};
 
+use super::client::{Answer, request};
 use super::node::Job;
-use super::world::{Answer, World, request, soon, until};
+use super::world::{World, soon, until};
 
 /// A request that decodes at one of two decode nodes, with two tokens so far; and the other node.
 async fn decoding() -> (World, Answer, Job, String) {

@@ -3,6 +3,7 @@
 //! Each story is a test of its own, and all of them together reach every effect that the shell carries out.
 
 mod admission;
+mod client;
 mod clients;
 mod failures;
 mod migration;
@@ -35,6 +36,8 @@ macro_rules! stories {
 stories! {
     serving:
         request_streams_to_its_end_over_grpc,
+        first_token_is_kept_back_to_even_the_gaps_out,
+        decode_node_computes_the_last_part_of_a_long_prompt,
         completion_streams_and_is_given_whole_over_http,
         one_token_needs_no_decode_node,
         stop_string_ends_the_answer_and_both_nodes_forget_it,
@@ -61,6 +64,8 @@ stories! {
         drained_node_that_leaves_fails_no_request;
     failures:
         job_that_a_node_refuses_is_placed_again,
+        job_that_finds_no_room_in_a_session_goes_to_another_node,
+        failure_in_mid_stream_is_told_over_http,
         internal_failure_of_a_node_ends_the_request,
         decode_node_that_fails_is_replaced,
         contradicted_token_ends_the_request,

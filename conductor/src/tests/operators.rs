@@ -10,7 +10,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::world::{World, request, soon};
+use super::client::request;
+use super::world::{World, soon};
 
 fn drain(command: &Command) -> Option<bool> {
     match command {

@@ -7,7 +7,8 @@ use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event;
 use baton_types::{ErrorKind, FetchReport, FinishReason, KvEvent, PrefillEvent, Refused};
 
-use super::world::{World, request, settings, soon, until};
+use super::client::request;
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 /// Ten blocks.

@@ -10,8 +10,9 @@ use baton_proto::v1::node_event::Event;
 use baton_types::{FinishReason, Generation, NodeInfo};
 use tonic::Code;
 
+use super::client::{Answer, request};
 use super::node::{FakeNode, Job};
-use super::world::{Answer, World, request, settings, until};
+use super::world::{World, settings, until};
 use crate::config::Settings;
 use crate::nodes::SessionEvents;
 

@@ -6,9 +6,11 @@ use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::node_event::Event as Said;
 use baton_types::{FinishReason, PrefillEvent, TokenLogprobs};
+use futures::FutureExt;
 
+use super::client::request;
 use super::node::first_token;
-use super::world::{World, request, settings, soon, until};
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 pub async fn request_streams_to_its_end_over_grpc() {
@@ -27,6 +29,39 @@ pub async fn request_streams_to_its_end_over_grpc() {
     let usage = finished.usage.unwrap();
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 3));
     assert_eq!(finished.timeline.unwrap().kv_transfer.unwrap().bytes, 4096);
+    w.ends().await;
+}
+
+pub async fn first_token_is_kept_back_to_even_the_gaps_out() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let slo = v1::ServiceLevelObjectives { ttft_ms: Some(10_000.0), tbt_ms: Some(20.0) };
+    let mut answer = w.generate(v1::GenerateRequest { slo: Some(slo), ..request("hi", 2) }).await;
+    let job = w.job().await;
+    w.node("p0").computes(job.key, 'a');
+    w.report().await;
+    assert!(matches!(answer.event().await, Ok(Some(Event::Accepted(_)))));
+    w.report().await;
+    assert!(answer.event().now_or_never().is_none(), "a step of the decode node later");
+    w.pass_ms(50).await;
+    answer.reads("a").await;
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+}
+
+pub async fn decode_node_computes_the_last_part_of_a_long_prompt() {
+    let mut w = World::with_settings(Settings { split_prompts: true, ..settings() }, &["p0", "d0"]).await;
+    let mut answer = w.generate(request(&"0123456789abcdef".repeat(100), 2)).await;
+    let job = w.job().await;
+    assert!(job.node == "p0" && job.wire.tail_tokens > 0, "{} tokens", job.wire.tail_tokens);
+    w.node("p0").started(job.key);
+    w.node("p0").handed_over(job.key);
+    w.node("d0").token(job.key, 0, 'a');
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+    assert_eq!(answer.tokens, "ab");
+    let (_, metrics) = w.get("/metrics").await;
+    assert!(metrics.contains("baton_conductor_split_prompts_total 1"), "{metrics}");
     w.ends().await;
 }
 

@@ -6,11 +6,12 @@ use baton_proto::v1;
 use baton_runtime::Phase;
 use tonic::Code;
 
-use super::world::{World, request, settings, soon, until};
+use super::client::request;
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
 /// A conductor with a request that decodes, and one token of it.
-async fn serving() -> (World, super::world::Answer, super::node::Job) {
+async fn serving() -> (World, super::client::Answer, super::node::Job) {
     let slow = Settings { not_ready_s: 5.0, grace_s: 30.0, ..settings() };
     let mut w = World::with_settings(slow, &["p0"]).await;
     w.join("d0", |info| (info.profile.max_running, info.profile.max_waiting) = (2, 0)).await;

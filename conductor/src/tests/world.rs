@@ -4,23 +4,19 @@
 //! comes over a socket is waited for, as a condition.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::v1::generate_request::Prompt;
-use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::node_command::Command;
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_runtime::{Clock, ManualClock, Telemetry};
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Code, Response, Status};
 
+use super::client::{self, Answer, connect};
 use super::node::{FakeNode, Job};
 use crate::config::Settings;
 use crate::front_door::FrontDoor;
@@ -58,13 +54,6 @@ pub fn settings() -> Settings {
     }
 }
 
-/// A request for so many tokens.
-pub fn request(prompt: &str, max_tokens: u32) -> v1::GenerateRequest {
-    let text = v1::TextPrompt { text: prompt.into(), parse_special: false };
-    let sampling = v1::SamplingParameters { max_tokens: Some(max_tokens), ..Default::default() };
-    v1::GenerateRequest { prompt: Some(Prompt::Text(text)), sampling: Some(sampling), ..Default::default() }
-}
-
 /// Waits until there is something.
 pub async fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let looking = async {
@@ -87,10 +76,6 @@ async fn settle() {
     for _ in 0..ROUNDS {
         tokio::task::yield_now().await;
     }
-}
-
-fn connect(address: SocketAddr, change: impl FnOnce(Endpoint) -> Endpoint) -> Channel {
-    change(Endpoint::from_shared(format!("http://{address}")).unwrap()).connect_lazy()
 }
 
 impl World {
@@ -255,7 +240,7 @@ impl World {
 
     /// Sends a request, whose answer may take its time.
     pub fn ask(&self, request: v1::GenerateRequest) -> JoinHandle<Result<Answer, Status>> {
-        ask(self.inference(), request)
+        client::ask(self.inference(), request)
     }
 
     /// Sends a request that is taken in.
@@ -267,7 +252,7 @@ impl World {
     pub async fn generate_unread(&self, request: v1::GenerateRequest) -> Answer {
         let window = |endpoint: Endpoint| endpoint.initial_stream_window_size(1024);
         let client = v1::inference_client::InferenceClient::new(connect(self.addresses.grpc, window));
-        soon(ask(client, request)).await.unwrap().unwrap()
+        soon(client::ask(client, request)).await.unwrap().unwrap()
     }
 
     /// Sends a request that is refused.
@@ -275,19 +260,9 @@ impl World {
         soon(self.ask(request)).await.unwrap().err().expect("it is refused")
     }
 
-    /// Status and body of an HTTP request; with a body it is a POST.
+    /// Status and whole answer of an HTTP request; with a body it is a POST.
     pub fn http(&self, path: &str, body: &str) -> JoinHandle<(u16, String)> {
-        let (method, length) = (if body.is_empty() { "GET" } else { "POST" }, body.len());
-        let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
-        let head = format!("{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n");
-        let (address, message) = (self.addresses.http, head + body);
-        tokio::spawn(async move {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(message.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
-        })
+        client::http(self.addresses.http, path, body)
     }
 
     pub async fn get(&self, path: &str) -> (u16, String) {
@@ -316,60 +291,5 @@ impl Drop for World {
     fn drop(&mut self) {
         self.server.abort();
         self.door.tasks.cancel();
-    }
-}
-
-fn ask(
-    mut client: v1::inference_client::InferenceClient<Channel>,
-    request: v1::GenerateRequest,
-) -> JoinHandle<Result<Answer, Status>> {
-    tokio::spawn(async move {
-        let stream = client.generate(request).await?.into_inner();
-        Ok(Answer { stream, tokens: String::new(), text: String::new(), id: String::new() })
-    })
-}
-
-/// An answer as far as its client has read it.
-pub struct Answer {
-    stream: Streaming<v1::GenerateResponse>,
-    /// Each token is a character.
-    pub tokens: String,
-    pub text: String,
-    pub id: String,
-}
-
-impl Answer {
-    /// The next message. Tokens come in order, and each once.
-    pub async fn event(&mut self) -> Result<Option<Event>, Status> {
-        let Some(response) = soon(self.stream.message()).await? else { return Ok(None) };
-        match &response.event {
-            Some(Event::Accepted(accepted)) => self.id.clone_from(&accepted.request_id),
-            Some(Event::Delta(delta)) => {
-                assert_eq!(delta.index as usize, self.tokens.len());
-                self.tokens.extend(delta.token_ids.iter().map(|token| char::from_u32(*token).unwrap()));
-                self.text.push_str(&delta.text);
-            }
-            _ => {}
-        }
-        Ok(response.event)
-    }
-
-    /// Reads until it has these tokens, which are all so far.
-    pub async fn reads(&mut self, tokens: &str) {
-        while self.tokens.len() < tokens.len() {
-            self.event().await.unwrap().expect("more tokens come");
-        }
-        assert_eq!(self.tokens, tokens);
-    }
-
-    /// Reads to its end.
-    pub async fn end(&mut self) -> Result<v1::Finished, Status> {
-        let mut finished = None;
-        while let Some(event) = self.event().await? {
-            if let Event::Finished(last) = event {
-                finished = Some(*last);
-            }
-        }
-        Ok(finished.expect("it is finished"))
     }
 }
