@@ -198,7 +198,8 @@ impl FrontDoor {
         if rest.is_empty() {
             return;
         }
-        tracing::info!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
+        // Of a node that stays away it is told again and again.
+        tracing::debug!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
         let (live, node, generation, rest) = (self.live.clone(), info.node.clone(), info.generation, rest.to_vec());
         let clock = Arc::clone(&self.clock);
         self.tasks.spawn_request("node away", async move {

@@ -195,7 +195,8 @@ pub async fn node_that_answers_as_another_one_gets_no_session() {
     w.register(&info).await.unwrap();
     until("the dial is over", || w.door.nodes.register(info.clone()).unwrap()).await;
     assert!(w.door.cluster().node(&info.node).is_none());
-    let wrong: [(fn(&mut NodeInfo), Code); 5] = [
+    type Change = fn(&mut NodeInfo);
+    let wrong: [(Change, Code); 5] = [
         (|info| info.model = "other".into(), Code::InvalidArgument),
         (|info| info.vocabulary = "other".into(), Code::InvalidArgument),
         (|info| info.layout.block_tokens = 32, Code::Unavailable),

@@ -45,6 +45,8 @@ pub struct FakeNode {
     welcome: Arc<Mutex<NodeInfo>>,
     arrivals: mpsc::UnboundedReceiver<Session>,
     session: Option<Session>,
+    /// The one before, which is the conductor's to close.
+    _earlier: Option<Session>,
     /// Commands that no test has asked for yet.
     heard: VecDeque<Command>,
     server: JoinHandle<()>,
@@ -96,6 +98,7 @@ impl FakeNode {
             welcome,
             arrivals,
             session: None,
+            _earlier: None,
             heard: VecDeque::new(),
             server,
         }
@@ -107,10 +110,11 @@ impl FakeNode {
         *self.welcome.lock().unwrap() = self.info.clone();
     }
 
-    /// Takes the session that a conductor opened; the one before is kept open until the conductor closes it.
+    /// Takes the session that a conductor opened.
     pub async fn attach(&mut self) {
         let arrivals = &mut self.arrivals;
-        self.session = Some(until("a session", || arrivals.try_recv().ok()).await);
+        let session = until("a session", || arrivals.try_recv().ok()).await;
+        self._earlier = self.session.replace(session);
         self.heard.clear();
     }
 

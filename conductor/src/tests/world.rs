@@ -1,7 +1,7 @@
 //! A conductor in this process, fake nodes around it, its clients, and a clock that the test moves.
 //!
-//! Everything runs on one thread. So once the clock has moved, the tasks that it woke have had their turn after a few rounds, and nothing waits for the machine's time. What
-//! comes over a socket is waited for, as a condition.
+//! Everything runs on one thread. So once the clock has moved, the tasks that it woke have had their turn after a few
+//! rounds, and nothing waits for the machine's time. What comes over a socket is waited for, as a condition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
