@@ -1,4 +1,7 @@
 //! Reads the body of a request: within the budget, and in time.
+//!
+//! That time is the machine's, as is that of the connections: it only bounds how slowly bytes may come, before there is
+//! a request.
 
 use std::time::Duration;
 

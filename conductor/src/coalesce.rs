@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use baton_runtime::Clock;
 use metrics::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -36,17 +37,18 @@ pub struct Coalesced<T> {
     waited: bool,
     unwritten: Unwritten,
     relayed: Histogram,
+    clock: Arc<dyn Clock>,
 }
 
 impl<T> Coalesced<T> {
     /// Around a connection, and what its requests tell it. `relayed` is told how long tokens took from their node to the operating system.
-    pub fn new(inner: T, relayed: Histogram) -> (Self, Unwritten) {
+    pub fn new(inner: T, relayed: Histogram, clock: Arc<dyn Clock>) -> (Self, Unwritten) {
         let unwritten = Unwritten::default();
-        (Self { inner, waited: false, unwritten: unwritten.clone(), relayed }, unwritten)
+        (Self { inner, waited: false, unwritten: unwritten.clone(), relayed, clock }, unwritten)
     }
 
     fn on_written(&self) {
-        let now = baton_runtime::now();
+        let now = self.clock.now();
         for heard in self.unwritten.lock().drain(..) {
             self.relayed.record(now.saturating_duration_since(heard));
         }
@@ -107,6 +109,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use baton_runtime::SystemClock;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
@@ -137,7 +140,7 @@ mod tests {
         let (inner, mut peer) = tokio::io::duplex(64);
         let writes = Arc::new(AtomicUsize::new(0));
         let counted = Counted { inner, writes: Arc::clone(&writes) };
-        let (mut connection, unwritten) = Coalesced::new(counted, Histogram::noop());
+        let (mut connection, unwritten) = Coalesced::new(counted, Histogram::noop(), Arc::new(SystemClock));
         unwritten.push(Instant::now());
         let seen = Arc::clone(&writes);
         let mut others = tokio::task::JoinSet::new();

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
-use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64};
+use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64, within};
 use baton_scheduler::{
     Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
 };
@@ -239,8 +239,8 @@ impl FrontDoor {
         let more =
             (1..self.check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
         let time = self.time(timeout(request.timeout_ms)?);
-        let checking = tokio::time::timeout(time, self.check(request)).await;
-        let checked = checking.map_err(|_| RequestError::TimedOut(time))??;
+        let checking = within(&*self.clock, time, self.check(request)).await;
+        let checked = checking.ok_or(RequestError::TimedOut(time))??;
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
         let job = self.job(entry.request(), checked)?;
         Ok(TakenIn { entry, more, text, job })

@@ -35,6 +35,8 @@ mod relay;
 mod replicate;
 mod server;
 mod tally;
+#[cfg(test)]
+mod tests;
 mod transfers;
 mod unread;
 

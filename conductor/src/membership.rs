@@ -25,7 +25,7 @@ pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
     let door = Arc::clone(door);
     door.clone().tasks.spawn_request("node session", async move {
         tokio::select! {
-            begun = run_session(&door.nodes, dial, door.id, &*door) => if let Err(error) = begun {
+            begun = run_session(&door.nodes, dial, door.id, &*door.clock, &*door) => if let Err(error) = begun {
                 tracing::warn!(%node, %error, "no session with a node");
             },
             // The nodes see their sessions end and abort what is left.
@@ -82,6 +82,10 @@ impl SessionEvents for FrontDoor {
 
     fn on_silent(&self, info: &NodeInfo) {
         self.suspect(info, Away::Silent, "node is silent: it is suspected");
+    }
+
+    fn on_still_silent(&self, info: &NodeInfo) {
+        self.still_suspect(info, Away::Silent);
     }
 
     fn on_event(&self, info: &NodeInfo, event: Event) {
@@ -155,15 +159,16 @@ impl FrontDoor {
         let stalled = load.stalled;
         let was_stalled = {
             let mut cluster = self.cluster();
-            let was_stalled = cluster.node(&info.node).is_some_and(|node| node.load().stalled);
+            let known = cluster.node(&info.node).filter(|node| node.info().generation == info.generation);
+            // A later start took its place while the report was on its way.
+            let Some(was_stalled) = known.map(|node| node.load().stalled) else { return };
             cluster.on_load(now, &info.node, load);
             was_stalled
         };
         match (stalled, was_stalled) {
             (true, false) => self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected"),
-            // Others may be here by now.
-            (true, true) if self.cluster().on_node_silent(&info.node) => self.tell_away(info, Away::Stalled),
-            _ => {}
+            (true, true) => self.still_suspect(info, Away::Stalled),
+            (false, _) => {}
         }
     }
 
@@ -176,19 +181,30 @@ impl FrontDoor {
         }
     }
 
+    /// Others that can do its work may be here by now.
+    fn still_suspect(&self, info: &NodeInfo, away: Away) {
+        if self.cluster().on_node_silent(&info.node) {
+            self.tell_away(info, away);
+        }
+    }
+
     /// Tells the requests that are at a node, a few at a time: each is placed again, and what others have to say goes between.
     fn tell_away(&self, info: &NodeInfo, away: Away) {
+        #[cfg(test)]
+        crate::tests::seen::away(away);
         let (at, requests) = (self.clock.now(), self.live.at(&info.node));
         let (first, rest) = requests.split_at(requests.len().min(AWAY_AT_ONCE));
         self.live.node_away(first, at, &info.node, info.generation, away);
         if rest.is_empty() {
             return;
         }
-        tracing::info!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
+        // Of a node that stays away it is told again and again.
+        tracing::debug!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
         let (live, node, generation, rest) = (self.live.clone(), info.node.clone(), info.generation, rest.to_vec());
+        let clock = Arc::clone(&self.clock);
         self.tasks.spawn_request("node away", async move {
             for some in rest.chunks(AWAY_AT_ONCE) {
-                baton_runtime::sleep(AWAY_EVERY).await;
+                clock.sleep(AWAY_EVERY).await;
                 live.node_away(some, at, &node, generation, away);
             }
         });

@@ -186,6 +186,8 @@ pub struct Metrics {
     copies_done: Counter,
     copies_failed: Counter,
     copied_bytes: Counter,
+    prefill_nodes: Gauge,
+    decode_nodes: Gauge,
     estimates: [EstimateMetrics; Estimate::ALL.len()],
 }
 
@@ -232,6 +234,8 @@ impl Default for Metrics {
             copies_done: counter!(COPIES, "outcome" => "done"),
             copies_failed: counter!(COPIES, "outcome" => "failed"),
             copied_bytes: counter!(COPIED_BYTES),
+            prefill_nodes: gauge!(NODES, "role" => "prefill"),
+            decode_nodes: gauge!(NODES, "role" => "decode"),
             estimates: Estimate::ALL.map(EstimateMetrics::new),
         }
     }
@@ -335,7 +339,7 @@ impl Metrics {
     pub fn refresh(&self, door: &FrontDoor) {
         self.running.set(door.live.len() as f64);
         let card = door.model_card();
-        gauge!(NODES, "role" => "prefill").set(f64::from(card.prefill_nodes));
-        gauge!(NODES, "role" => "decode").set(f64::from(card.decode_nodes));
+        self.prefill_nodes.set(f64::from(card.prefill_nodes));
+        self.decode_nodes.set(f64::from(card.decode_nodes));
     }
 }

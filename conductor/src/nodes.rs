@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
-use baton_runtime::error_chain;
+use baton_runtime::{Clock, error_chain, within};
 use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -140,6 +140,8 @@ impl NodeSessions {
     pub fn send(&self, node: &NodeId, command: v1::node_command::Command) -> bool {
         let inner = self.lock();
         let Some(session) = inner.sessions.get(node) else { return false };
+        #[cfg(test)]
+        crate::tests::seen::command(&command);
         let sent = session.commands.try_send(v1::NodeCommand { command: Some(command) }).is_ok();
         if !sent {
             // An abort or a job that is lost would leak: the node must notice, and it does when its session ends.
@@ -164,7 +166,8 @@ impl NodeSessions {
         }
     }
 
-    /// A connection of its own: sessions and rare operator requests only.
+    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer that is not there. They
+    /// are the machine's time: the network's, and no node's.
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;
@@ -184,6 +187,8 @@ pub trait SessionEvents {
     fn on_welcome(&self, info: &NodeInfo);
     /// The node is silent, and may be on its way back.
     fn on_silent(&self, info: &NodeInfo);
+    /// It still is. Told again and again.
+    fn on_still_silent(&self, info: &NodeInfo);
     /// The node said something.
     fn on_event(&self, info: &NodeInfo, event: v1::node_event::Event);
     /// The session is over; `error` says why. Called once after `on_welcome`.
@@ -195,10 +200,11 @@ pub async fn run_session(
     sessions: &NodeSessions,
     dial: Dial,
     conductor: ConductorId,
+    clock: &dyn Clock,
     events: &impl SessionEvents,
 ) -> Result<(), SessionError> {
     let (commands, queued) = mpsc::channel(QUEUED_COMMANDS);
-    let greeted = tokio::time::timeout(GREETING_TIMEOUT, greet(&dial.info, queued, conductor)).await;
+    let greeted = within(clock, GREETING_TIMEOUT, greet(&dial.info, queued, conductor)).await;
     let (info, stream) = greeted.unwrap_or(Err(SessionError::Silent(GREETING_TIMEOUT)))?;
     events.check(&info)?;
     let closed = sessions.open(&info, commands).ok_or(SessionError::Closed)?;
@@ -206,7 +212,7 @@ pub async fn run_session(
     let mut open = Open { sessions, info: &info, events, ended: None };
     events.on_welcome(&info);
     open.ended = Some(tokio::select! {
-        error = listen(stream, &info, events) => error,
+        error = listen(stream, &info, clock, events) => error,
         () = closed.cancelled() => SessionError::Closed,
     });
     Ok(())
@@ -237,25 +243,27 @@ impl<E: SessionEvents> Drop for Open<'_, E> {
 async fn listen(
     mut stream: tonic::Streaming<v1::NodeEvent>,
     info: &NodeInfo,
+    clock: &dyn Clock,
     events: &impl SessionEvents,
 ) -> SessionError {
     let mut silent = 0;
     loop {
-        match tokio::time::timeout(LISTEN, stream.message()).await {
-            Ok(Ok(Some(event))) => {
+        match within(clock, LISTEN, stream.message()).await {
+            Some(Ok(Some(event))) => {
                 silent = 0;
                 if let Some(event) = event.event {
                     events.on_event(info, event);
                 }
             }
-            Ok(Ok(None)) => return SessionError::Ended,
-            Ok(Err(status)) => return SessionError::Broken(status.message().to_owned()),
-            Err(_) => {
+            Some(Ok(None)) => return SessionError::Ended,
+            Some(Err(status)) => return SessionError::Broken(status.message().to_owned()),
+            None => {
                 silent += 1;
                 match silent {
+                    0..SUSPECT_AFTER => {}
                     SUSPECT_AFTER => events.on_silent(info),
                     LOST_AFTER.. => return SessionError::Silent(LISTEN * LOST_AFTER),
-                    _ => {}
+                    _ => events.on_still_silent(info),
                 }
             }
         }
@@ -270,7 +278,10 @@ async fn greet(
 ) -> Result<(NodeInfo, tonic::Streaming<v1::NodeEvent>), SessionError> {
     let mut client = NodeSessions::client(&registered.address).await?;
     let hello = v1::Hello { protocol_version: PROTOCOL_VERSION, conductor_id: conductor.to_string() };
-    let hello = v1::NodeCommand { command: Some(v1::node_command::Command::Hello(hello)) };
+    let hello = v1::node_command::Command::Hello(hello);
+    #[cfg(test)]
+    crate::tests::seen::command(&hello);
+    let hello = v1::NodeCommand { command: Some(hello) };
     let commands = tokio_stream::StreamExt::chain(tokio_stream::once(hello), ReceiverStream::new(queued));
     let broken = |status: tonic::Status| SessionError::Broken(status.message().to_owned());
     let mut stream = client.session(commands).await.map_err(broken)?.into_inner();

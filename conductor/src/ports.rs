@@ -122,10 +122,10 @@ impl Ports {
             port("nodes", listener, Protocol::Http2, connections).serve(routes.prepare(), tasks);
         }
         let clients = Connections::new(connections_within_descriptors(self.max_connections));
-        let relayed = door.metrics.relayed.clone();
+        let (relayed, clock) = (door.metrics.relayed.clone(), Arc::clone(&door.clock));
         port("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
             services.clients(operators_here, nodes_here)?,
-            move |socket| Coalesced::new(socket, relayed.clone()),
+            move |socket| Coalesced::new(socket, relayed.clone(), Arc::clone(&clock)),
             tasks,
         );
         let tells = if operators_here { operators() } else { Tells::Clients };

@@ -1,13 +1,12 @@
 //! One request between its nodes, the cluster and its client: carries out what `RequestCore` decides.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::node_command::Command;
-use baton_runtime::{Phase, random_u64};
+use baton_runtime::{Phase, Waited, random_u64, within};
 use baton_scheduler::{Assignment, OutputToken, Refusal, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
 use baton_types::{
@@ -16,7 +15,6 @@ use baton_types::{
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
-use tokio::time::Sleep;
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
@@ -44,7 +42,7 @@ pub struct Relay {
     unread: Unread,
     interrupted: Interrupted,
     /// Fires when the core wants to be woken, or before: the core's time moves on with each token, and to set a timer for each would cost more than relaying it.
-    timer: Pin<Box<Sleep>>,
+    timer: Waited,
     /// When it fires; `None` once it has.
     timer_set: Option<Instant>,
     /// When what is being told to the client came from its node.
@@ -81,7 +79,7 @@ impl Relay {
     ) -> Self {
         let unread = Unread::new(out, &door.unread);
         let interrupted = interrupted(&door, &entry, &unread);
-        let (timer, timer_set) = (Box::pin(baton_runtime::sleep(Duration::ZERO)), None);
+        let (timer, timer_set) = (Box::pin(std::future::ready(())), None);
         let (heard, gone) = (None, None);
         Self { door, core, sample, decodes, text, record, entry, unread, interrupted, timer, timer_set, heard, gone }
     }
@@ -144,7 +142,7 @@ impl Relay {
         if let Some(due) = self.core.next_wakeup().into_iter().chain(stalls).min()
             && self.timer_set.is_none_or(|set| due < set)
         {
-            self.timer.as_mut().reset(due.into());
+            self.timer = self.door.clock.sleep_until(due);
             self.timer_set = Some(due);
         }
         if self.timer_set.is_some_and(|set| set <= self.now()) {
@@ -224,6 +222,8 @@ impl Relay {
     /// Carries out what the core wants; the outcome once the request has ended.
     fn carry_out(&mut self) -> Option<Outcome> {
         while let Some(effect) = self.core.poll_effect() {
+            #[cfg(test)]
+            crate::tests::seen::effect(&effect);
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
                     let (decided, placed) = self.place(key, &exclude, waited);
@@ -418,9 +418,9 @@ impl Relay {
         }
         self.unread.send_last(self.now(), last);
         let (limits, clock) = (self.door.limits, Arc::clone(&self.door.clock));
-        let drained = self.unread.drain(limits.request.stall_timeout, || clock.now());
+        let drained = self.unread.drain(limits.request.stall_timeout, &*clock);
         tokio::select! {
-            _ = tokio::time::timeout(limits.max_time, drained) => {}
+            _ = within(&*clock, limits.max_time, drained) => {}
             _ = &mut self.interrupted => {}
         }
     }

@@ -12,7 +12,9 @@ use baton_grammar::GrammarCompiler;
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_runtime::settings::{self, BadSetting};
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64};
+use baton_runtime::{
+    Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64, within,
+};
 use baton_scheduler::{
     AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL,
 };
@@ -48,59 +50,75 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
-    check_ranges(&settings)?;
-    let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
-    let grace = settings::seconds("grace_s", settings.grace_s, 0.0..=LONGEST_WAIT.as_secs_f64())?;
-    let not_ready = settings::seconds("not_ready_s", settings.not_ready_s, 0.0..=600.0)?;
-    let drain = Drain { not_ready, grace };
-    let ports = Ports::bind(&settings, stall_timeout).await?;
-    let addresses = ports.addresses()?;
-    let (tasks, shutdown) = (TaskSet::new(), Shutdown::new());
-    let door = Arc::new(front_door(&settings, tasks.clone(), shutdown.clone())?);
-
-    ports.serve(&door, &telemetry, &tasks)?;
-    start_upkeep(Arc::clone(&door), telemetry, &tasks);
-    start_replication(&settings, Arc::clone(&door), &tasks)?;
+    let server = Server::start(&settings, Arc::new(SystemClock), telemetry, Metrics::default()).await?;
     // Who reads that it serves may end it at once.
     let mut signals = Signals::new()?;
-    if let Some(whom) = addresses.exposed() {
-        tracing::warn!(
-            grpc = %addresses.grpc,
-            http = %addresses.http,
-            "whoever reaches the clients' ports reaches what is for {whom}; --operators and --nodes move that to ports of their own"
-        );
-    }
-    announce(addresses);
-
-    let signal = tokio::select! {
-        signal = signals.recv() => signal,
-        () = tasks.cancelled() => "a failed task",
-    };
-    // Without one of its tasks nobody is served any better by waiting.
-    let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
-    tracing::info!(signal, requests = door.live.len(), ?drain, "draining");
-    let drained = async {
-        while !door.live.is_empty() {
-            baton_runtime::sleep(DRAIN_POLL).await;
-        }
-    };
-    if !shutdown.drain(drain, &mut signals, drained).await {
-        tracing::warn!(requests = door.live.len(), "ending what is left");
-        // Each gets its terminal status before the server goes.
-        let ended = async {
-            while !door.live.is_empty() {
-                baton_runtime::sleep(DRAIN_POLL).await;
-            }
-        };
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
-    }
-    let joined = tasks.join(CLOSE_TIMEOUT).await;
-    shutdown.advance(Phase::Flushed);
-    tracing::info!("down");
-    joined.map_err(Into::into)
+    announce(server.addresses);
+    server.run(async || signals.recv().await).await
 }
 
-fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow::Result<FrontDoor> {
+/// A conductor that serves. Nothing of it belongs to the whole process: signals, logs and the recorder of metrics are its
+/// caller's.
+pub struct Server {
+    /// What its requests share.
+    pub door: Arc<FrontDoor>,
+    /// Where it listens.
+    pub addresses: Addresses,
+    drain: Drain,
+}
+
+impl Server {
+    /// Binds the ports and serves them. `metrics` are handles that `telemetry` renders.
+    pub async fn start(
+        settings: &Settings,
+        clock: Arc<dyn Clock>,
+        telemetry: Telemetry,
+        metrics: Metrics,
+    ) -> anyhow::Result<Self> {
+        check_ranges(settings)?;
+        let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
+        let grace = settings::seconds("grace_s", settings.grace_s, 0.0..=LONGEST_WAIT.as_secs_f64())?;
+        let not_ready = settings::seconds("not_ready_s", settings.not_ready_s, 0.0..=600.0)?;
+        let drain = Drain { not_ready, grace };
+        let ports = Ports::bind(settings, stall_timeout).await?;
+        let addresses = ports.addresses()?;
+        let door = Arc::new(front_door(settings, clock, metrics)?);
+        ports.serve(&door, &telemetry, &door.tasks)?;
+        start_upkeep(Arc::clone(&door), telemetry);
+        start_replication(settings, Arc::clone(&door))?;
+        Ok(Self { door, addresses, drain })
+    }
+
+    /// Serves until `signal` gives one, then drains; the next one ends what is left.
+    pub async fn run(self, mut signal: impl AsyncFnMut() -> &'static str) -> anyhow::Result<()> {
+        let Self { door, drain, .. } = self;
+        let (tasks, shutdown, clock) = (&door.tasks, &door.shutdown, &*door.clock);
+        let first = tokio::select! {
+            signal = signal() => signal,
+            () = tasks.cancelled() => "a failed task",
+        };
+        // Without one of its tasks nobody is served any better by waiting.
+        let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
+        tracing::info!(signal = first, requests = door.live.len(), ?drain, "draining");
+        let drained = async || {
+            while !door.live.is_empty() {
+                clock.sleep(DRAIN_POLL).await;
+            }
+        };
+        if !shutdown.drain_by(clock, drain, signal(), drained()).await {
+            tracing::warn!(requests = door.live.len(), "ending what is left");
+            // Each gets its terminal status before the server goes.
+            let _ = within(clock, CLOSE_TIMEOUT, drained()).await;
+        }
+        // What ends now ends with its connections, and those keep the machine's time.
+        let joined = tasks.join(CLOSE_TIMEOUT).await;
+        shutdown.advance(Phase::Flushed);
+        tracing::info!("down");
+        joined.map_err(Into::into)
+    }
+}
+
+fn front_door(settings: &Settings, clock: Arc<dyn Clock>, metrics: Metrics) -> anyhow::Result<FrontDoor> {
     let model = text_model(settings)?;
     let default_slo = default_slo(settings)?;
     let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
@@ -132,9 +150,9 @@ fn front_door(settings: &Settings, tasks: TaskSet, shutdown: Shutdown) -> anyhow
         ..ClusterConfig::default()
     };
     let cluster = Cluster::new(config, Policies::new(placement, admission));
-    let (id, clock) = (ConductorId(random_u64()), Arc::new(SystemClock) as Arc<dyn Clock>);
+    let (id, tasks, shutdown) = (ConductorId(random_u64()), TaskSet::new(), Shutdown::new());
     tracing::info!(%id, model = model.name, "conductor starting");
-    Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), Metrics::default(), clock, tasks, shutdown, cluster))
+    Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), metrics, clock, tasks, shutdown, cluster))
 }
 
 /// Numbers that are used as they are.
@@ -214,50 +232,57 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.
-fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry, tasks: &TaskSet) {
-    let end = tasks.clone();
-    tasks.spawn("upkeep", async move {
-        let mut ticks = baton_runtime::interval(TICK_INTERVAL);
-        let mut last_upkeep = door.clock.now();
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
-            }
-            let now = door.clock.now();
-            door.cluster().on_tick(now);
-            if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
-                telemetry.upkeep();
-                last_upkeep = now;
-            }
+fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry) {
+    let mut last_upkeep = door.clock.now();
+    every(TICK_INTERVAL, "upkeep", door, move |door| {
+        let now = door.clock.now();
+        door.cluster().on_tick(now);
+        if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
+            telemetry.upkeep();
+            last_upkeep = now;
         }
     });
 }
 
 /// Looks for hot prefixes that more nodes should hold.
-fn start_replication(settings: &Settings, door: Arc<FrontDoor>, tasks: &TaskSet) -> anyhow::Result<()> {
+fn start_replication(settings: &Settings, door: Arc<FrontDoor>) -> anyhow::Result<()> {
     let seconds = settings.replicate_interval_s;
     let range = SHORTEST_REPLICATION.as_secs_f64()..=LONGEST_WAIT.as_secs_f64();
     let interval = settings::seconds("replicate_interval_s", seconds, range)?;
-    if !settings.fetch_prefixes || settings.replicate_prefixes < 2 {
-        return Ok(());
+    if settings.fetch_prefixes && settings.replicate_prefixes >= 2 {
+        every(interval, "replication", door, |door| door.replicate());
     }
-    let end = tasks.clone();
-    tasks.spawn("replication", async move {
-        let mut ticks = baton_runtime::interval(interval);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => door.replicate(),
-                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
-            }
-        }
-    });
     Ok(())
 }
 
+/// Does something again and again, with so much time between, until the process ends.
+fn every(
+    interval: Duration,
+    task: &'static str,
+    door: Arc<FrontDoor>,
+    mut act: impl FnMut(&FrontDoor) + Send + 'static,
+) {
+    let tasks = door.tasks.clone();
+    tasks.spawn(task, async move {
+        loop {
+            tokio::select! {
+                () = door.clock.sleep(interval) => act(&door),
+                () = door.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+}
+
 /// One line on stdout: who started this process reads where it listens.
-fn announce(Addresses { grpc, http, operators, nodes }: Addresses) {
+fn announce(addresses: Addresses) {
+    let Addresses { grpc, http, operators, nodes } = addresses;
+    if let Some(whom) = addresses.exposed() {
+        tracing::warn!(
+            %grpc,
+            %http,
+            "whoever reaches the clients' ports reaches what is for {whom}; --operators and --nodes move that to ports of their own"
+        );
+    }
     let ready = serde_json::json!({
         "role": "conductor", "node": null, "grpc": grpc.to_string(), "http": http.to_string(), "transfer": null,
         "operators": operators.map(|address| address.to_string()), "nodes": nodes.map(|address| address.to_string()),

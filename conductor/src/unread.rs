@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use baton_runtime::{Clock, within};
 use prost::Message;
 use tokio::sync::mpsc;
 
@@ -148,10 +149,10 @@ impl Unread {
     }
 
     /// Waits until the client has read everything, has left, or has taken nothing for `stall`.
-    pub async fn drain(&mut self, stall: Duration, now: impl Fn() -> Instant) {
+    pub async fn drain(&mut self, stall: Duration, clock: &dyn Clock) {
         while !self.queue.is_empty() {
-            let room = tokio::time::timeout(stall, self.room(&now)).await;
-            if !matches!(room, Ok(Ok(()))) {
+            let room = within(clock, stall, self.room(|| clock.now())).await;
+            if !matches!(room, Some(Ok(()))) {
                 return;
             }
         }
@@ -161,6 +162,7 @@ impl Unread {
 #[cfg(test)]
 mod tests {
     use baton_proto::v1;
+    use baton_runtime::ManualClock;
 
     use super::*;
 
@@ -179,7 +181,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_not_read_is_kept_in_order_and_within_bounds() {
-        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let (clock, second) = (ManualClock::default(), Duration::from_secs(1));
+        let now = clock.now();
         let budget = Budget::new(200 << 10);
         let (out, mut read) = mpsc::channel(2);
         let mut unread = Unread::new(out, &budget);
@@ -200,16 +203,19 @@ mod tests {
             }
             sizes
         };
-        let ((), sizes) = tokio::join!(unread.drain(second, || now), reader);
+        let ((), sizes) = tokio::join!(unread.drain(second, &clock), reader);
         assert_eq!((sizes, unread.is_empty(), unread.stalls_at(second)), (vec![2, 3, 4, 5, 6], true, None));
         assert_eq!(budget.reserve().grow(140 << 10), Ok(()), "all was given back");
 
         for n in 0..4 {
             unread.send(now, message(n)).unwrap();
         }
-        let began = Instant::now();
-        unread.drain(Duration::from_millis(20), || now).await;
-        assert!(!unread.is_empty() && began.elapsed() < second, "nobody reads");
+        let stall = async {
+            tokio::task::yield_now().await;
+            clock.advance(second);
+        };
+        tokio::join!(unread.drain(second, &clock), stall);
+        assert!(!unread.is_empty(), "nobody reads");
         drop(read);
         assert_eq!(unread.flush(now), Err(Lost::Gone));
     }
@@ -217,7 +223,8 @@ mod tests {
     /// Answers of one request share a channel. Each that waits has its turn, and none takes a place only to give it back.
     #[tokio::test]
     async fn answers_that_share_a_client_all_get_on() {
-        let now = Instant::now();
+        let clock = ManualClock::default();
+        let now = clock.now();
         let budget = Budget::new(100 << 20);
         let (out, mut read) = mpsc::channel(2);
         let mut all: Vec<_> = (0..8).map(|_| Unread::new(out.clone(), &budget)).collect();
@@ -225,7 +232,7 @@ mod tests {
         for n in 0..20 {
             all.iter_mut().for_each(|unread| unread.send(now, message(n)).unwrap());
         }
-        let drains = all.iter_mut().map(|unread| unread.drain(Duration::from_secs(5), || now));
+        let drains = all.iter_mut().map(|unread| unread.drain(Duration::from_secs(5), &clock));
         let reader = async {
             for _ in 0..160 {
                 assert!(read.recv().await.is_some());

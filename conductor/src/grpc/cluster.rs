@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, required, v1};
+use baton_runtime::within;
 use baton_scheduler::{ClusterNode, NodeState};
 use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
@@ -46,10 +47,10 @@ impl v1::cluster_server::Cluster for ClusterService {
         let infos: Vec<NodeInfo> = self.0.cluster().nodes().filter(asked).map(|node| node.info().clone()).collect();
         let mut nodes = Vec::with_capacity(infos.len());
         for info in infos {
-            let (problem, load) = match tokio::time::timeout(INTEGRITY_TIMEOUT, check_node(&info)).await {
-                Ok(Ok(response)) => (response.problem, response.load),
-                Ok(Err(problem)) => (problem, None),
-                Err(_) => (format!("no answer within {INTEGRITY_TIMEOUT:?}"), None),
+            let (problem, load) = match within(&*self.0.clock, INTEGRITY_TIMEOUT, check_node(&info)).await {
+                Some(Ok(response)) => (response.problem, response.load),
+                Some(Err(problem)) => (problem, None),
+                None => (format!("no answer within {INTEGRITY_TIMEOUT:?}"), None),
             };
             nodes.push(v1::NodeIntegrity { node: info.node.to_string(), problem, load });
         }

@@ -40,7 +40,7 @@ impl Health for HealthService {
                     return Some((Ok(health(ready)), (door, Some(ready))));
                 }
                 tokio::select! {
-                    () = baton_runtime::sleep(WATCH_POLL) => {}
+                    () = door.clock.sleep(WATCH_POLL) => {}
                     // The server waits for its streams.
                     () = door.tasks.cancelled() => return None,
                 }

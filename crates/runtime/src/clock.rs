@@ -5,8 +5,9 @@
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use baton_types::Generation;
@@ -87,6 +88,20 @@ impl Clock for ManualClock {
     }
 }
 
+/// What a future says if it is over within `limit`; `None` if it is not, and it is dropped.
+pub async fn within<T>(clock: &dyn Clock, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    // Many need not wait, and a timer costs more than they do.
+    if let Poll::Ready(done) = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+        return Some(done);
+    }
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = clock.sleep(limit) => None,
+    }
+}
+
 /// Monotonic time, for the shells; cores are given theirs.
 pub fn now() -> Instant {
     Instant::now()
@@ -156,5 +171,22 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         waited.await.unwrap();
         clock.sleep_until(clock.now() - Duration::from_secs(1)).await;
+    }
+
+    #[tokio::test]
+    async fn a_future_has_until_the_limit_and_no_longer() {
+        let clock = ManualClock::default();
+        let second = Duration::from_secs(1);
+        assert_eq!(within(&clock, Duration::ZERO, async { 1 }).await, Some(1), "it did not wait");
+        let late = clock.clone();
+        let waited = tokio::spawn(async move { within(&late, second, std::future::pending::<()>()).await });
+        tokio::task::yield_now().await;
+        clock.advance(second);
+        assert_eq!(waited.await.unwrap(), None);
+        let (soon, woken) = (clock.clone(), clock.sleep(second));
+        let waited = tokio::spawn(async move { within(&soon, 2 * second, woken).await });
+        tokio::task::yield_now().await;
+        clock.advance(second);
+        assert_eq!(waited.await.unwrap(), Some(()));
     }
 }

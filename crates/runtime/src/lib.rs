@@ -15,7 +15,7 @@ mod shutdown;
 mod tasks;
 
 pub use clock::{
-    Clock, ManualClock, SystemClock, Waited, interval, new_generation, now, random_u64, sleep, sleep_until,
+    Clock, ManualClock, SystemClock, Waited, interval, new_generation, now, random_u64, sleep, sleep_until, within,
 };
 pub use innermost::{error_chain, innermost};
 pub use shutdown::{Drain, Phase, Shutdown, Signals};

@@ -5,6 +5,8 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::clock::{Clock, SystemClock, within};
+
 /// SIGTERM and SIGINT. Listened for once: a new listener for each wait would miss those that come between two waits.
 #[derive(Debug)]
 pub struct Signals {
@@ -90,14 +92,25 @@ impl Shutdown {
     /// Goes down as far as to [`Phase::Closing`]: says for `not_ready` that it does, then runs `drained` for as long as `grace`. A signal ends both at once. `true`
     /// if `drained` finished.
     pub async fn drain(&self, terms: Drain, signals: &mut Signals, drained: impl Future<Output = ()>) -> bool {
+        self.drain_by(&SystemClock, terms, signals.recv(), drained).await
+    }
+
+    /// The same by a clock, and with another source of the signal that ends it at once.
+    pub async fn drain_by(
+        &self,
+        clock: &dyn Clock,
+        terms: Drain,
+        signal: impl Future<Output = &'static str>,
+        drained: impl Future<Output = ()>,
+    ) -> bool {
         self.advance(Phase::NotReady);
         let finished = tokio::select! {
             finished = async {
-                crate::sleep(terms.not_ready).await;
+                clock.sleep(terms.not_ready).await;
                 self.advance(Phase::Draining);
-                tokio::time::timeout(terms.grace, drained).await.is_ok()
+                within(clock, terms.grace, drained).await.is_some()
             } => finished,
-            signal = signals.recv() => {
+            signal = signal => {
                 tracing::warn!(signal, "a second signal: ending what is left");
                 false
             }

@@ -144,6 +144,13 @@ impl Telemetry {
         Self { handle: PrometheusBuilder::new().build_recorder().handle(), resident: Gauge::noop() }
     }
 
+    /// A recorder for the handles that `make` makes, and for no others: a process may have many.
+    pub fn local<T>(metrics: &[&[MetricDoc]], make: impl FnOnce() -> T) -> Result<(Self, T), BuildError> {
+        let recorder = Self::builder(metrics)?.build_recorder();
+        let made = metrics::with_local_recorder(&recorder, make);
+        Ok((Self { handle: recorder.handle(), resident: Gauge::noop() }, made))
+    }
+
     /// The metrics in Prometheus' text form.
     pub fn render(&self) -> String {
         if let Some(bytes) = resident_bytes() {

@@ -269,10 +269,12 @@ impl Cluster {
     /// A node is here, or here again in a later generation. An older one is ignored.
     pub fn on_node_joined(&mut self, now: Instant, info: NodeInfo) {
         let known = self.nodes.get(&info.node).filter(|node| !node.state().is_gone());
-        if known.is_some_and(|node| node.info().generation >= info.generation) {
-            return;
+        match known.map(|node| node.info().generation) {
+            Some(known) if known >= info.generation => return,
+            // Its end may be told later, or not at all: what was on its way to it will not come.
+            Some(earlier) => self.leave(now, &info.node, earlier, NodeState::Lost),
+            None => self.index.remove_node(&info.node),
         }
-        self.index.remove_node(&info.node);
         let slot = self.index.add_node(&info.node, info.generation);
         let class = self.class_of(&info);
         let cost = &self.costs[class].1;

@@ -174,6 +174,20 @@ fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
 }
 
 #[test]
+fn a_copy_to_an_earlier_start_is_over_once_a_later_one_is_there() {
+    let now = Instant::now();
+    let mut cluster = cluster_of(now, 2, 2);
+    store(&cluster, "p0", 0, &chain(1, 4));
+    let hot = [hot(1, 4, 10.0)];
+    assert_eq!(order(&mut cluster, now, &hot, 0), [pair("p1", "p0")]);
+    assert!(cluster.transfers.in_flight() > 0);
+    cluster.on_node_joined(now, info("p1", NodeRole::Prefill, 2));
+    assert_eq!(cluster.transfers.in_flight(), 0, "nobody will answer for it");
+    report(&mut cluster, now, 1, Load::default());
+    assert_eq!(order(&mut cluster, now, &hot, 1), [pair("p1", "p0")]);
+}
+
+#[test]
 fn what_nobody_answers_for_is_forgotten() {
     let start = Instant::now();
     let mut cluster = cluster_of(start, 3, 3);
