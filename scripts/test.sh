@@ -25,10 +25,12 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_that_die_stop_and_leave)' "takes ten minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_with_all_faults)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
 [[ -n ${BATON_FIXTURES-} ]] || without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
+unshare -n ip link add x type veth peer name y 2>/dev/null ||
+  without 'test(/^chaos::(nodes_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"

@@ -16,10 +16,12 @@
 mod ask;
 mod cluster;
 mod process;
+mod proxy;
 
 pub use ask::{Answer, Ask};
 pub use cluster::{Builder, Cluster, HttpAnswer};
 pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
+pub use proxy::{Conduct, PROXIED_HOST, Proxy};
 
 use std::path::PathBuf;
 

@@ -25,6 +25,8 @@ pub struct Ready {
     pub grpc: String,
     /// Address of its HTTP port, where it has one.
     pub http: Option<String>,
+    /// Address of a node's transfer engine.
+    pub transfer: Option<String>,
     /// Address of a conductor's port for operators, where it has one.
     pub operators: Option<String>,
     /// Address of a conductor's port for nodes, where it has one.

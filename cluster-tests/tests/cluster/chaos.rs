@@ -46,10 +46,24 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "takes ten minutes: make test-long"]
-async fn ten_minutes_of_a_models_nodes_that_die_stop_and_leave() -> anyhow::Result<()> {
+#[ignore = "needs root, to make network namespaces"]
+async fn nodes_are_cut_off_and_slow_and_streams_go_on() -> anyhow::Result<()> {
+    let faults = ["--faults", "cut,slow", "--longest", "5", "--duration", "20", "--every", "2"];
+    let report = chaos(&["--engine", "mock", "--namespaces"], &faults).await?;
+    assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
+    let cuts = report["faults"].as_array().context("faults")?.iter().find(|of| of["fault"] == "cut");
+    let longest = cuts.context("a cut")?["longest_gap_s"].as_array().context("gaps")?;
+    let longest = longest.iter().filter_map(Value::as_f64).fold(0.0, f64::max);
+    assert!(longest > 0.5, "a stream waited for a node that was cut off: {longest} s");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "takes ten minutes, and root: make test-long"]
+async fn ten_minutes_of_a_models_nodes_with_all_faults() -> anyhow::Result<()> {
     let model = model();
-    let report = chaos(&["--model", &model.display().to_string()], &["--duration", "600"]).await?;
+    let cluster = ["--model", &model.display().to_string(), "--namespaces"];
+    let report = chaos(&cluster, &["--duration", "600", "--faults", "kill,stop,drain,term,cut,slow"]).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
     Ok(())
 }

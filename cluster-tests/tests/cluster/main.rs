@@ -20,6 +20,7 @@ mod engine_stalls;
 mod estimates;
 mod floods;
 mod limits;
+mod links;
 mod metrics_page;
 mod mock_cluster;
 mod model_cluster;

@@ -196,6 +196,9 @@ pub struct ChaosArgs {
     /// What may happen to a node
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
     pub faults: Vec<FaultKind>,
+    /// Longest that a node is stopped, cut off or slow, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_longest)]
+    pub longest: f64,
     /// Streams at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_streams)]
     pub streams: usize,
@@ -208,6 +211,10 @@ pub struct ChaosArgs {
     /// Of the requests and the faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+}
+
+fn parse_longest(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|longest| (1.0..=3600.0).contains(longest)).ok_or_else(|| "expected 1 to 3600".to_owned())
 }
 
 fn parse_streams(text: &str) -> Result<usize, String> {

@@ -15,8 +15,8 @@ use crate::error::CliError;
 
 /// Of so many faults one goes to the node with the most work.
 const AT_BUSIEST: (u64, u64) = (3, 10);
-/// How long a node is stopped, cut off or slow, seconds.
-const STOPPED_S: (f64, f64) = (1.0, 20.0);
+/// Shortest that a node is stopped, cut off or slow, seconds.
+const SHORTEST_S: f64 = 1.0;
 /// How long a node stays drained.
 const DRAINED: Duration = Duration::from_secs(8);
 
@@ -25,15 +25,15 @@ const DRAINED: Duration = Duration::from_secs(8);
 pub enum FaultKind {
     /// SIGKILL.
     Kill,
-    /// SIGSTOP, and SIGCONT after 1 to 20 seconds.
+    /// SIGSTOP, and SIGCONT after a while.
     Stop,
     /// `baton drain`, and `undrain` after 8 seconds.
     Drain,
     /// SIGTERM.
     Term,
-    /// Nothing gets to it or from it for 1 to 20 seconds, and nobody is told (baton up --namespaces).
+    /// Nothing gets to it or from it for a while, and nobody is told (baton up --namespaces).
     Cut,
-    /// Its network carries 10 Mbit/s for 1 to 20 seconds (baton up --namespaces).
+    /// Its network carries 10 Mbit/s for a while (baton up --namespaces).
     Slow,
 }
 
@@ -87,6 +87,8 @@ impl Hurt {
 pub struct Faults {
     random: Random,
     kinds: Vec<FaultKind>,
+    /// Longest that a node is stopped, seconds.
+    longest: f64,
     hurt: BTreeMap<String, Hurt>,
     /// Kinds of the faults so far.
     done: Vec<FaultKind>,
@@ -97,6 +99,7 @@ impl Faults {
         Self {
             random: Random::new(args.seed ^ 0xc4a0_5000),
             kinds: args.faults.clone(),
+            longest: args.longest,
             hurt: BTreeMap::new(),
             done: Vec::new(),
         }
@@ -138,7 +141,7 @@ impl Faults {
         let Some((info, load)) = self.victim(nodes) else { return Ok(None) };
         let Some(process) = Process::listening(&info.address) else { return Ok(None) };
         let cable = kind.is_of_cable().then(|| Cable::of(process)).flatten();
-        let stopped = STOPPED_S.0 + (STOPPED_S.1 - STOPPED_S.0) * self.random.unit().powi(2);
+        let stopped = SHORTEST_S + (self.longest - SHORTEST_S) * self.random.unit().powi(2);
         let for_a_while = Some(Duration::from_secs_f64(stopped));
         let until = match (kind, &cable) {
             (FaultKind::Kill, _) => {
@@ -234,7 +237,7 @@ mod tests {
 
     fn faults() -> Faults {
         let kinds = vec![FaultKind::Kill];
-        Faults { random: Random::new(3), kinds, hurt: BTreeMap::new(), done: Vec::new() }
+        Faults { random: Random::new(3), kinds, longest: 20.0, hurt: BTreeMap::new(), done: Vec::new() }
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! Links between nodes that are slow, or change what they carry.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::{Answer, Ask, Cluster, Conduct, PROXIED_HOST, Process, Proxy};
+use futures::future::try_join_all;
+
+const DELAY: Duration = Duration::from_millis(30);
+
+/// A cluster with one decode node, which is reached through proxies: of its gRPC and of its transfer port.
+struct Proxied {
+    cluster: Cluster,
+    node: Process,
+    grpc: Proxy,
+    transfer: Proxy,
+}
+
+fn port(address: &str) -> anyhow::Result<u16> {
+    Ok(address.rsplit(':').next().context("a port")?.parse()?)
+}
+
+async fn proxied() -> anyhow::Result<Proxied> {
+    let builder = Cluster::mock().decode(0).conductor_flags(&["--split-prompts", "false"]);
+    let cluster = builder.clone().node_flags(&["--transport", "tcp"]).start().await?;
+    let config = cluster.folder().join("decode.toml");
+    std::fs::write(&config, "transfer_checksums = true\n")?;
+    let flags = ["--transport", "tcp", "--advertise-host", PROXIED_HOST, "--config", &config.display().to_string()];
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let node = builder.node_flags(&flags).start_node("decode", 0, &conductor, cluster.folder()).await?;
+    let grpc = Proxy::before(port(&node.ready.grpc)?).await?;
+    let transfer = Proxy::before(port(node.ready.transfer.as_deref().context("a transfer port")?)?).await?;
+    cluster.wait_ready(2).await?;
+    Ok(Proxied { cluster, node, grpc, transfer })
+}
+
+/// Asks all at once.
+async fn ask(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Answer>> {
+    try_join_all(asks.iter().map(|ask| cluster.ask(ask.clone()))).await
+}
+
+fn asks() -> Vec<Ask> {
+    (0..8).map(|n| Ask::text(&format!("{n}: {}", "what a link carries ".repeat(30))).max_tokens(20)).collect()
+}
+
+fn tokens(answers: &[Answer]) -> Vec<&[u32]> {
+    answers.iter().map(|answer| &answer.token_ids[..]).collect()
+}
+
+async fn forget(cluster: &Cluster) -> anyhow::Result<()> {
+    cluster.operator().clear_cache(baton_proto::v1::ClearCacheRequest::default()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_late_is_the_same() -> anyhow::Result<()> {
+    let Proxied { cluster, node, grpc, transfer } = proxied().await?;
+    let quiet = ask(&cluster, &asks()).await?;
+    forget(&cluster).await?;
+    let late = Conduct { delay: DELAY, ..Conduct::default() };
+    grpc.set(late);
+    transfer.set(late);
+    let answers = ask(&cluster, &asks()).await?;
+    assert_eq!(tokens(&answers), tokens(&quiet));
+    // Grant and hand-over go there and back, and so does the KV.
+    assert!(answers.iter().all(|answer| answer.ttft > 2 * DELAY), "{:?}", answers[0].ttft);
+    cluster.wait_idle(Duration::from_secs(5)).await?;
+    node.stop().await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+async fn kv_that_was_changed_on_the_way_is_not_used() -> anyhow::Result<()> {
+    let Proxied { cluster, node, transfer, grpc: _grpc } = proxied().await?;
+    let quiet = ask(&cluster, &asks()).await?;
+    forget(&cluster).await?;
+    transfer.set(Conduct { flips: 3, ..Conduct::default() });
+    let answers = ask(&cluster, &asks()).await?;
+    assert_eq!(transfer.flips_left(), 0, "three chunks were changed");
+    assert_eq!(tokens(&answers), tokens(&quiet));
+    cluster.wait_idle(Duration::from_secs(5)).await?;
+    node.stop().await?;
+    cluster.stop().await
+}
