@@ -176,7 +176,7 @@ impl DecodeRole {
             }
             DecodeEffect::Lease(effect) => {
                 if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-                    self.core.on_release_lease(baton_runtime::now(), failed);
+                    self.core.on_release_lease(self.parts.clock.now(), failed);
                 }
             }
             DecodeEffect::Tier(effect) => {
@@ -250,7 +250,7 @@ impl DecodeRole {
         let Some(waiting) = self.grant_answers.remove(&key) else { return };
         // Where the prefill node has given up, or died, while it waited for room, nobody will use the grant.
         if let Err(Ok(unheard)) = waiting.send(answer) {
-            self.core.on_release_grant(baton_runtime::now(), key, GrantId(unheard.grant));
+            self.core.on_release_grant(self.parts.clock.now(), key, GrantId(unheard.grant));
         }
     }
 
@@ -260,6 +260,7 @@ impl DecodeRole {
             segment: self.parts.segment,
             ranges: self.parts.model.layout.ranges(&reply.blocks),
             writer: Some((prefill, generation)),
+            // The transfer engine keeps the machine's clock.
             expires: baton_runtime::now() + GRANT_LIFETIME,
         };
         let answer = match self.parts.transfer.grant(spec) {
@@ -272,7 +273,7 @@ impl DecodeRole {
                 tail_tokens: reply.tail_tokens,
             }),
             Err(error) => {
-                self.core.on_release_grant(baton_runtime::now(), key, reply.grant);
+                self.core.on_release_grant(self.parts.clock.now(), key, reply.grant);
                 Err(Refused { kind: ErrorKind::Internal, message: format!("opening the grant: {error}") })
             }
         };

@@ -14,8 +14,8 @@ use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, Tra
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
-    Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role,
-    Ssd, StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
+    Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, LinkPacer, NodeParts, PacedCancel, Peers,
+    RemoteArena, Role, Ssd, StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
 };
 
 use crate::metrics::Metrics;
@@ -223,7 +223,7 @@ impl PrefillRole {
 
     fn lease(&mut self, effect: LeaseEffect) {
         if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-            self.core.on_release_lease(baton_runtime::now(), failed);
+            self.core.on_release_lease(self.parts.clock.now(), failed);
         }
     }
 
@@ -239,8 +239,9 @@ impl PrefillRole {
 
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
         let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
+        let waited = self.parts.clock.sleep(delay);
         self.answer("grant request", async move {
-            baton_runtime::sleep(delay).await;
+            waited.await;
             PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, &info).await)
         });
     }
@@ -257,17 +258,16 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let due = self
-            .parts
-            .pacer
-            .as_mut()
-            .map(|link| link.reserve(baton_runtime::now(), Direction::Send, bytes * spans.len() as u64));
+        let now = self.parts.clock.now();
+        let reserve = |link: &mut LinkPacer| link.reserve(now, Direction::Send, bytes * spans.len() as u64);
+        let due = self.parts.pacer.as_mut().map(reserve);
         let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
         let write = move || {
+            // The transfer engine keeps the machine's clock.
             let options = BatchOptions::new(baton_runtime::now() + PUSH_DEADLINE).tag(push.0);
             transfer.write(source, &remote, grant, pairs, options)
         };
-        let (batch, cancel) = paced(due, write);
+        let (batch, cancel) = paced(&self.parts.clock, due, write);
         self.pushes.entry(key).or_default().push((push, cancel));
         let transport = self.transport;
         self.answer("push", async move {
@@ -298,7 +298,7 @@ impl PrefillRole {
     }
 
     fn release_grant(&self, key: RequestKey, target: DecodeTarget, grant: GrantId) {
-        let peers = self.peers.clone();
+        let (peers, clock) = (self.peers.clone(), Arc::clone(&self.parts.clock));
         self.parts.tasks.spawn_request("grant release", async move {
             for attempt in 1..=RELEASE_ATTEMPTS {
                 let Ok(mut client) = peers.client(&target.address) else { return };
@@ -307,7 +307,7 @@ impl PrefillRole {
                     Ok(_) => return,
                     Err(status) => {
                         tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
-                        baton_runtime::sleep(Duration::from_millis(200) * attempt).await;
+                        clock.sleep(Duration::from_millis(200) * attempt).await;
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Where the engine waits for a prefix that is still coming in, layer by layer.
+//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a thread of its own, which only the machine's clock can wake.
 //!
 //! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
 //! some layers' time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.

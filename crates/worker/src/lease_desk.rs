@@ -41,6 +41,7 @@ impl LeaseDesk {
                     segment: parts.segment,
                     ranges: parts.model.layout.ranges(&reply.blocks),
                     writer: Some((reader, reader_generation)),
+                    // The transfer engine keeps the machine's clock.
                     expires: baton_runtime::now() + LEASE_LIFETIME,
                 };
                 let opened = parts.transfer.lease(spec);

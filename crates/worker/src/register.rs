@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, url, v1};
+use baton_runtime::Clock;
 use baton_runtime::settings::BadSetting;
 use baton_types::{ErrorKind, NodeInfo};
 use tonic::transport::Endpoint;
@@ -39,7 +40,7 @@ pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
 }
 
 /// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
-pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), RegisterError> {
+pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
     let conductor = endpoint.uri().to_string().trim_end_matches('/').to_owned();
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
@@ -56,7 +57,7 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), 
                     known = Some(response.conductor_id);
                 }
                 wait = RETRY;
-                baton_runtime::sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
+                clock.sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
             }
             Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
                 return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
@@ -67,7 +68,7 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), 
                     RETRY => tracing::info!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
                     _ => tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
                 }
-                baton_runtime::sleep(wait).await;
+                clock.sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MAX);
             }
         }
