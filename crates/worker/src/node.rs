@@ -22,8 +22,8 @@ use baton_runtime::{
 use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
 use baton_transfer_engine::{
-    ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
-    TransportKind,
+    ArrivalReceiver, FakeNetwork, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError,
+    TransportChoice, TransportKind,
 };
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
@@ -113,7 +113,7 @@ async fn serve<R: Role>(
 ) -> anyhow::Result<()> {
     let telemetry =
         Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
-    let around = Around { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None };
+    let around = Around { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None, network: None };
     let node = start(role, settings, around, build).await?;
     start_upkeep(telemetry, &node.tasks);
     // Who reads that it serves may end it at once.
@@ -131,6 +131,8 @@ pub(crate) struct Around {
     pub telemetry: Telemetry,
     /// An engine in place of the one that the settings name.
     pub engine: Option<Box<dyn Engine>>,
+    /// A network within this process in place of the real one.
+    pub network: Option<FakeNetwork>,
 }
 
 /// A node that serves.
@@ -156,7 +158,7 @@ pub(crate) async fn start<R: Role>(
     around: Around,
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<Serving> {
-    let Around { clock, telemetry, engine } = around;
+    let Around { clock, telemetry, engine, network } = around;
     let played = take_profile(&mut settings, role)?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
@@ -174,7 +176,7 @@ pub(crate) async fn start<R: Role>(
     let http_listener = listen("http", &settings.http).await?;
     let http = http_listener.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings)?;
-    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
+    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, network, &tasks).await?;
     let (engine_settings, engine_played) = (settings.clone(), played.clone());
     let load = move || -> anyhow::Result<_> {
         let given = engine.map_or_else(|| load_engine(&engine_settings, role, engine_played.as_ref()), Ok);
@@ -300,6 +302,7 @@ async fn bind_transfer(
     settings: &Settings,
     node: &NodeId,
     generation: baton_types::Generation,
+    network: Option<FakeNetwork>,
     tasks: &TaskSet,
 ) -> anyhow::Result<(TransferEngine, ArrivalReceiver)> {
     let listen: SocketAddr = settings.transfer_listen.parse().map_err(|_| {
@@ -313,7 +316,10 @@ async fn bind_transfer(
     config.rdma_devices = settings.transfer_rdma_devices.clone();
     config.rdma_gid_index = settings.transfer_rdma_gid_index;
     config.checksums = settings.transfer_checksums;
-    let bound = TransferEngine::bind(config, tasks).await;
+    let bound = match network {
+        Some(network) => TransferEngine::fake(&network, config, tasks),
+        None => TransferEngine::bind(config, tasks).await,
+    };
     bound.map_err(|error| not_bound(settings, listen, error))
 }
 

@@ -145,9 +145,9 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn take_in_engine(&mut self, event: EngineEvent) {
-        self.role.on_input(self.clock.now(), Input::Engine(event));
+        self.on_input(Input::Engine(event));
         while let Ok(event) = self.engine.try_recv() {
-            self.role.on_input(self.clock.now(), Input::Engine(event));
+            self.on_input(Input::Engine(event));
         }
     }
 
@@ -227,6 +227,8 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn on_input(&mut self, input: Input<R::Event>) {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::note("loop", input.name());
         match input {
             Input::SessionOpened(conductor) => {
                 // Whether it takes requests comes before what it holds, which may be much.

@@ -110,6 +110,8 @@ impl Ssd {
         core: &mut impl TieredCore,
         effect: TierEffect,
     ) -> Option<(RequestKey, Fetching)> {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::note(parts.info.role.as_str(), effect.name());
         match effect {
             TierEffect::Store { hash, parent, block } => self.store(parts, core, hash, parent, block),
             TierEffect::Load { key, hashes, destinations } => {
@@ -441,7 +443,7 @@ mod tests {
         let nobody = CancellationToken::new();
         let hung = async {
             // The first layer is told, and the next one waited for.
-            while told.len() == 0 {
+            while told.is_empty() {
                 tokio::task::yield_now().await;
             }
             clock.advance(LAYER_DEADLINE);
