@@ -159,6 +159,8 @@ impl DecodeRole {
     }
 
     fn on_effect(&mut self, effect: DecodeEffect) -> anyhow::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        baton_worker::testing::note("decode", effect.name());
         match effect {
             DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply } => {
                 self.open_grant(key, prefill, prefill_generation, reply);

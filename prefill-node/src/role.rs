@@ -177,6 +177,8 @@ impl PrefillRole {
     }
 
     fn on_effect(&mut self, effect: PrefillEffect) -> anyhow::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        baton_worker::testing::note("prefill", effect.name());
         match effect {
             PrefillEffect::RequestGrant { target, request, delay } => self.request_grant(target, request, delay),
             PrefillEffect::RunStep(plan) => self.run_step(plan)?,
