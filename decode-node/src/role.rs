@@ -371,7 +371,6 @@ impl Role for DecodeRole {
         while let Some(effect) = self.core.poll_effect() {
             self.on_effect(effect)?;
         }
-        anyhow::ensure!(!self.parts.engine.is_dead(), "the engine's thread is gone");
         Ok(())
     }
 

@@ -126,7 +126,11 @@ impl<R: Role> NodeLoop<R> {
                     }
                     reported += 1;
                 }
-                Some(event) = self.engine.recv() => self.take_in_engine(event),
+                event = self.engine.recv() => match event {
+                    Some(event) => self.take_in_engine(event),
+                    // It ends by a panic, or after this loop.
+                    None => anyhow::bail!("the engine's thread is gone"),
+                },
                 // It rests after itself, so nothing starves behind it.
                 () = sleep_until(&*self.clock, self.background.due()) => self.work_in_background(),
                 input = self.inputs.recv() => match input {

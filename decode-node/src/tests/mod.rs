@@ -21,6 +21,7 @@ async fn every_effect_is_carried_out() {
     prompts::a_prompt_is_computed_and_answered().await;
     prompts::a_sequence_is_aborted_at_each_stage().await;
     prompts::blocks_go_to_the_ssd_and_come_back().await;
+    prompts::a_dead_engine_thread_ends_the_node().await;
     moves::a_sequence_moves_to_another_node().await;
     moves::a_move_without_its_blocks_is_computed().await;
     moves::a_move_is_cancelled().await;

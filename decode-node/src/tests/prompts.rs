@@ -103,3 +103,19 @@ pub(super) async fn blocks_go_to_the_ssd_and_come_back() {
 async fn blocks_go_to_the_ssd_come_back_and_are_forgotten() {
     blocks_go_to_the_ssd_and_come_back().await;
 }
+
+pub(super) async fn a_dead_engine_thread_ends_the_node() {
+    let world = World::default();
+    let decode = start(&world, settings("d0")).await;
+    let mut session = decode.session(7).await;
+    decode.gate.panic();
+    session.submit(&job(1, &prompt(1, 40), 4)).await;
+    while session.event().await.is_ok_and(|event| event.is_some()) {}
+    let reason = decode.fails().await;
+    assert!(reason.contains("the engine's thread is gone"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_dead_engine_thread_ends_the_node_with_an_error() {
+    a_dead_engine_thread_ends_the_node().await;
+}

@@ -14,6 +14,30 @@ async fn look(world: &World, session: &mut Conductor) -> bool {
     session.find(|event| if let Event::Load(load) = event { Some(load.stalled) } else { None }).await
 }
 
+pub(super) async fn a_dead_engine_thread_ends_the_node() {
+    let world = World::default();
+    let prefill = start(&world, settings("p0")).await;
+    let mut session = prefill.session(7).await;
+    prefill.gate.panic();
+    session.submit(&job(1, &prompt(1, 40), 1)).await;
+    // Conductors hear of a failure, not of a drain.
+    let status = loop {
+        match session.event().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the session ended as if it was drained"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.message(), "this node has failed");
+    let reason = prefill.fails().await;
+    assert!(reason.contains("'loop' failed: the engine's thread is gone"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_dead_engine_thread_ends_the_node_with_an_error() {
+    a_dead_engine_thread_ends_the_node().await;
+}
+
 pub(super) async fn an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_stays_so() {
     let world = World::default();
     let patient = Settings { step_timeout_s: 3.0, ..settings("p0") };

@@ -44,6 +44,7 @@ async fn every_effect_is_carried_out_and_every_input_taken_in() {
     life::a_drain_ends_after_the_work().await;
     life::an_operator_drains_and_undrains().await;
     life::a_snapshot_comes_in_parts().await;
+    faults::a_dead_engine_thread_ends_the_node().await;
     faults::an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_stays_so().await;
     prefixes::a_prefix_is_fetched_from_another_node().await;
     prefixes::a_prefix_that_is_gone_is_computed().await;
