@@ -26,6 +26,8 @@ const PUSH_DEADLINE: Duration = Duration::from_secs(30);
 const NO_SSD: &str = "the core wants an SSD, and this node has none";
 /// How often a grant that is not needed is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 3;
+/// The pause after the first attempt; after the second one it is twice as long.
+const RELEASE_RETRY: Duration = Duration::from_millis(200);
 
 /// What only a prefill node takes in: answers to its effects.
 #[derive(Debug)]
@@ -300,17 +302,20 @@ impl PrefillRole {
     }
 
     fn release_grant(&self, key: RequestKey, target: DecodeTarget, grant: GrantId) {
-        let (peers, clock) = (self.peers.clone(), Arc::clone(&self.parts.clock));
+        let (peers, clock, tasks) = (self.peers.clone(), Arc::clone(&self.parts.clock), self.parts.tasks.clone());
         self.parts.tasks.spawn_request("grant release", async move {
             for attempt in 1..=RELEASE_ATTEMPTS {
                 let Ok(mut client) = peers.client(&target.address) else { return };
                 let request = v1::ReleaseGrantRequest { key: Some(key.into()), grant: grant.0 };
-                match client.release_grant(request).await {
-                    Ok(_) => return,
-                    Err(status) => {
-                        tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
-                        clock.sleep(Duration::from_millis(200) * attempt).await;
-                    }
+                let Err(status) = client.release_grant(request).await else { return };
+                tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
+                if attempt == RELEASE_ATTEMPTS {
+                    return;
+                }
+                tokio::select! {
+                    () = clock.sleep(RELEASE_RETRY * attempt) => {}
+                    // A node on its way out does not wait for another that may be gone.
+                    () = tasks.cancelled() => return,
                 }
             }
         });

@@ -142,6 +142,29 @@ async fn a_push_that_fails_ends_its_request_once_and_gives_the_grant_back() {
     a_push_that_fails_ends_its_request_once().await;
 }
 
+pub(super) async fn a_decode_node_dies_between_grant_and_handoff() {
+    let world = World::faulty();
+    let chunks = Settings { chunk_tokens: 16, ..settings("p0") };
+    let (prefill, decode) = (start(&world, chunks).await, baton_decode_node::start(&world, settings("d0")).await);
+    let mut at_prefill = prefill.session(7).await;
+    prefill.gate.hold_after(1);
+    at_prefill.submit(&job_for(1, &prompt(1, 48), 4, &decode)).await;
+    prefill.gate.is_held().await;
+    // The first chunk has been pushed, so there is a grant; the last one is to come.
+    until("a push", async || (counted("baton_decode_received_bytes_total") > 0).then_some(())).await;
+    decode.dies().await;
+    prefill.gate.release();
+    let events = at_prefill.prefill_to_end(key(1)).await;
+    assert_eq!(names(&events).last(), Some(&"decode failed"), "{events:?}");
+    assert_eq!(at_prefill.told().await.into_iter().filter_map(prefill_event).count(), 0);
+    prefill.ends().await;
+}
+
+#[tokio::test]
+async fn a_decode_node_that_dies_between_grant_and_handoff_fails_the_request() {
+    a_decode_node_dies_between_grant_and_handoff().await;
+}
+
 pub(super) async fn a_job_is_aborted_at_each_stage() {
     let stages = ["queued", "computing", "pushing", "handing_over"];
     let aborted = || stages.map(|stage| counted(&format!("baton_prefill_aborts_total{{stage=\"{stage}\"}}")));

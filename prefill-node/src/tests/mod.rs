@@ -39,6 +39,7 @@ async fn every_effect_is_carried_out_and_every_input_taken_in() {
     handoff::a_tail_is_computed_at_the_decode_node().await;
     handoff::a_refused_grant_is_asked_again_after_its_delay().await;
     handoff::a_push_that_fails_ends_its_request_once().await;
+    handoff::a_decode_node_dies_between_grant_and_handoff().await;
     handoff::a_job_is_aborted_at_each_stage().await;
     life::a_session_that_breaks_takes_its_requests_along().await;
     life::a_drain_ends_after_the_work().await;
