@@ -167,11 +167,14 @@ impl PrefillRole {
                 }
             }
             PrefillInput::FetchDone(key, result) => {
-                self.fetches.remove(&key);
+                let fetching = self.fetches.remove(&key);
                 if let (Some(ssd), Ok(fetched)) = (&self.ssd, &result) {
                     ssd.on_fetched(fetched);
                 }
                 self.core.on_fetch_done(now, key, result);
+                if let Some(fetching) = fetching {
+                    fetching.gate.finish();
+                }
             }
         }
         // What the core has forgotten needs no arena any more.

@@ -335,8 +335,9 @@ mod tests {
         gates.push((key(8), gate));
         drop(lost);
         let (good, gate) = layer_gate();
+        good.end();
+        gate.finish();
         gates.push((key(9), gate));
-        good.finish();
         let sequences = (0..11).map(|n| sequence(n, n < 10)).collect();
         let began = Instant::now();
         assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, gates));

@@ -141,7 +141,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         open.end_reads().await;
         // The core first: what the engine computes after a failure must not count.
         self.tell(FetchEvent::Done(self.key, result)).await;
-        keeper.finish();
+        keeper.end();
         self.give_back(open).await;
         if let Some(panic) = panic {
             resume_unwind(panic);

@@ -228,7 +228,7 @@ impl Ssd {
             };
             // The core first: what the engine computes after a failure must not count.
             load.tell(TierEvent::Done(key, result)).await;
-            keeper.finish();
+            keeper.end();
         });
         Fetching { gate, cancel }
     }

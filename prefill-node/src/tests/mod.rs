@@ -3,6 +3,7 @@
 mod faults;
 mod handoff;
 mod life;
+mod order;
 mod prefixes;
 
 use baton_scheduler::{LeaseEffect, PrefillEffect, TierEffect};
