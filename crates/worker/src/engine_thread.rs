@@ -67,7 +67,8 @@ pub struct EngineThread {
 
 impl EngineThread {
     /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode does not care). Events go to `events`, whose reader must
-    /// never wait for the engine; they end when the thread does, by a panic or with the handle. `grammars` compiles those of structured output.
+    /// never wait for the engine; they end when the thread does, by a panic or with the handle. `grammars` compiles
+    /// those of structured output.
     pub fn start(
         engine: Box<dyn Engine>,
         grammars: GrammarCompiler,
@@ -104,7 +105,8 @@ struct Told {
 fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, told: &Told) {
     while let Ok(task) = queue.recv() {
         told.progress.begin(&task.plan);
-        // Times of steps are the machine's: they say what compute takes, and are compared with the transfer engine's, which keeps the machine's clock.
+        // Times of steps are the machine's: they say what compute takes, and are compared with the transfer engine's,
+        // which keeps the machine's clock.
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));

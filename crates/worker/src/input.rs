@@ -66,5 +66,5 @@ pub struct IntegrityReport {
 }
 
 baton_scheduler::named!(Input<E>:
-    SessionOpened, SessionClosed, KvSnapshot, ClearCache, CopyPrefix, Redirect, NodeLost, Prefill, Abort, Grant, ReleaseGrant, Lease,
-    ReleaseLease, HandOver, CheckIntegrity, Engine, Drain, Undrain, Role);
+    SessionOpened, SessionClosed, KvSnapshot, ClearCache, CopyPrefix, Redirect, NodeLost, Prefill, Abort, Grant,
+    ReleaseGrant, Lease, ReleaseLease, HandOver, CheckIntegrity, Engine, Drain, Undrain, Role);

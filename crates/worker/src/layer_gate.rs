@@ -1,4 +1,5 @@
-//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a thread of its own, which only the machine's clock can wake.
+//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a thread of its own, so by
+//! the machine's clock.
 //!
 //! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
 //! some layers' time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
@@ -44,7 +45,8 @@ impl Gate {
 #[derive(Debug, Clone)]
 pub struct LayerGate(Arc<Gate>);
 
-/// The side of whoever brings the layers. If it is dropped before [`Self::end`], the steps that wait go on without: their bytes would mean nothing.
+/// The side of whoever brings the layers. If it is dropped before [`Self::end`], the steps that wait go on without:
+/// their bytes would mean nothing.
 #[derive(Debug)]
 pub struct LayerGateKeeper {
     gate: Arc<Gate>,
@@ -72,7 +74,10 @@ impl LayerGate {
         !closed(&mut state) && *state != State::Lost
     }
 
-    /// The core knows how it ended. Not before: what the engine says goes before everything else in a node's loop, so the end of a step would pass that of its prefix.
+    /// The core knows how it ended.
+    ///
+    /// Not before: what the engine says goes before everything else in a node's loop, so the end of a step would pass
+    /// that of its prefix.
     pub fn finish(&self) {
         self.0.set(State::Over);
     }

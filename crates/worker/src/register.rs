@@ -163,7 +163,7 @@ mod tests {
         let (info, endpoint) = (info(), endpoint(&format!("http://{address}")).unwrap());
         let registration = keep_registered(endpoint, &info, &clock);
         let story = async {
-            // Twice away; there, twice; away for a moment, which begins with the short wait again; and then it says no for good.
+            // Twice away; there, twice; away again, which begins with the short wait; and then it says no for good.
             for wait in [250, 500, 2000, 2000, 250] {
                 assert_eq!(coming.recv().await.unwrap(), "p0");
                 clock.pass(Duration::from_millis(wait)).await;

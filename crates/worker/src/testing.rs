@@ -1,6 +1,7 @@
-//! Nodes within one process, for tests: mock engines that can be held, one manual clock, loopback gRPC, and conductors that are test code.
+//! Nodes within one process, for tests.
 //!
-//! Nothing here waits for time to pass. What is waited for is an event or a condition; [`LIMIT`] only ends a test that is stuck.
+//! They have mock engines that can be held, one manual clock, and loopback gRPC; their conductors are test code.
+//! Nothing here waits for time to pass: it waits for an event or a condition. [`LIMIT`] only ends a test that is stuck.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

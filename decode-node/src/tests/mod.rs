@@ -1,4 +1,6 @@
-//! A decode node among others within one process. Each story is a function, so that one test can run them all and list what they reached.
+//! A decode node among others within one process.
+//!
+//! Each story is a function, so that one test can run them all and list what they reached.
 
 mod grants;
 mod moves;

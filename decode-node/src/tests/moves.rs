@@ -20,7 +20,7 @@ fn taking(from: &TestNode, tokens: &[TokenId], output_tokens: u32, there: u32) -
     PrefillJob { key: moved(1), is_move: true, output_tokens, fetch, ..job(1, tokens, 30) }
 }
 
-/// A node that drains with a sequence of 60 tokens on it that has a first token and stands still, and what was told of it.
+/// A node that drains, and the tokens of the sequence on it: 60 of the prompt and the first of the output.
 async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
     let node = start(world, settings("d0")).await;
     let mut session = node.session(7).await;

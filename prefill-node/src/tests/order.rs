@@ -1,4 +1,6 @@
-//! What the engine says goes before everything else in a node's loop. So the end of a step may be heard before what came first.
+//! What the engine says goes before everything else in a node's loop.
+//!
+//! So the end of a step may be heard before what came first.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,9 @@ use baton_worker::{EngineEvent, Input, Role};
 use crate::role::{PrefillInput, PrefillRole};
 use crate::start;
 
-/// A role whose loop is late with the ends of fetches: it hears each after the engine's next word, unless that is of a layer.
+/// A role whose loop is late with the ends of fetches.
+///
+/// It hears each after the engine's next word, unless that is of a layer.
 struct LateFetches {
     role: PrefillRole,
     held: Option<Input<PrefillInput>>,

@@ -102,4 +102,5 @@ pub enum DecodeEffect {
 }
 
 named!(DecodeEffect:
-    OpenGrant, RefuseGrant, RevokeGrant, HandoverReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMove, CancelFetch, EmitPrefill);
+    OpenGrant, RefuseGrant, RevokeGrant, HandoverReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMove,
+    CancelFetch, EmitPrefill);
