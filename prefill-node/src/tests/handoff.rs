@@ -147,11 +147,13 @@ pub(super) async fn a_decode_node_dies_between_grant_and_handoff() {
     let chunks = Settings { chunk_tokens: 16, ..settings("p0") };
     let (prefill, decode) = (start(&world, chunks).await, baton_decode_node::start(&world, settings("d0")).await);
     let mut at_prefill = prefill.session(7).await;
+    let received = || counted("baton_decode_received_bytes_total");
+    let before = received();
     prefill.gate.hold_after(1);
     at_prefill.submit(&job_for(1, &prompt(1, 48), 4, &decode)).await;
     prefill.gate.is_held().await;
     // The first chunk has been pushed, so there is a grant; the last one is to come.
-    until("a push", async || (counted("baton_decode_received_bytes_total") > 0).then_some(())).await;
+    until("a push", async || (received() > before).then_some(())).await;
     decode.dies().await;
     prefill.gate.release();
     let events = at_prefill.prefill_to_end(key(1)).await;
