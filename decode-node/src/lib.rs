@@ -4,13 +4,23 @@
 
 mod metrics;
 mod role;
+#[cfg(test)]
+mod tests;
 
 pub use metrics::METRICS;
 
 use baton_types::NodeRole;
 use baton_worker::config::Settings;
+#[cfg(any(test, feature = "testing"))]
+use baton_worker::testing::{TestNode, World};
 
 /// Serves until a signal, then drains.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     baton_worker::run::<role::DecodeRole>(NodeRole::Decode, METRICS, settings, role::DecodeRole::new)
+}
+
+/// Starts one among others in this process, for tests.
+#[cfg(any(test, feature = "testing"))]
+pub async fn start(world: &World, settings: Settings) -> TestNode {
+    world.start(NodeRole::Decode, settings, role::DecodeRole::new).await
 }

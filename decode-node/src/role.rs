@@ -159,6 +159,8 @@ impl DecodeRole {
     }
 
     fn on_effect(&mut self, effect: DecodeEffect) -> anyhow::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        baton_worker::testing::note("decode", effect.name());
         match effect {
             DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply } => {
                 self.open_grant(key, prefill, prefill_generation, reply);
@@ -176,7 +178,7 @@ impl DecodeRole {
             }
             DecodeEffect::Lease(effect) => {
                 if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-                    self.core.on_release_lease(baton_runtime::now(), failed);
+                    self.core.on_release_lease(self.parts.clock.now(), failed);
                 }
             }
             DecodeEffect::Tier(effect) => {
@@ -250,7 +252,7 @@ impl DecodeRole {
         let Some(waiting) = self.grant_answers.remove(&key) else { return };
         // Where the prefill node has given up, or died, while it waited for room, nobody will use the grant.
         if let Err(Ok(unheard)) = waiting.send(answer) {
-            self.core.on_release_grant(baton_runtime::now(), key, GrantId(unheard.grant));
+            self.core.on_release_grant(self.parts.clock.now(), key, GrantId(unheard.grant));
         }
     }
 
@@ -260,6 +262,7 @@ impl DecodeRole {
             segment: self.parts.segment,
             ranges: self.parts.model.layout.ranges(&reply.blocks),
             writer: Some((prefill, generation)),
+            // The transfer engine keeps the machine's clock.
             expires: baton_runtime::now() + GRANT_LIFETIME,
         };
         let answer = match self.parts.transfer.grant(spec) {
@@ -272,7 +275,7 @@ impl DecodeRole {
                 tail_tokens: reply.tail_tokens,
             }),
             Err(error) => {
-                self.core.on_release_grant(baton_runtime::now(), key, reply.grant);
+                self.core.on_release_grant(self.parts.clock.now(), key, reply.grant);
                 Err(Refused { kind: ErrorKind::Internal, message: format!("opening the grant: {error}") })
             }
         };
@@ -368,7 +371,6 @@ impl Role for DecodeRole {
         while let Some(effect) = self.core.poll_effect() {
             self.on_effect(effect)?;
         }
-        anyhow::ensure!(!self.parts.engine.is_dead(), "the engine's thread is gone");
         Ok(())
     }
 

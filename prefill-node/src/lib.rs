@@ -8,13 +8,23 @@
 
 mod metrics;
 mod role;
+#[cfg(test)]
+mod tests;
 
 pub use metrics::METRICS;
 
 use baton_types::NodeRole;
 use baton_worker::config::Settings;
+#[cfg(any(test, feature = "testing"))]
+use baton_worker::testing::{TestNode, World};
 
 /// Serves until a signal, then drains.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     baton_worker::run::<role::PrefillRole>(NodeRole::Prefill, METRICS, settings, role::PrefillRole::new)
+}
+
+/// Starts one among others in this process, for tests.
+#[cfg(any(test, feature = "testing"))]
+pub async fn start(world: &World, settings: Settings) -> TestNode {
+    world.start(NodeRole::Prefill, settings, role::PrefillRole::new).await
 }

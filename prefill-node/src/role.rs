@@ -14,8 +14,8 @@ use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, Tra
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
-    Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, NodeParts, PacedCancel, Peers, RemoteArena, Role,
-    Ssd, StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
+    Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, LinkPacer, NodeParts, PacedCancel, Peers,
+    RemoteArena, Role, Ssd, StepMetrics, TierEvent, core_refused, paced, refused, start_fetch,
 };
 
 use crate::metrics::Metrics;
@@ -26,6 +26,8 @@ const PUSH_DEADLINE: Duration = Duration::from_secs(30);
 const NO_SSD: &str = "the core wants an SSD, and this node has none";
 /// How often a grant that is not needed is given back; one that is forgotten expires by itself.
 const RELEASE_ATTEMPTS: u32 = 3;
+/// The pause after the first attempt; after the second one it is twice as long.
+const RELEASE_RETRY: Duration = Duration::from_millis(200);
 
 /// What only a prefill node takes in: answers to its effects.
 #[derive(Debug)]
@@ -165,11 +167,14 @@ impl PrefillRole {
                 }
             }
             PrefillInput::FetchDone(key, result) => {
-                self.fetches.remove(&key);
+                let fetching = self.fetches.remove(&key);
                 if let (Some(ssd), Ok(fetched)) = (&self.ssd, &result) {
                     ssd.on_fetched(fetched);
                 }
                 self.core.on_fetch_done(now, key, result);
+                if let Some(fetching) = fetching {
+                    fetching.gate.finish();
+                }
             }
         }
         // What the core has forgotten needs no arena any more.
@@ -177,6 +182,8 @@ impl PrefillRole {
     }
 
     fn on_effect(&mut self, effect: PrefillEffect) -> anyhow::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        baton_worker::testing::note("prefill", effect.name());
         match effect {
             PrefillEffect::RequestGrant { target, request, delay } => self.request_grant(target, request, delay),
             PrefillEffect::RunStep(plan) => self.run_step(plan)?,
@@ -223,7 +230,7 @@ impl PrefillRole {
 
     fn lease(&mut self, effect: LeaseEffect) {
         if let Some(failed) = self.leases.carry_out(&self.parts, effect) {
-            self.core.on_release_lease(baton_runtime::now(), failed);
+            self.core.on_release_lease(self.parts.clock.now(), failed);
         }
     }
 
@@ -239,8 +246,9 @@ impl PrefillRole {
 
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
         let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
+        let waited = self.parts.clock.sleep(delay);
         self.answer("grant request", async move {
-            baton_runtime::sleep(delay).await;
+            waited.await;
             PrefillInput::GrantReply(key, ask_for_grant(&peers, &target, request, &info).await)
         });
     }
@@ -257,17 +265,16 @@ impl PrefillRole {
             len: bytes,
         };
         let pairs: Vec<_> = spans.iter().map(pair).collect();
-        let due = self
-            .parts
-            .pacer
-            .as_mut()
-            .map(|link| link.reserve(baton_runtime::now(), Direction::Send, bytes * spans.len() as u64));
+        let now = self.parts.clock.now();
+        let reserve = |link: &mut LinkPacer| link.reserve(now, Direction::Send, bytes * spans.len() as u64);
+        let due = self.parts.pacer.as_mut().map(reserve);
         let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
         let write = move || {
+            // The transfer engine keeps the machine's clock.
             let options = BatchOptions::new(baton_runtime::now() + PUSH_DEADLINE).tag(push.0);
             transfer.write(source, &remote, grant, pairs, options)
         };
-        let (batch, cancel) = paced(due, write);
+        let (batch, cancel) = paced(&self.parts.clock, due, write);
         self.pushes.entry(key).or_default().push((push, cancel));
         let transport = self.transport;
         self.answer("push", async move {
@@ -298,17 +305,20 @@ impl PrefillRole {
     }
 
     fn release_grant(&self, key: RequestKey, target: DecodeTarget, grant: GrantId) {
-        let peers = self.peers.clone();
+        let (peers, clock, tasks) = (self.peers.clone(), Arc::clone(&self.parts.clock), self.parts.tasks.clone());
         self.parts.tasks.spawn_request("grant release", async move {
             for attempt in 1..=RELEASE_ATTEMPTS {
                 let Ok(mut client) = peers.client(&target.address) else { return };
                 let request = v1::ReleaseGrantRequest { key: Some(key.into()), grant: grant.0 };
-                match client.release_grant(request).await {
-                    Ok(_) => return,
-                    Err(status) => {
-                        tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
-                        baton_runtime::sleep(Duration::from_millis(200) * attempt).await;
-                    }
+                let Err(status) = client.release_grant(request).await else { return };
+                tracing::warn!(node = %target.node, attempt, reason = status.message(), "cannot release a grant; it will expire");
+                if attempt == RELEASE_ATTEMPTS {
+                    return;
+                }
+                tokio::select! {
+                    () = clock.sleep(RELEASE_RETRY * attempt) => {}
+                    // A node on its way out does not wait for another that may be gone.
+                    () = tasks.cancelled() => return,
                 }
             }
         });
@@ -402,7 +412,6 @@ impl Role for PrefillRole {
         while let Some(effect) = self.core.poll_effect() {
             self.on_effect(effect)?;
         }
-        anyhow::ensure!(!self.parts.engine.is_dead(), "the engine's thread is gone");
         Ok(())
     }
 

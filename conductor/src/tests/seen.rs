@@ -7,74 +7,64 @@ use baton_proto::v1::node_command::Command;
 use baton_scheduler::{Away, BookEntry, RequestEffect, RequestError, RequestNote};
 
 thread_local! {
-    static SEEN: RefCell<BTreeSet<(&'static str, &'static str)>> = const { RefCell::new(BTreeSet::new()) };
+    static SEEN: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-fn note(kind: &'static str, name: &'static str) {
-    SEEN.with_borrow_mut(|seen| seen.insert((kind, name)));
+fn note(name: &'static str) {
+    SEEN.with_borrow_mut(|seen| seen.insert(name));
 }
 
 /// A relay carries an effect out.
 pub fn effect(effect: &RequestEffect) {
-    note("effect", effect.name());
+    note(effect.name());
     match effect {
-        RequestEffect::Book { entry, .. } => note("book", entry.name()),
-        RequestEffect::Note(told) => note("note", told.name()),
-        RequestEffect::End(Err(error)) => note("end", error.name()),
+        RequestEffect::Book { entry, .. } => note(entry.name()),
+        RequestEffect::Note(told) => note(told.name()),
+        RequestEffect::End(Err(error)) => note(error.name()),
         _ => {}
     }
 }
 
 /// A command goes to a node.
 pub fn command(command: &Command) {
-    note("command", command_name(command));
+    note(command_name(command));
 }
 
 /// Requests are told that their node is away.
 pub fn away(away: Away) {
-    note("away", away_name(away));
+    note(away.name());
 }
 
-const COMMANDS: [&str; 9] =
-    ["Hello", "Prefill", "Abort", "KvSnapshot", "ClearCache", "CopyPrefix", "Redirect", "NodeLost", "Drain"];
+const COMMANDS: &[&str] = &[
+    "Command::Hello",
+    "Command::Prefill",
+    "Command::Abort",
+    "Command::KvSnapshot",
+    "Command::ClearCache",
+    "Command::CopyPrefix",
+    "Command::Redirect",
+    "Command::NodeLost",
+    "Command::Drain",
+];
 
 fn command_name(command: &Command) -> &'static str {
     match command {
-        Command::Hello(_) => "Hello",
-        Command::Prefill(_) => "Prefill",
-        Command::Abort(_) => "Abort",
-        Command::KvSnapshot(_) => "KvSnapshot",
-        Command::ClearCache(_) => "ClearCache",
-        Command::CopyPrefix(_) => "CopyPrefix",
-        Command::Redirect(_) => "Redirect",
-        Command::NodeLost(_) => "NodeLost",
-        Command::Drain(_) => "Drain",
-    }
-}
-
-const AWAY: [&str; 5] = ["Died", "Silent", "Stalled", "GivenUp", "Drained"];
-
-fn away_name(away: Away) -> &'static str {
-    match away {
-        Away::Died => "Died",
-        Away::Silent => "Silent",
-        Away::Stalled => "Stalled",
-        Away::GivenUp => "GivenUp",
-        Away::Drained => "Drained",
+        Command::Hello(_) => "Command::Hello",
+        Command::Prefill(_) => "Command::Prefill",
+        Command::Abort(_) => "Command::Abort",
+        Command::KvSnapshot(_) => "Command::KvSnapshot",
+        Command::ClearCache(_) => "Command::ClearCache",
+        Command::CopyPrefix(_) => "Command::CopyPrefix",
+        Command::Redirect(_) => "Command::Redirect",
+        Command::NodeLost(_) => "Command::NodeLost",
+        Command::Drain(_) => "Command::Drain",
     }
 }
 
 /// What the stories did not reach, and what they reached that no list names.
 pub fn check_all() {
-    let lists: [(&str, &[&str]); 6] = [
-        ("effect", &RequestEffect::ALL),
-        ("book", &BookEntry::ALL),
-        ("note", &RequestNote::ALL),
-        ("end", &RequestError::ALL),
-        ("command", &COMMANDS),
-        ("away", &AWAY),
-    ];
-    let all: BTreeSet<_> = lists.iter().flat_map(|(kind, names)| names.iter().map(|name| (*kind, *name))).collect();
+    let lists = [RequestEffect::ALL, BookEntry::ALL, RequestNote::ALL, RequestError::ALL, Away::ALL, COMMANDS];
+    let all: BTreeSet<_> = lists.into_iter().flatten().copied().collect();
     let seen = SEEN.with_borrow(Clone::clone);
     let missing: Vec<_> = all.difference(&seen).collect();
     let unlisted: Vec<_> = seen.difference(&all).collect();

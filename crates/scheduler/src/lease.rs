@@ -44,6 +44,8 @@ pub enum LeaseEffect {
     },
 }
 
+crate::named!(LeaseEffect: Open, Refuse, End);
+
 #[derive(Debug)]
 struct Lease {
     /// Who reads, and the start of it.

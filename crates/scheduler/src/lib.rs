@@ -22,6 +22,7 @@ mod hot_prefixes;
 mod lease;
 mod ledger;
 mod load;
+mod named;
 mod placement;
 mod prefill;
 mod queue;

@@ -39,6 +39,8 @@ pub enum TierEffect {
     Clear,
 }
 
+crate::named!(TierEffect: Store, Load, Clear);
+
 /// What a core hears of its tier. Both cores hear the same.
 pub trait TieredCore {
     /// What the tier holds from an earlier life of the node.

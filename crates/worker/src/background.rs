@@ -33,13 +33,12 @@ pub(crate) struct Background {
     not_before: Instant,
 }
 
-impl Default for Background {
-    fn default() -> Self {
-        Self { checks: Vec::new(), snapshots: BTreeSet::new(), not_before: baton_runtime::now() }
-    }
-}
-
 impl Background {
+    /// Nothing waits, and the first work may begin at once.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { checks: Vec::new(), snapshots: BTreeSet::new(), not_before: now }
+    }
+
     /// Somebody wants a proof.
     pub(crate) fn check(&mut self, answer: Answer) {
         if self.checks.len() < MAX_CHECKS {
@@ -82,7 +81,7 @@ mod tests {
 
     #[test]
     fn callers_share_a_proof_and_the_loop_rests_after_it() {
-        let mut background = Background::default();
+        let mut background = Background::new(Instant::now());
         assert!(background.due().is_none() && background.next().is_none());
         let answers: Vec<_> = (0..MAX_CHECKS + 1)
             .map(|_| {

@@ -1,7 +1,6 @@
 //! The engine on a thread of its own: one step at a time, sampled there too, and reported back.
 
 use std::sync::{Arc, mpsc as std_mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use baton_engine::{
@@ -63,13 +62,13 @@ struct Task {
 /// Handle of the thread. Dropping it ends the thread after the step in hand.
 pub struct EngineThread {
     steps: std_mpsc::SyncSender<Task>,
-    thread: JoinHandle<()>,
     progress: Arc<EngineProgress>,
 }
 
 impl EngineThread {
     /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode does not care). Events go to `events`, whose reader must
-    /// never wait for the engine. `grammars` compiles those of structured output.
+    /// never wait for the engine; they end when the thread does, by a panic or with the handle. `grammars` compiles
+    /// those of structured output.
     pub fn start(
         engine: Box<dyn Engine>,
         grammars: GrammarCompiler,
@@ -81,8 +80,8 @@ impl EngineThread {
         let progress = Arc::new(EngineProgress::default());
         let told = Told { events, progress: Arc::clone(&progress), watch_layers };
         let body = move || run(engine, masks, &queue, &told);
-        let thread = std::thread::Builder::new().name("engine".into()).spawn(body)?;
-        Ok(Self { steps, thread, progress })
+        std::thread::Builder::new().name("engine".into()).spawn(body)?;
+        Ok(Self { steps, progress })
     }
 
     /// How far it is.
@@ -93,11 +92,6 @@ impl EngineThread {
     /// Hands a step over, with a gate for each prefix that is still coming in. `false`: the thread is gone, which is the end of the node.
     pub fn submit(&self, plan: StepPlan, gates: Vec<AwaitedPrefix>) -> bool {
         self.steps.try_send(Task { plan, gates }).is_ok()
-    }
-
-    /// Whether the thread ended: only by a panic while the handle lives.
-    pub fn is_dead(&self) -> bool {
-        self.thread.is_finished()
     }
 }
 
@@ -111,6 +105,8 @@ struct Told {
 fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, told: &Told) {
     while let Ok(task) = queue.recv() {
         told.progress.begin(&task.plan);
+        // Times of steps are the machine's: they say what compute takes, and are compared with the transfer engine's,
+        // which keeps the machine's clock.
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
@@ -341,8 +337,9 @@ mod tests {
         gates.push((key(8), gate));
         drop(lost);
         let (good, gate) = layer_gate();
+        good.end();
+        gate.finish();
         gates.push((key(9), gate));
-        good.finish();
         let sequences = (0..11).map(|n| sequence(n, n < 10)).collect();
         let began = Instant::now();
         assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, gates));

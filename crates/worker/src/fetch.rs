@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::{PROTOCOL_VERSION, v1};
+use baton_runtime::{Clock, Waited};
 use baton_scheduler::{FetchedBytes, LAYER_DEADLINE, LEASE_DEADLINE, RequestKey};
 use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
@@ -79,6 +80,7 @@ struct Fetch<E> {
     segment: SegmentId,
     transfer: TransferEngine,
     peers: Peers,
+    clock: Arc<dyn Clock>,
     inputs: mpsc::Sender<Input<E>>,
 }
 
@@ -101,7 +103,8 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     let (keeper, gate) = layer_gate();
     let cancel = CancellationToken::new();
     let layer_bytes = (parts.model.layout.block_bytes() * destinations.len()) as u64;
-    let due = |link: &mut LinkPacer| link.reserve(baton_runtime::now(), Direction::Receive, layer_bytes);
+    let now = parts.clock.now();
+    let due = |link: &mut LinkPacer| link.reserve(now, Direction::Receive, layer_bytes);
     let dues = (0..parts.model.layout.num_layers).map(|_| parts.pacer.as_mut().map(due)).collect();
     let fetch = Fetch {
         dues,
@@ -115,6 +118,7 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
         segment: parts.segment,
         transfer: parts.transfer.clone(),
         peers: peers.clone(),
+        clock: Arc::clone(&parts.clock),
         inputs: parts.inputs.clone(),
     };
     let cancelled = cancel.clone();
@@ -137,7 +141,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         open.end_reads().await;
         // The core first: what the engine computes after a failure must not count.
         self.tell(FetchEvent::Done(self.key, result)).await;
-        keeper.finish();
+        keeper.end();
         self.give_back(open).await;
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -150,7 +154,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         cancel: &CancellationToken,
         open: &mut Open,
     ) -> Result<FetchedBytes, Refused> {
-        let deadline = baton_runtime::now() + FETCH_DEADLINE;
+        let deadline = self.clock.now() + FETCH_DEADLINE;
         let leased = self.ask(cancel, open).await?;
         self.read(&leased, keeper, cancel, deadline, &mut open.reads).await
     }
@@ -182,7 +186,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         let answer = tokio::select! {
             reply = &mut call => Ok(reply?),
             () = cancel.cancelled() => Err(failed(ErrorKind::Cancelled, "it is not needed any more".into())),
-            () = baton_runtime::sleep(LEASE_DEADLINE) => {
+            () = self.clock.sleep(LEASE_DEADLINE) => {
                 let message = format!("{} did not answer within {LEASE_DEADLINE:?}", self.source.node);
                 Err(failed(ErrorKind::DeadlineExceeded, message))
             }
@@ -224,12 +228,13 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             let due = self.dues.get(layer as usize).copied().flatten();
             let until = match self.priority {
                 Priority::Urgent => {
-                    due.map_or_else(baton_runtime::now, |due| due.max(baton_runtime::now())) + LAYER_DEADLINE
+                    let now = self.clock.now();
+                    due.map_or(now, |due| due.max(now)) + LAYER_DEADLINE
                 }
                 // No engine waits for it, and it may have to wait for others.
                 Priority::Bulk => deadline,
             };
-            let read = cancellable(read, stop, cancel, until).await;
+            let read = cancellable(read, stop, cancel, self.clock.sleep_until(until)).await;
             reads.pop_front();
             let report = read.map_err(|error| {
                 failed(error.kind(), format!("reading layer {layer} from {}: {error}", self.source.node))
@@ -256,8 +261,10 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         let (transfer, segment, remote, lease) =
             (self.transfer.clone(), self.segment, leased.arena.segment.clone(), leased.lease);
         let due = self.dues.get(layer as usize).copied().flatten();
-        let options = BatchOptions::new(deadline).priority(self.priority);
-        paced(due, move || transfer.read(segment, &remote, lease, pairs, options))
+        // The transfer engine keeps the machine's clock.
+        let left = deadline.saturating_duration_since(self.clock.now());
+        let options = BatchOptions::new(baton_runtime::now() + left).priority(self.priority);
+        paced(&self.clock, due, move || transfer.read(segment, &remote, lease, pairs, options))
     }
 
     async fn give_back(&self, open: Open) {
@@ -289,12 +296,12 @@ async fn cancellable(
     read: &mut Read,
     stop: &PacedCancel,
     cancel: &CancellationToken,
-    until: Instant,
+    late: Waited,
 ) -> Result<BatchReport, TransferError> {
     let error = tokio::select! {
         report = &mut *read => return report,
         () = cancel.cancelled() => TransferError::Cancelled,
-        () = baton_runtime::sleep_until(until) => TransferError::Deadline,
+        () = late => TransferError::Deadline,
     };
     stop.cancel();
     // It may have been complete before.

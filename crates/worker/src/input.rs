@@ -64,3 +64,7 @@ pub struct IntegrityReport {
     /// The load at that moment.
     pub load: Load,
 }
+
+baton_scheduler::named!(Input<E>:
+    SessionOpened, SessionClosed, KvSnapshot, ClearCache, CopyPrefix, Redirect, NodeLost, Prefill, Abort, Grant,
+    ReleaseGrant, Lease, ReleaseLease, HandOver, CheckIntegrity, Engine, Drain, Undrain, Role);

@@ -1,4 +1,5 @@
-//! Where the engine waits for a prefix that is still coming in, layer by layer.
+//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a thread of its own, so by
+//! the machine's clock.
 //!
 //! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
 //! some layers' time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
@@ -44,15 +45,20 @@ impl Gate {
 #[derive(Debug, Clone)]
 pub struct LayerGate(Arc<Gate>);
 
-/// The side of whoever brings the layers. Where it is dropped before [`Self::finish`], the steps that wait go on without: their bytes would mean nothing.
+/// The side of whoever brings the layers. If it is dropped before [`Self::end`], the steps that wait go on without:
+/// their bytes would mean nothing.
 #[derive(Debug)]
-pub struct LayerGateKeeper(Arc<Gate>);
+pub struct LayerGateKeeper {
+    gate: Arc<Gate>,
+    /// How it ended is on its way to the core.
+    is_told: bool,
+}
 
 /// Both sides, with no layer here.
 pub fn layer_gate() -> (LayerGateKeeper, LayerGate) {
     let now = baton_runtime::now();
     let gate = Arc::new(Gate { made: now, state: Mutex::new(State::Coming(0, now)), changed: Condvar::new() });
-    (LayerGateKeeper(Arc::clone(&gate)), LayerGate(gate))
+    (LayerGateKeeper { gate: Arc::clone(&gate), is_told: false }, LayerGate(gate))
 }
 
 impl LayerGate {
@@ -68,6 +74,14 @@ impl LayerGate {
         !closed(&mut state) && *state != State::Lost
     }
 
+    /// The core knows how it ended.
+    ///
+    /// Not before: what the engine says goes before everything else in a node's loop, so the end of a step would pass
+    /// that of its prefix.
+    pub fn finish(&self) {
+        self.0.set(State::Over);
+    }
+
     fn patience(&self, state: State) -> Duration {
         let per_layer = match state {
             State::Coming(layers, since) => since.saturating_duration_since(self.0.made) / layers.max(1),
@@ -80,21 +94,21 @@ impl LayerGate {
 impl LayerGateKeeper {
     /// The first `layers` layers are here.
     pub fn open(&self, layers: u32) {
-        self.0.set(State::Coming(layers, baton_runtime::now()));
+        self.gate.set(State::Coming(layers, baton_runtime::now()));
     }
 
-    /// The core knows how it ended.
-    pub fn finish(self) {
-        self.0.set(State::Over);
+    /// The core is told how it ended, and lets the engine go on when it knows: [`LayerGate::finish`].
+    pub fn end(mut self) {
+        self.is_told = true;
     }
 }
 
 impl Drop for LayerGateKeeper {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        if *state != State::Over {
+        let mut state = self.gate.lock();
+        if *state != State::Over && !self.is_told {
             *state = State::Lost;
-            self.0.changed.notify_all();
+            self.gate.changed.notify_all();
         }
     }
 }
@@ -112,7 +126,7 @@ mod tests {
         let now = Instant::now();
         let (made, state) = (now - Duration::from_secs(10), Mutex::new(State::Coming(0, now)));
         let gate = LayerGate(Arc::new(Gate { made, state, changed: Condvar::new() }));
-        let keeper = LayerGateKeeper(Arc::clone(&gate.0));
+        let (keeper, core) = (LayerGateKeeper { gate: Arc::clone(&gate.0), is_told: false }, gate.clone());
         let (told, heard) = std::sync::mpsc::channel();
         let engine = std::thread::spawn(move || {
             for layer in 0..4 {
@@ -125,7 +139,9 @@ mod tests {
         assert!(heard.try_recv().is_err(), "layer 1 is not here");
         keeper.open(3);
         assert_eq!([heard.recv().unwrap(), heard.recv().unwrap()], [(1, true), (2, true)]);
-        keeper.finish();
+        keeper.end();
+        assert!(heard.try_recv().is_err(), "the core does not know yet");
+        core.finish();
         assert_eq!(heard.recv().unwrap(), (3, true));
         engine.join().unwrap();
     }
@@ -145,7 +161,7 @@ mod tests {
     #[test]
     fn patience_grows_with_the_time_of_a_layer() {
         let (keeper, gate) = layer_gate();
-        let after = |millis| keeper.0.made + Duration::from_millis(millis);
+        let after = |millis| keeper.gate.made + Duration::from_millis(millis);
         assert_eq!(gate.patience(State::Coming(1, after(2))), MIN_PATIENCE);
         assert_eq!(gate.patience(State::Coming(3, after(150))), Duration::from_millis(400));
     }

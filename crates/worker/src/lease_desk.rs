@@ -34,6 +34,8 @@ impl LeaseDesk {
     /// Carries out what the core decided. A lease that is given back could not be opened, or nobody wants it any more: the core has to be told.
     #[must_use = "a lease that nobody has stays with the core"]
     pub fn carry_out<E>(&mut self, parts: &NodeParts<E>, effect: LeaseEffect) -> Option<GrantId> {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::note(parts.info.role.as_str(), effect.name());
         match effect {
             LeaseEffect::Open { key, reader, reader_generation, reply } => {
                 let spec = GrantSpec {
@@ -41,6 +43,7 @@ impl LeaseDesk {
                     segment: parts.segment,
                     ranges: parts.model.layout.ranges(&reply.blocks),
                     writer: Some((reader, reader_generation)),
+                    // The transfer engine keeps the machine's clock.
                     expires: baton_runtime::now() + LEASE_LIFETIME,
                 };
                 let opened = parts.transfer.lease(spec);

@@ -32,6 +32,8 @@ mod remote;
 mod service;
 mod sessions;
 mod ssd;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod transfer;
 
 pub use engine_thread::{AwaitedPrefix, EngineEvent, EngineThread};

@@ -22,8 +22,8 @@ use baton_runtime::{
 use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
 use baton_transfer_engine::{
-    ArrivalReceiver, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError, TransportChoice,
-    TransportKind,
+    ArrivalReceiver, FakeNetwork, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError,
+    TransportChoice, TransportKind,
 };
 use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
@@ -85,6 +85,8 @@ pub struct NodeParts<E> {
     pub inputs: mpsc::Sender<Input<E>>,
     /// Where tasks live.
     pub tasks: TaskSet,
+    /// Where time comes from. The engine and the transfer engine keep the machine's clock.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// Serves a node of one role until a signal, then drains.
@@ -106,12 +108,58 @@ pub fn run<R: Role>(
 async fn serve<R: Role>(
     role: NodeRole,
     metrics: &'static [MetricDoc],
-    mut settings: Settings,
+    settings: Settings,
     build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
 ) -> anyhow::Result<()> {
-    let played = take_profile(&mut settings, role)?;
     let telemetry =
         Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
+    let around = Around { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None, network: None };
+    let node = start(role, settings, around, build).await?;
+    start_upkeep(telemetry, &node.tasks);
+    // Who reads that it serves may end it at once.
+    let signals = Signals::new()?;
+    announce(&node.info, node.http, node.transfer.local_addr());
+
+    wait_and_drain(node.grace, signals, &node.tasks, &node.shutdown).await
+}
+
+/// What a node takes from its process.
+pub(crate) struct Around {
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// What the HTTP port renders.
+    pub telemetry: Telemetry,
+    /// An engine in place of the one that the settings name.
+    pub engine: Option<Box<dyn Engine>>,
+    /// A network within this process in place of the real one.
+    pub network: Option<FakeNetwork>,
+}
+
+/// A node that serves.
+pub(crate) struct Serving {
+    /// Who it is.
+    pub info: Arc<NodeInfo>,
+    /// Its HTTP port.
+    pub http: SocketAddr,
+    /// Its transfer engine.
+    pub transfer: TransferEngine,
+    /// How long its drain may take.
+    pub grace: Duration,
+    /// Where its tasks live.
+    pub tasks: TaskSet,
+    /// Its way down.
+    pub shutdown: Shutdown,
+}
+
+/// Starts a node: it is reachable, and registers, when this returns.
+pub(crate) async fn start<R: Role>(
+    role: NodeRole,
+    mut settings: Settings,
+    around: Around,
+    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
+) -> anyhow::Result<Serving> {
+    let Around { clock, telemetry, engine, network } = around;
+    let played = take_profile(&mut settings, role)?;
     let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
     let (calls, called) = mpsc::channel(QUEUED_CALLS);
@@ -125,16 +173,18 @@ async fn serve<R: Role>(
     let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
 
     let listener = listen("listen", &settings.listen).await?;
-    let http = listen("http", &settings.http).await?;
-    let http_addr = http.local_addr()?;
+    let http_listener = listen("http", &settings.http).await?;
+    let http = http_listener.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings)?;
-    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, &tasks).await?;
+    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, network, &tasks).await?;
     let (engine_settings, engine_played) = (settings.clone(), played.clone());
     let load = move || -> anyhow::Result<_> {
-        Ok((load_engine(&engine_settings, role, engine_played.as_ref())?, load_grammars(&engine_settings)?))
+        let given = engine.map_or_else(|| load_engine(&engine_settings, role, engine_played.as_ref()), Ok);
+        Ok((given?, load_grammars(&engine_settings)?))
     };
     let (mut engine, grammars) = tokio::task::spawn_blocking(load).await.context("loading the model")??;
     check_shared(settings.transport, &*engine)?;
+    // Of compute, so by the machine's clock.
     let began = baton_runtime::now();
     let profile = match &played {
         Some(played) => node_profile(&settings, played),
@@ -169,34 +219,36 @@ async fn serve<R: Role>(
         sessions: sessions.clone(),
         inputs: inputs.clone(),
         tasks: tasks.clone(),
+        clock: Arc::clone(&clock),
     };
     let role = build(&settings, parts)?;
-    let service =
-        NodeService { info: Arc::clone(&info), inputs, calls, sessions: sessions.clone(), tasks: tasks.clone() };
+    let service = NodeService {
+        info: Arc::clone(&info),
+        inputs,
+        calls,
+        sessions: sessions.clone(),
+        tasks: tasks.clone(),
+        clock: Arc::clone(&clock),
+    };
     start_grpc(service, listener, &tasks, readiness.clone()).await?;
-    crate::http::start(http, telemetry.clone(), readiness.clone(), &tasks);
+    crate::http::start(http_listener, telemetry, readiness.clone(), &tasks);
     let node_loop = NodeLoop {
         role,
         engine: engine_heard,
         watch,
         inputs: receiver,
         calls: called,
-        background: Background::default(),
+        background: Background::new(clock.now()),
         sessions,
         transfer: view,
-        clock: Arc::new(SystemClock) as Arc<dyn Clock>,
+        clock: Arc::clone(&clock),
         shutdown: shutdown.clone(),
         readiness,
         away: NotReady::default(),
     };
     start_loop(node_loop, &tasks);
-    start_registration(conductor, &info, &tasks);
-    start_upkeep(telemetry, &tasks);
-    // Who reads that it serves may end it at once.
-    let signals = Signals::new()?;
-    announce(&info, http_addr, transfer.local_addr());
-
-    wait_and_drain(grace, signals, &tasks, &shutdown).await
+    start_registration(conductor, &info, &tasks, clock);
+    Ok(Serving { info, http, transfer, grace, tasks, shutdown })
 }
 
 async fn wait_and_drain(
@@ -250,6 +302,7 @@ async fn bind_transfer(
     settings: &Settings,
     node: &NodeId,
     generation: baton_types::Generation,
+    network: Option<FakeNetwork>,
     tasks: &TaskSet,
 ) -> anyhow::Result<(TransferEngine, ArrivalReceiver)> {
     let listen: SocketAddr = settings.transfer_listen.parse().map_err(|_| {
@@ -263,7 +316,10 @@ async fn bind_transfer(
     config.rdma_devices = settings.transfer_rdma_devices.clone();
     config.rdma_gid_index = settings.transfer_rdma_gid_index;
     config.checksums = settings.transfer_checksums;
-    let bound = TransferEngine::bind(config, tasks).await;
+    let bound = match network {
+        Some(network) => TransferEngine::fake(&network, config, tasks),
+        None => TransferEngine::bind(config, tasks).await,
+    };
     bound.map_err(|error| not_bound(settings, listen, error))
 }
 
@@ -496,11 +552,11 @@ fn usual_layer(info: &NodeInfo) -> Duration {
     Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
-fn start_registration(conductor: Endpoint, info: &Arc<NodeInfo>, tasks: &TaskSet) {
+fn start_registration(conductor: Endpoint, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
     let (info, end) = (Arc::clone(info), tasks.clone());
     tasks.spawn("registration", async move {
         tokio::select! {
-            result = keep_registered(conductor, &info) => result,
+            result = keep_registered(conductor, &info, &*clock) => result,
             () = end.cancelled() => Ok(()),
         }
     });

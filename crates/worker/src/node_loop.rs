@@ -102,22 +102,23 @@ impl<R: Role> NodeLoop<R> {
     /// # Errors
     /// The engine is dead, or its thread.
     pub async fn run(mut self) -> anyhow::Result<()> {
-        let mut reports = baton_runtime::interval(REPORT_INTERVAL);
-        reports.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The first report is due at once; those that were missed are not made up for.
+        let mut report_due = self.clock.sleep_until(self.clock.now());
         let mut reported = 0u64;
         loop {
             let wakeup = self.role.next_wakeup();
             tokio::select! {
                 biased;
                 // What is rarely due comes first: a stream of inputs must not starve deadlines and reports.
-                () = sleep_until(wakeup) => self.role.on_wakeup(self.clock.now()),
+                () = sleep_until(&*self.clock, wakeup) => self.role.on_wakeup(self.clock.now()),
                 () = self.shutdown.wait_for(Phase::Draining), if !self.away.going_down => {
                     self.away.going_down = true;
                     self.role.on_input(self.clock.now(), Input::Drain);
                     self.tell_readiness();
                 }
                 () = self.shutdown.wait_for(Phase::Closing), if self.away.going_down => return Ok(()),
-                _ = reports.tick() => {
+                () = &mut report_due => {
+                    report_due = self.clock.sleep(REPORT_INTERVAL);
                     self.look_at_engine()?;
                     self.report();
                     if reported.is_multiple_of(REPORTS_PER_TRANSFER_REPORT) {
@@ -125,9 +126,13 @@ impl<R: Role> NodeLoop<R> {
                     }
                     reported += 1;
                 }
-                Some(event) = self.engine.recv() => self.take_in_engine(event),
+                event = self.engine.recv() => match event {
+                    Some(event) => self.take_in_engine(event),
+                    // It ends by a panic, or after this loop.
+                    None => anyhow::bail!("the engine's thread is gone"),
+                },
                 // It rests after itself, so nothing starves behind it.
-                () = sleep_until(self.background.due()) => self.work_in_background(),
+                () = sleep_until(&*self.clock, self.background.due()) => self.work_in_background(),
                 input = self.inputs.recv() => match input {
                     Some(input) => self.take_in(input),
                     None => return Ok(()),
@@ -144,9 +149,9 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn take_in_engine(&mut self, event: EngineEvent) {
-        self.role.on_input(self.clock.now(), Input::Engine(event));
+        self.on_input(Input::Engine(event));
         while let Ok(event) = self.engine.try_recv() {
-            self.role.on_input(self.clock.now(), Input::Engine(event));
+            self.on_input(Input::Engine(event));
         }
     }
 
@@ -167,7 +172,7 @@ impl<R: Role> NodeLoop<R> {
 
     /// One look at every block, for all who wait for it, or for one of them.
     fn work_in_background(&mut self) {
-        let began = baton_runtime::now();
+        let began = self.clock.now();
         match self.background.next() {
             Some(Work::Check(answers)) => {
                 let problem = self.role.check_integrity().err();
@@ -183,7 +188,8 @@ impl<R: Role> NodeLoop<R> {
             }
             None => {}
         }
-        self.background.rest(baton_runtime::now(), began.elapsed());
+        let now = self.clock.now();
+        self.background.rest(now, now - began);
     }
 
     fn look_at_engine(&mut self) -> anyhow::Result<()> {
@@ -225,6 +231,8 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn on_input(&mut self, input: Input<R::Event>) {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::note("loop", input.name());
         match input {
             Input::SessionOpened(conductor) => {
                 // Whether it takes requests comes before what it holds, which may be much.
@@ -272,9 +280,9 @@ fn kv_messages(batch: &KvEventBatch) -> impl Iterator<Item = Event> {
     })
 }
 
-async fn sleep_until(wakeup: Option<Instant>) {
+async fn sleep_until(clock: &dyn Clock, wakeup: Option<Instant>) {
     match wakeup {
-        Some(wakeup) => baton_runtime::sleep_until(wakeup).await,
+        Some(wakeup) => clock.sleep_until(wakeup).await,
         None => std::future::pending().await,
     }
 }

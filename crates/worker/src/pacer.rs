@@ -1,8 +1,10 @@
 //! Transfers of a mock node take as long as those of the model: each waits until the modelled link would have carried it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_profile::Link;
+use baton_runtime::Clock;
 use baton_transfer_engine::{Batch, BatchReport, CancelHandle, TransferError};
 use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
@@ -60,6 +62,7 @@ impl PacedCancel {
 
 /// A batch that begins at once, or at the time that [`LinkPacer::reserve`] gave.
 pub fn paced(
+    clock: &Arc<dyn Clock>,
     due: Option<Instant>,
     begin: impl FnOnce() -> Batch + Send + 'static,
 ) -> (BoxFuture<'static, Result<BatchReport, TransferError>>, PacedCancel) {
@@ -68,11 +71,13 @@ pub fn paced(
         let cancel = PacedCancel::Batch(batch.cancel_handle());
         return (batch.boxed(), cancel);
     };
+    // Reports are in the machine's time, which the transfer engine keeps.
     let (cancelled, started) = (CancellationToken::new(), baton_runtime::now());
+    let waited = clock.sleep_until(due);
     let cancel = PacedCancel::Waiting(cancelled.clone());
     let later = async move {
         tokio::select! {
-            () = baton_runtime::sleep_until(due) => {}
+            () = waited => {}
             () = cancelled.cancelled() => return Err(TransferError::Cancelled),
         }
         let mut batch = begin();
@@ -94,13 +99,17 @@ pub fn paced(
 
 #[cfg(test)]
 mod tests {
+    use baton_runtime::ManualClock;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test]
     async fn what_is_cancelled_before_its_time_never_begins() {
-        let (batch, cancel) = paced(Some(Instant::now() + 600 * SECOND), || unreachable!("it was cancelled"));
+        let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+        let due = Some(clock.now() + 600 * SECOND);
+        let (batch, cancel) = paced(&clock, due, || unreachable!("it was cancelled"));
         cancel.cancel();
         assert!(matches!(batch.await, Err(TransferError::Cancelled)));
     }

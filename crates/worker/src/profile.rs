@@ -46,6 +46,7 @@ fn seconds(engine: &mut dyn Engine, start: u32, tokens: usize) -> Result<f64, En
     let table: Vec<_> = (0..blocks).map(BlockId).collect();
     let tokens = vec![0; tokens];
     let step = SequenceStep { tokens: &tokens, start, block_table: &table, logits: LogitsWanted::Last };
+    // What compute takes, so the machine's clock.
     let began = baton_runtime::now();
     engine.step(&[step], &mut Quiet)?;
     Ok(began.elapsed().as_secs_f64())

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, url, v1};
+use baton_runtime::Clock;
 use baton_runtime::settings::BadSetting;
 use baton_types::{ErrorKind, NodeInfo};
 use tonic::transport::Endpoint;
@@ -39,7 +40,7 @@ pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
 }
 
 /// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
-pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), RegisterError> {
+pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
     let conductor = endpoint.uri().to_string().trim_end_matches('/').to_owned();
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
@@ -56,7 +57,7 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), 
                     known = Some(response.conductor_id);
                 }
                 wait = RETRY;
-                baton_runtime::sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
+                clock.sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
             }
             Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
                 return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
@@ -67,9 +68,115 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo) -> Result<(), 
                     RETRY => tracing::info!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
                     _ => tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
                 }
-                baton_runtime::sleep(wait).await;
+                clock.sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MAX);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use baton_proto::v1::membership_server::{Membership, MembershipServer};
+    use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeProfile, NodeRole};
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::TcpListenerStream;
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+    use crate::testing::{TestClock, soon};
+
+    /// What the conductor says next, and who hears that a node came.
+    struct Scripted {
+        answers: Mutex<VecDeque<Result<u32, ErrorKind>>>,
+        came: mpsc::UnboundedSender<String>,
+    }
+
+    #[tonic::async_trait]
+    impl Membership for Scripted {
+        async fn register(
+            &self,
+            request: Request<v1::RegisterRequest>,
+        ) -> Result<Response<v1::RegisterResponse>, Status> {
+            let node = request.into_inner().node.map(|node| node.name).unwrap_or_default();
+            self.came.send(node).unwrap();
+            match self.answers.lock().unwrap().pop_front().unwrap() {
+                Ok(interval_ms) => {
+                    let conductor_id = "0".repeat(16);
+                    Ok(Response::new(v1::RegisterResponse {
+                        protocol_version: PROTOCOL_VERSION,
+                        conductor_id,
+                        interval_ms,
+                    }))
+                }
+                Err(kind) => Err(baton_proto::status(kind, "as the test wants it", None)),
+            }
+        }
+    }
+
+    fn info() -> NodeInfo {
+        let layout = KvLayout {
+            model: 7,
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: 8,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+            num_blocks: 4,
+        };
+        NodeInfo {
+            node: NodeId::new("p0").unwrap(),
+            role: NodeRole::Prefill,
+            generation: Generation(1),
+            address: "http://127.0.0.1:1".into(),
+            model: "m".into(),
+            vocab_size: 10,
+            context_length: 100,
+            numerics: "mock".into(),
+            layout,
+            profile: NodeProfile::default(),
+            copies_prefixes: true,
+            splits_prompts: true,
+            vocabulary: String::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_registers_again_and_again_and_waits_longer_where_it_cannot() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let away = Err(ErrorKind::Unavailable);
+        let answers = Mutex::new([away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid)].into());
+        let (came, mut coming) = mpsc::unbounded_channel();
+        let tasks = baton_runtime::TaskSet::new();
+        let end = tasks.clone();
+        tasks.spawn("conductor", async move {
+            let server =
+                tonic::transport::Server::builder().add_service(MembershipServer::new(Scripted { answers, came }));
+            server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
+        });
+        let clock = TestClock::default();
+        let (info, endpoint) = (info(), endpoint(&format!("http://{address}")).unwrap());
+        let registration = keep_registered(endpoint, &info, &clock);
+        let story = async {
+            // Twice away; there, twice; away again, which begins with the short wait; and then it says no for good.
+            for wait in [250, 500, 2000, 2000, 250] {
+                assert_eq!(coming.recv().await.unwrap(), "p0");
+                clock.pass(Duration::from_millis(wait)).await;
+            }
+            coming.recv().await.unwrap()
+        };
+        let (ended, last) = soon("the story", async { tokio::join!(registration, story) }).await;
+        let RegisterError::Refused { conductor, reason } = ended.unwrap_err();
+        assert_eq!(
+            (conductor, reason.as_str(), last.as_str()),
+            (format!("http://{address}"), "as the test wants it", "p0")
+        );
+        assert!(coming.try_recv().is_err(), "it does not come again");
+        tasks.join(Duration::from_secs(5)).await.unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
-use baton_runtime::TaskSet;
+use baton_runtime::{Clock, TaskSet};
 use baton_types::{
     ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
     PrefillEvent, Refused,
@@ -33,6 +33,17 @@ pub struct NodeService<E> {
     pub sessions: Sessions,
     /// Where session readers live.
     pub tasks: TaskSet,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// What comes within `limit`.
+async fn within<T>(clock: &dyn Clock, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        output = future => Some(output),
+        () = clock.sleep(limit) => None,
+    }
 }
 
 fn refused_status(refused: Refused) -> Status {
@@ -59,14 +70,16 @@ impl<E: Send + 'static> NodeService<E> {
             TrySendError::Full(_) => overloaded("as many calls as may be wait at this node"),
             TrySendError::Closed(_) => unavailable("this node is going down"),
         })?;
-        Self::answer(answered).await
+        self.answer(answered).await
     }
 
-    async fn answer<T>(answered: oneshot::Receiver<T>) -> Result<T, Status> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(unavailable("this node dropped the call: it is going down, or the request was aborted")),
-            Err(_) => Err(unavailable(format!("this node's loop did not answer within {ANSWER_TIMEOUT:?}"))),
+    async fn answer<T>(&self, answered: oneshot::Receiver<T>) -> Result<T, Status> {
+        match within(&*self.clock, ANSWER_TIMEOUT, answered).await {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(_)) => {
+                Err(unavailable("this node dropped the call: it is going down, or the request was aborted"))
+            }
+            None => Err(unavailable(format!("this node's loop did not answer within {ANSWER_TIMEOUT:?}"))),
         }
     }
 
@@ -158,9 +171,9 @@ fn input<E>(
     }))
 }
 
-async fn hello(commands: &mut Streaming<v1::NodeCommand>) -> Result<ConductorId, Status> {
-    let first = tokio::time::timeout(HELLO_TIMEOUT, commands.message()).await;
-    let first = first.map_err(|_| unavailable(format!("no hello within {HELLO_TIMEOUT:?}")))??;
+async fn hello(commands: &mut Streaming<v1::NodeCommand>, clock: &dyn Clock) -> Result<ConductorId, Status> {
+    let first = within(clock, HELLO_TIMEOUT, commands.message()).await;
+    let first = first.ok_or_else(|| unavailable(format!("no hello within {HELLO_TIMEOUT:?}")))??;
     let Some(v1::node_command::Command::Hello(hello)) = first.and_then(|first| first.command) else {
         return Err(baton_proto::status(ErrorKind::Invalid, "the first command of a session must be hello", None));
     };
@@ -180,7 +193,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         request: Request<Streaming<v1::NodeCommand>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let mut commands = request.into_inner();
-        let conductor = hello(&mut commands).await?;
+        let conductor = hello(&mut commands, &*self.clock).await?;
         let welcome = v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some((&*self.info).into()) };
         let opened = self.sessions.open(conductor, v1::node_event::Event::Welcome(welcome));
         let (epoch, ended, events) =
@@ -268,7 +281,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         // It must not be refused for a flood of other calls: all of the prompt would be computed again.
         let (answer, answered) = oneshot::channel();
         self.input(Input::HandOver(handover, answer)).await?;
-        let answer = Self::answer(answered).await?;
+        let answer = self.answer(answered).await?;
         answer.map(|()| Response::new(v1::HandoverReply {})).map_err(refused_status)
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
 use baton_kv_store::{KvStore, RecordRef, Reservation, StoreError, StoreOptions, Written};
+use baton_runtime::Clock;
 use baton_runtime::settings::BadSetting;
 use baton_scheduler::{FetchedBytes, LAYER_DEADLINE, MAX_STORES, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, BlockId, ErrorKind, FetchReport, KvLayout, NodeInfo, Refused};
@@ -48,6 +49,7 @@ pub struct Fetching {
 pub struct Ssd {
     store: KvStore,
     arena: KvArena,
+    clock: Arc<dyn Clock>,
     loads: Arc<Semaphore>,
     metrics: SsdMetrics,
     /// Whether the last write failed: a disk that is full is told once.
@@ -96,8 +98,9 @@ impl Ssd {
         let recovery = store.recovery();
         tracing::info!(folder = %folder.display(), ?recovery, capacity = store.capacity(), "SSD tier open");
         core.on_store_recovered(store.iter());
-        let (arena, loads) = (parts.arena.clone(), Arc::new(Semaphore::new(MAX_LOADS)));
-        Ok(Self { store, arena, loads, metrics: SsdMetrics::default(), failing: false })
+        let (arena, clock) = (parts.arena.clone(), Arc::clone(&parts.clock));
+        let loads = Arc::new(Semaphore::new(MAX_LOADS));
+        Ok(Self { store, arena, clock, loads, metrics: SsdMetrics::default(), failing: false })
     }
 
     /// Carries out what the core decided. Gives back a load that has begun.
@@ -107,6 +110,8 @@ impl Ssd {
         core: &mut impl TieredCore,
         effect: TierEffect,
     ) -> Option<(RequestKey, Fetching)> {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::note(parts.info.role.as_str(), effect.name());
         match effect {
             TierEffect::Store { hash, parent, block } => self.store(parts, core, hash, parent, block),
             TierEffect::Load { key, hashes, destinations } => {
@@ -129,10 +134,10 @@ impl Ssd {
         let reserved = self.store.reserve(hash, parent);
         let reservation = match reserved {
             Ok(Some(reservation)) => reservation,
-            Ok(None) => return core.on_stored(baton_runtime::now(), hash, self.store.contains(hash)),
+            Ok(None) => return core.on_stored(self.clock.now(), hash, self.store.contains(hash)),
             Err(error) => {
                 self.on_write(&Err(error));
-                return core.on_stored(baton_runtime::now(), hash, false);
+                return core.on_stored(self.clock.now(), hash, false);
             }
         };
         if let Some(evicted) = reservation.evicted() {
@@ -162,7 +167,7 @@ impl Ssd {
         if let Some(result) = &result {
             self.on_write(result);
         }
-        core.on_stored(baton_runtime::now(), hash, matches!(result, Some(Ok(()))));
+        core.on_stored(self.clock.now(), hash, matches!(result, Some(Ok(()))));
         self.metrics.bytes.set(self.store.bytes() as f64);
     }
 
@@ -200,8 +205,13 @@ impl Ssd {
         if let Some(lost) = missing {
             core.on_store_lost(lost);
         }
-        let load =
-            Load { key, layout: self.arena.layout().clone(), blocks: records.len(), inputs: parts.inputs.clone() };
+        let load = Load {
+            key,
+            layout: self.arena.layout().clone(),
+            blocks: records.len(),
+            clock: Arc::clone(&self.clock),
+            inputs: parts.inputs.clone(),
+        };
         let thread = self.loads.clone().try_acquire_owned().map(|place| LoadThread {
             records,
             destinations,
@@ -218,7 +228,7 @@ impl Ssd {
             };
             // The core first: what the engine computes after a failure must not count.
             load.tell(TierEvent::Done(key, result)).await;
-            keeper.finish();
+            keeper.end();
         });
         Fetching { gate, cancel }
     }
@@ -339,6 +349,7 @@ struct Load<E> {
     key: RequestKey,
     layout: KvLayout,
     blocks: usize,
+    clock: Arc<dyn Clock>,
     inputs: mpsc::Sender<Input<E>>,
 }
 
@@ -377,7 +388,7 @@ impl<E: From<TierEvent>> Load<E> {
                 () = cancel.cancelled() => {
                     return Err(Refused { kind: ErrorKind::Cancelled, message: "it is not needed any more".to_owned() });
                 }
-                () = baton_runtime::sleep(LAYER_DEADLINE) => {
+                () = self.clock.sleep(LAYER_DEADLINE) => {
                     let message = format!("the SSD did not give layer {layer} within {LAYER_DEADLINE:?}");
                     return Err(Refused { kind: ErrorKind::DeadlineExceeded, message });
                 }
@@ -406,6 +417,7 @@ fn refused(message: String) -> Refused {
 
 #[cfg(test)]
 mod tests {
+    use baton_runtime::ManualClock;
     use baton_types::{Attempt, KvDtype, RequestId};
 
     use super::*;
@@ -423,11 +435,21 @@ mod tests {
         };
         let key = RequestKey { request: RequestId(1), attempt: Attempt(0) };
         let (inputs, mut told) = mpsc::channel::<Input<TierEvent>>(10);
-        let load = Load { key, layout, blocks: 2, inputs };
+        let clock = ManualClock::default();
+        let load = Load { key, layout, blocks: 2, clock: Arc::new(clock.clone()), inputs };
         let (keeper, _gate) = layer_gate();
         let (thread, mut heard) = mpsc::channel(3);
         thread.send(Read::Layer).await.unwrap();
-        let failure = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
+        let nobody = CancellationToken::new();
+        let hung = async {
+            // The first layer is told, and the next one waited for.
+            while told.is_empty() {
+                tokio::task::yield_now().await;
+            }
+            clock.advance(LAYER_DEADLINE);
+        };
+        let (failure, ()) = tokio::join!(load.layers(&mut heard, &keeper, &nobody), hung);
+        let failure = failure.unwrap_err();
         assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
         assert!(matches!(told.recv().await, Some(Input::Role(TierEvent::Layer(_, 0)))));
         let cancel = CancellationToken::new();

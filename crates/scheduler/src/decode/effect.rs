@@ -7,7 +7,7 @@ use baton_types::{
     PrefillEvent, Refused, RequestKey,
 };
 
-use crate::{LeaseEffect, StepPlan, TierEffect};
+use crate::{LeaseEffect, StepPlan, TierEffect, named};
 
 /// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,3 +100,7 @@ pub enum DecodeEffect {
         event: PrefillEvent,
     },
 }
+
+named!(DecodeEffect:
+    OpenGrant, RefuseGrant, RevokeGrant, HandoverReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMove,
+    CancelFetch, EmitPrefill);

@@ -7,7 +7,7 @@ use baton_types::{
     RequestKey,
 };
 
-use crate::{LeaseEffect, StepPlan, TierEffect};
+use crate::{LeaseEffect, StepPlan, TierEffect, named};
 
 /// One batch of writes of one request; travels as the batch's tag. Its number among those of the request, and the layers of which, from the first one on, everything is in this
 /// batch and those before it.
@@ -143,3 +143,6 @@ pub enum PrefillEffect {
         event: PrefillEvent,
     },
 }
+
+named!(PrefillEffect:
+    RequestGrant, RunStep, Fetch, Tier, CancelFetch, Lease, Push, CancelPushes, Handover, ReleaseGrant, Emit);

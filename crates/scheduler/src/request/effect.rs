@@ -8,6 +8,7 @@ use baton_types::{
 };
 
 use super::OutputToken;
+use crate::named;
 use crate::placement::Refusal;
 
 /// What the shell carries out, in order. Every effect that names an answer gets it once, before anything else is told to the core.
@@ -88,38 +89,6 @@ pub enum RequestEffect {
 }
 
 impl RequestEffect {
-    /// The names of all there are.
-    pub const ALL: [&'static str; 11] = [
-        "Place",
-        "AskRedirect",
-        "PlaceMove",
-        "Submit",
-        "Redirect",
-        "Abort",
-        "Book",
-        "PromptLogprobs",
-        "Deliver",
-        "Note",
-        "End",
-    ];
-
-    /// Its name, for tests that want every effect to have been reached.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Place { .. } => "Place",
-            Self::AskRedirect { .. } => "AskRedirect",
-            Self::PlaceMove { .. } => "PlaceMove",
-            Self::Submit { .. } => "Submit",
-            Self::Redirect { .. } => "Redirect",
-            Self::Abort { .. } => "Abort",
-            Self::Book { .. } => "Book",
-            Self::PromptLogprobs(_) => "PromptLogprobs",
-            Self::Deliver { .. } => "Deliver",
-            Self::Note(_) => "Note",
-            Self::End(_) => "End",
-        }
-    }
-
     /// Whether the cluster is asked for something.
     pub(super) fn is_question(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::PlaceMove { .. } | Self::AskRedirect { .. })
@@ -152,22 +121,6 @@ pub enum BookEntry {
     },
     /// The attempt is over.
     Ended,
-}
-
-impl BookEntry {
-    /// The names of all there are.
-    pub const ALL: [&'static str; 5] = ["Fetched", "Pushed", "FirstToken", "Finished", "Ended"];
-
-    /// Its name, for tests that want every entry to have been reached.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Fetched { .. } => "Fetched",
-            Self::Pushed { .. } => "Pushed",
-            Self::FirstToken => "FirstToken",
-            Self::Finished { .. } => "Finished",
-            Self::Ended => "Ended",
-        }
-    }
 }
 
 /// Something that operators want to know.
@@ -209,25 +162,6 @@ pub enum RequestNote {
     FetchFailed(Refused),
 }
 
-impl RequestNote {
-    /// The names of all there are.
-    pub const ALL: [&'static str; 7] =
-        ["Held", "Retried", "GrantRefused", "WentOn", "Brought", "MoveFailed", "FetchFailed"];
-
-    /// Its name, for tests that want every note to have been reached.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Held => "Held",
-            Self::Retried { .. } => "Retried",
-            Self::GrantRefused { .. } => "GrantRefused",
-            Self::WentOn { .. } => "WentOn",
-            Self::Brought(_) => "Brought",
-            Self::MoveFailed { .. } => "MoveFailed",
-            Self::FetchFailed(_) => "FetchFailed",
-        }
-    }
-}
-
 /// Why a request did not get to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
@@ -266,25 +200,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// The names of all there are.
-    pub const ALL: [&'static str; 9] =
-        ["Refused", "Node", "NodesDied", "Contradicted", "Stalled", "Unread", "TimedOut", "Aborted", "GoingDown"];
-
-    /// Its name, for tests that want every error to have been reached.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Refused(_) => "Refused",
-            Self::Node { .. } => "Node",
-            Self::NodesDied(_) => "NodesDied",
-            Self::Contradicted(_) => "Contradicted",
-            Self::Stalled(_) => "Stalled",
-            Self::Unread(_) => "Unread",
-            Self::TimedOut(_) => "TimedOut",
-            Self::Aborted => "Aborted",
-            Self::GoingDown => "GoingDown",
-        }
-    }
-
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -299,3 +214,8 @@ impl RequestError {
         }
     }
 }
+
+named!(RequestEffect: Place, AskRedirect, PlaceMove, Submit, Redirect, Abort, Book, PromptLogprobs, Deliver, Note, End);
+named!(BookEntry: Fetched, Pushed, FirstToken, Finished, Ended);
+named!(RequestNote: Held, Retried, GrantRefused, WentOn, Brought, MoveFailed, FetchFailed);
+named!(RequestError: Refused, Node, NodesDied, Contradicted, Stalled, Unread, TimedOut, Aborted, GoingDown);

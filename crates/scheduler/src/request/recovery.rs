@@ -64,6 +64,8 @@ pub enum Away {
     Drained,
 }
 
+crate::named!(Away: Died, Silent, Stalled, GivenUp, Drained);
+
 impl Away {
     const fn as_str(self) -> &'static str {
         match self {

@@ -1,0 +1,34 @@
+//! A decode node among others within one process.
+//!
+//! Each story is a function, so that one test can run them all and list what they reached.
+
+mod grants;
+mod moves;
+mod prompts;
+
+use baton_scheduler::{DecodeEffect, LeaseEffect, TierEffect};
+use baton_types::PrefillJob;
+use baton_worker::testing::{TestNode, job, missing};
+
+/// A job whose output is decoded there.
+fn job_for(request: u128, tokens: &[u32], max_tokens: u32, decode: &TestNode) -> PrefillJob {
+    PrefillJob { decode: Some(decode.target()), ..job(request, tokens, max_tokens) }
+}
+
+#[tokio::test]
+async fn every_effect_is_carried_out() {
+    grants::a_grant_is_refused_where_room_never_comes().await;
+    grants::a_grant_whose_bytes_do_not_come_ends_by_itself().await;
+    grants::a_session_that_breaks_frees_its_sequences().await;
+    prompts::a_prompt_is_computed_and_answered().await;
+    prompts::a_sequence_is_aborted_at_each_stage().await;
+    prompts::blocks_go_to_the_ssd_and_come_back().await;
+    prompts::a_dead_engine_thread_ends_the_node().await;
+    moves::a_sequence_moves_to_another_node().await;
+    moves::a_move_without_its_blocks_is_computed().await;
+    moves::a_move_is_cancelled().await;
+    moves::a_move_is_refused_where_there_is_no_room().await;
+
+    let effects = DecodeEffect::ALL.iter().chain(LeaseEffect::ALL).chain(TierEffect::ALL).copied();
+    assert_eq!(missing("decode", effects), [""; 0], "effects that no story reaches");
+}

@@ -1,0 +1,93 @@
+//! What the engine says goes before everything else in a node's loop.
+//!
+//! So the end of a step may be heard before what came first.
+
+use std::time::{Duration, Instant};
+
+use baton_scheduler::KvEventBatch;
+use baton_types::{Load, NodeRole, PrefillEvent, PrefillJob, QueueTerms};
+use baton_worker::testing::{World, job, key, prompt, settings};
+use baton_worker::{EngineEvent, Input, Role};
+
+use crate::role::{PrefillInput, PrefillRole};
+use crate::start;
+
+/// A role whose loop is late with the ends of fetches.
+///
+/// It hears each after the engine's next word, unless that is of a layer.
+struct LateFetches {
+    role: PrefillRole,
+    held: Option<Input<PrefillInput>>,
+}
+
+impl Role for LateFetches {
+    type Event = PrefillInput;
+
+    fn on_input(&mut self, now: Instant, input: Input<PrefillInput>) {
+        let is_over = matches!(&input, Input::Engine(event) if !matches!(event, EngineEvent::KvReady { .. }));
+        if matches!(input, Input::Role(PrefillInput::FetchDone(..))) {
+            self.held = Some(input);
+            return;
+        }
+        self.role.on_input(now, input);
+        if let Some(held) = self.held.take_if(|_| is_over) {
+            self.role.on_input(now, held);
+        }
+    }
+
+    fn on_wakeup(&mut self, now: Instant) {
+        self.role.on_wakeup(now);
+    }
+
+    fn next_wakeup(&self) -> Option<Instant> {
+        self.role.next_wakeup()
+    }
+
+    fn carry_out(&mut self) -> anyhow::Result<()> {
+        self.role.carry_out()
+    }
+
+    fn load(&self, now: Instant) -> Load {
+        self.role.load(now)
+    }
+
+    fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
+        self.role.drain_kv_events(max)
+    }
+
+    fn kv_snapshot(&self) -> KvEventBatch {
+        self.role.kv_snapshot()
+    }
+
+    fn check_integrity(&self) -> Result<(), String> {
+        self.role.check_integrity()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.role.is_idle()
+    }
+}
+
+#[tokio::test]
+async fn a_step_does_not_end_before_the_core_knows_that_its_prefix_is_here() {
+    let world = World::default();
+    let holder = start(&world, settings("p0")).await;
+    let mut at_holder = holder.session(7).await;
+    at_holder.submit(&job(1, &prompt(1, 60), 1)).await;
+    let expected = at_holder.prefill_to_end(key(1)).await;
+
+    let build = |settings: &_, parts| Ok(LateFetches { role: PrefillRole::new(settings, parts)?, held: None });
+    let reader = world.start(NodeRole::Prefill, settings("p1"), build).await;
+    let mut session = reader.session(7).await;
+    // A step that takes so long may begin with the first layer.
+    let terms = QueueTerms { compute: Duration::from_secs(3600), ..QueueTerms::default() };
+    session.submit(&PrefillJob { fetch: Some(holder.source(48)), terms, ..job(2, &prompt(1, 60), 1) }).await;
+    let events = session.prefill_to_end(key(2)).await;
+    let first = |events: &[PrefillEvent]| match events.last() {
+        Some(PrefillEvent::FirstToken { token, .. }) => *token,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(first(&events), first(&expected));
+    reader.ends().await;
+    holder.ends().await;
+}
