@@ -90,8 +90,8 @@ pub struct Faults {
     /// Longest that a node is stopped, seconds.
     longest: f64,
     hurt: BTreeMap<String, Hurt>,
-    /// Kinds of the faults so far.
-    done: Vec<FaultKind>,
+    /// Kinds of the faults so far, and roles of the nodes.
+    done: Vec<(FaultKind, String)>,
 }
 
 impl Faults {
@@ -105,8 +105,8 @@ impl Faults {
         }
     }
 
-    /// Kinds of the faults so far, in order.
-    pub fn done(&self) -> &[FaultKind] {
+    /// Kinds of the faults so far, and roles of the nodes, in order.
+    pub fn done(&self) -> &[(FaultKind, String)] {
         &self.done
     }
 
@@ -173,7 +173,7 @@ impl Faults {
         let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
         let (generation, until) = (info.generation.clone(), until.map(|time| baton_runtime::now() + time));
         self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable });
-        self.done.push(kind);
+        self.done.push((kind, info.role.clone()));
         let work = load.running.saturating_add(load.waiting);
         Ok(Some(format!("{} {}{how}, with {work} requests", kind.as_str(), info.name)))
     }

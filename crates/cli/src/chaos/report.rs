@@ -60,9 +60,10 @@ impl Memory {
     }
 }
 
-/// The longest gaps after the faults of one kind.
+/// The longest gaps after the faults of one kind, at nodes of one role.
 struct Gaps {
     kind: FaultKind,
+    role: String,
     /// Ascending.
     longest: Vec<Duration>,
 }
@@ -85,13 +86,13 @@ impl Report {
         aftermath: Result<Duration, String>,
     ) -> Self {
         let longest = streams.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut by_kind: BTreeMap<FaultKind, Vec<Duration>> = BTreeMap::new();
-        for (index, kind) in faults.done().iter().enumerate() {
-            by_kind.entry(*kind).or_default().push(longest.get(index + 1).copied().unwrap_or_default());
+        let mut by_kind: BTreeMap<(FaultKind, String), Vec<Duration>> = BTreeMap::new();
+        for (index, done) in faults.done().iter().enumerate() {
+            by_kind.entry(done.clone()).or_default().push(longest.get(index + 1).copied().unwrap_or_default());
         }
-        let gaps = by_kind.into_iter().map(|(kind, mut longest)| {
+        let gaps = by_kind.into_iter().map(|((kind, role), mut longest)| {
             longest.sort();
-            Gaps { kind, longest }
+            Gaps { kind, role, longest }
         });
         Self { ends, gaps: gaps.collect(), growth: memory.growth.clone(), aftermath }
     }
@@ -108,10 +109,10 @@ impl Report {
         for (what, list) in [("different", different), ("failed", failed), ("refused", refused)] {
             lines.extend(list.iter().take(TOLD).map(|one| format!("  {what}: {one}")));
         }
-        for Gaps { kind, longest } in &self.gaps {
+        for Gaps { kind, role, longest } in &self.gaps {
             let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
             let (half, most, count) = (half.as_secs_f64(), most.as_secs_f64(), longest.len());
-            lines.push(format!("longest gap after {count} x {}: p50 {half:.2} s, max {most:.2} s", kind.as_str()));
+            lines.push(format!("longest gap after {count} x {} {role}: p50 {half:.2} s, max {most:.2} s", kind.as_str()));
         }
         if let Some((name, most)) = self.growth.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
             let count = self.growth.len();
@@ -130,7 +131,7 @@ impl Report {
         let Ends { right, different, failed, refused } = &self.ends;
         let gaps = |gaps: &Gaps| {
             let seconds: Vec<_> = gaps.longest.iter().map(Duration::as_secs_f64).collect();
-            json!({ "fault": gaps.kind.as_str(), "longest_gap_s": seconds })
+            json!({ "fault": gaps.kind.as_str(), "role": gaps.role, "longest_gap_s": seconds })
         };
         json!({
             "requests": self.ends.count(), "right": right, "different": different, "failed": failed, "refused": refused,
