@@ -166,8 +166,8 @@ impl NodeSessions {
         }
     }
 
-    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer that is not there. They
-    /// are the machine's time: the network's, and no node's.
+    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer that is not there.
+    /// They are the machine's time: the network's, and no node's.
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;

@@ -57,8 +57,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     server.run(async || signals.recv().await).await
 }
 
-/// A conductor that serves. Nothing of it belongs to the whole process: signals, logs and the recorder of metrics are its
-/// caller's.
+/// A conductor that serves. Nothing of it belongs to the whole process: signals, logs and the recorder of metrics are
+/// its caller's.
 pub struct Server {
     /// What its requests share.
     pub door: Arc<FrontDoor>,

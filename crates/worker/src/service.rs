@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
-use baton_runtime::{Clock, TaskSet};
+use baton_runtime::{Clock, TaskSet, within};
 use baton_types::{
     ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
     PrefillEvent, Refused,
@@ -35,15 +35,6 @@ pub struct NodeService<E> {
     pub tasks: TaskSet,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
-}
-
-/// What comes within `limit`.
-async fn within<T>(clock: &dyn Clock, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-    tokio::select! {
-        biased;
-        output = future => Some(output),
-        () = clock.sleep(limit) => None,
-    }
 }
 
 fn refused_status(refused: Refused) -> Status {

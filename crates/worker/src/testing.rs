@@ -136,6 +136,7 @@ impl EngineGate {
     /// After so many more steps the engine stands still at the beginning of the next one.
     pub fn hold_after(&self, steps: usize) {
         lock(&self.0.0).left = Some(steps);
+        self.0.1.notify_all();
     }
 
     /// It goes on.

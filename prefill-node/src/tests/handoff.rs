@@ -187,10 +187,12 @@ pub(super) async fn a_job_is_aborted_at_each_stage() {
     assert_eq!(prefill.load().await.running, 0);
     // A grant is given back, whether or not its answer has come.
     at_prefill.submit(&job_for(3, &prompt(3, 40), 4, &decode)).await;
-    prefill.gate.release();
+    // The step that is held, and the first one of this request.
+    prefill.gate.hold_after(2);
     decode.load_is("a grant", |load| load.waiting == 1).await;
     at_prefill.abort(key(3)).await;
     decode.load_is("a grant that is given back", |load| load.waiting == 0).await;
+    prefill.gate.release();
     prefill.load_is("no step", |load| load.blocks_used == 0).await;
     // Its first chunk never arrives, and the second one stands still.
     world.lose_batches();

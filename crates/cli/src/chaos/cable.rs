@@ -1,5 +1,8 @@
 //! The virtual cable of a node that has a network namespace of its own: cut, or made slow.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::linux::fs::MetadataExt;
 use std::process::Command;
 
 use serde_json::Value;
@@ -7,15 +10,16 @@ use serde_json::Value;
 use super::processes::Process;
 use crate::error::CliError;
 
-/// The device that a namespace of `baton up --namespaces`, or of a pod, has.
+/// The device that a namespace of `baton up --namespaces` has.
 const DEVICE: &str = "eth0";
 /// What a slow cable carries.
 const SLOW: [&str; 7] = ["tbf", "rate", "10mbit", "burst", "32kb", "latency", "2s"];
 
 /// A pair of devices: one in the node's namespace, and one here that is plugged into a bridge.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Cable {
-    process: Process,
+    /// The namespace, which may outlive the process.
+    namespace: File,
     here: String,
     bridge: String,
 }
@@ -23,12 +27,19 @@ pub struct Cable {
 impl Cable {
     /// The cable of a process; `None` if it has no namespace of its own, or none with a bridge.
     pub fn of(process: Process) -> Option<Self> {
-        let there = show(inside(process).args(["ip", "-j", "link", "show", DEVICE]))?;
-        let peer = there.as_array()?.first()?.get("link_index")?.as_u64()?;
+        let namespace = File::open(format!("/proc/{}/ns/net", process.pid)).ok().filter(|_| process.is_there())?;
+        let own = std::fs::metadata("/proc/self/ns/net").ok()?;
+        if namespace.metadata().ok()?.st_ino() == own.st_ino() {
+            return None;
+        }
+        let there = show(inside(&namespace).args(["ip", "-j", "link", "show", DEVICE]))?;
+        let there = there.as_array()?.first()?;
         let here = show(Command::new("ip").args(["-j", "link"]))?;
-        let here = here.as_array()?.iter().find(|device| device["ifindex"].as_u64() == Some(peer))?;
+        let is_other_end =
+            |device: &&Value| device["ifindex"] == there["link_index"] && device["link_index"] == there["ifindex"];
+        let here = here.as_array()?.iter().find(is_other_end)?;
         let name = |key: &str| Some(here.get(key)?.as_str()?.to_owned());
-        Some(Self { process, here: name("ifname")?, bridge: name("master")? })
+        Some(Self { namespace, here: name("ifname")?, bridge: name("master")? })
     }
 
     /// Nothing gets through, and neither end is told.
@@ -43,21 +54,33 @@ impl Cable {
 
     /// Both ways carry 10 Mbit/s, and each byte waits for its turn.
     pub fn slow_down(&self) -> Result<(), CliError> {
-        run(Command::new("tc").args(["qdisc", "replace", "dev", &self.here, "root"]).args(SLOW))?;
-        run(inside(self.process).args(["tc", "qdisc", "replace", "dev", DEVICE, "root"]).args(SLOW))
+        let [here, there] = self.both_ends("replace", &SLOW);
+        if here.is_err() || there.is_err() {
+            let _ = self.speed_up();
+        }
+        here.and(there)
     }
 
     /// Makes it fast again.
     pub fn speed_up(&self) -> Result<(), CliError> {
-        run(Command::new("tc").args(["qdisc", "delete", "dev", &self.here, "root"]))?;
-        run(inside(self.process).args(["tc", "qdisc", "delete", "dev", DEVICE, "root"]))
+        let [here, there] = self.both_ends("delete", &[]);
+        here.and(there)
+    }
+
+    fn both_ends(&self, verb: &str, what: &[&str]) -> [Result<(), CliError>; 2] {
+        let arguments = |device| [&["qdisc", verb, "dev", device, "root"], what].concat();
+        [
+            run(Command::new("tc").args(arguments(self.here.as_str()))),
+            run(inside(&self.namespace).arg("tc").args(arguments(DEVICE))),
+        ]
     }
 }
 
-/// A command in the process's network namespace.
-fn inside(process: Process) -> Command {
+/// A command in a network namespace.
+fn inside(namespace: &File) -> Command {
+    let path = format!("--net=/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd());
     let mut command = Command::new("nsenter");
-    command.args(["-n", "-t", &process.pid.to_string(), "--"]);
+    command.args([&path, "--"]);
     command
 }
 

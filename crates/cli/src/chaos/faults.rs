@@ -74,7 +74,7 @@ impl Hurt {
         if self.kind == FaultKind::Stop {
             self.process.signal(libc::SIGCONT);
         }
-        // If it fails, its namespace is gone, or it does not get well and the report says so.
+        // If it fails, the cable is gone, or the node does not get well and the report says so.
         let _ = match (self.kind, &self.cable) {
             (FaultKind::Cut, Some(cable)) => cable.mend(),
             (FaultKind::Slow, Some(cable)) => cable.speed_up(),
@@ -87,7 +87,7 @@ impl Hurt {
 pub struct Faults {
     random: Random,
     kinds: Vec<FaultKind>,
-    /// Longest that a node is stopped, seconds.
+    /// Longest that a node is stopped, cut off or slow, seconds.
     longest: f64,
     hurt: BTreeMap<String, Hurt>,
     /// Kinds of the faults so far, and roles of the nodes.

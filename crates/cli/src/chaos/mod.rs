@@ -1,7 +1,9 @@
 //! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more than a pause.
 //!
-//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network.
-//! One node of each role is left alone at any time. Whoever started the nodes has to start them again, as `baton up` does. At the end the nodes prove that every block is accounted for.
+//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this
+//! host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network. One node of each
+//! role is left alone at any time. Whoever started the nodes has to start them again, as `baton up` does. At the end
+//! the nodes prove that every block is accounted for.
 
 mod cable;
 mod faults;
@@ -28,8 +30,8 @@ use processes::Process;
 use report::{Memory, Report};
 use streams::{Ends, Streams};
 
-/// How long nodes may take to be back, and the cluster to be idle, at the end: more than `grant_ttl_s`, as a node that was cut off may have granted what nobody
-/// waits for any more.
+/// How long nodes may take to be back, and the cluster to be idle, at the end: more than `grant_ttl_s`, as a node that
+/// was cut off may have granted what nobody waits for any more.
 const AFTERMATH: Duration = Duration::from_secs(90);
 /// How often is looked at the nodes.
 const LOOK: Duration = Duration::from_millis(200);

@@ -16,10 +16,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process of this host that listens on an address, `host:port` or `http://host:port`; `None` if there is none that this user may look at. It may have a
-    /// network namespace of its own.
+    /// The process of this host that listens on an address, `host:port` or `http://host:port`. It may have a network
+    /// namespace of its own. `None` if there is none that this user may look at, or if the host is another one's name.
     pub fn listening(address: &str) -> Option<Self> {
         let address = address.trim_start_matches("http://");
+        if other_ip(address).is_none() && !is_loopback(address) {
+            return None;
+        }
         let wanted = Wanted { port: address.rsplit(':').next()?.parse().ok()?, ip: other_ip(address) };
         let entries = fs::read_dir("/proc").ok()?;
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -30,7 +33,14 @@ impl Process {
             if wanted.ip.is_none() && own.as_ref() != Some(&namespace) {
                 continue;
             }
-            let sockets = tables.entry(namespace).or_insert_with(|| wanted.sockets(pid));
+            let sockets = match tables.get(&namespace) {
+                Some(sockets) => sockets,
+                None => match wanted.sockets(pid) {
+                    Some(sockets) => &*tables.entry(namespace).or_insert(sockets),
+                    // It has just ended.
+                    None => continue,
+                },
+            };
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
             let mut links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
             if links.any(|link| sockets.iter().any(|socket| link.as_os_str() == socket.as_str())) {
@@ -85,10 +95,12 @@ struct Wanted {
 
 impl Wanted {
     /// Sockets that listen there, in the network namespace of a process, as links to them say.
-    fn sockets(&self, pid: u32) -> Vec<String> {
-        let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")));
+    fn sockets(&self, pid: u32) -> Option<Vec<String>> {
+        let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok());
+        // Not every kernel has the second.
+        tables[0].as_ref()?;
         let lines = tables.iter().flatten().flat_map(|table| table.lines().skip(1));
-        lines.filter_map(|line| self.inode(line)).map(|inode| format!("socket:[{inode}]")).collect()
+        Some(lines.filter_map(|line| self.inode(line)).map(|inode| format!("socket:[{inode}]")).collect())
     }
 
     /// Of a line of the table, if it is about this one.
@@ -141,5 +153,10 @@ mod tests {
     fn other_hosts_are_left_alone() {
         assert!(is_loopback("http://127.0.0.1:7100") && is_loopback("localhost:1") && is_loopback("[::1]:5"));
         assert!(!is_loopback("http://10.0.0.7:7100") && !is_loopback("node-3:7100"));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for host in ["node-3", "10.0.0.7", "[fd00::3]"] {
+            assert_eq!(Process::listening(&format!("http://{host}:{port}")), None, "{host}");
+        }
     }
 }

@@ -112,7 +112,10 @@ impl Report {
         for Gaps { kind, role, longest } in &self.gaps {
             let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
             let (half, most, count) = (half.as_secs_f64(), most.as_secs_f64(), longest.len());
-            lines.push(format!("longest gap after {count} x {} {role}: p50 {half:.2} s, max {most:.2} s", kind.as_str()));
+            lines.push(format!(
+                "longest gap after {count} x {} {role}: p50 {half:.2} s, max {most:.2} s",
+                kind.as_str()
+            ));
         }
         if let Some((name, most)) = self.growth.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
             let count = self.growth.len();

@@ -1,9 +1,9 @@
 //! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off.
 //!
 //! ```text
-//!   this namespace:  conductor -- bridge 10.A.B.1
-//!                                    +-- veth -- | eth0 10.A.B.2  prefill-0 |
-//!                                    +-- veth -- | eth0 10.A.B.3  decode-0  |
+//!   this namespace:  conductor -- bridge 198.18.B.1
+//!                                    +-- veth -- | eth0 198.18.B.2  prefill-0 |
+//!                                    +-- veth -- | eth0 198.18.B.3  decode-0  |
 //! ```
 
 use std::path::Path;
@@ -28,10 +28,11 @@ impl Network {
     pub fn new(plan: &mut Plan) -> Result<Self, CliError> {
         remove_left_over();
         let pid = std::process::id();
-        let subnet = format!("10.{}.{}", 128 + (pid >> 8) % 64, pid % 256);
+        // Set aside for tests of networks (RFC 2544): no host's own.
+        let subnet = format!("198.{}.{}", 18 + (pid >> 8) % 2, pid % 256);
         let mut network = Self { bridge: bridge_of(pid), namespaces: Vec::new() };
         let bridge = network.bridge.as_str();
-        // With an address of its own: else it has that of one of its ports, and another one when that is cut off, which is news to all.
+        // With an address of its own: else it has that of a port, and another one when that is cut off.
         ip(&["link", "add", bridge, "address", "02:00:00:00:00:01", "type", "bridge"])?;
         ip(&["address", "add", &format!("{subnet}.1/24"), "dev", bridge])?;
         ip(&["link", "set", bridge, "up"])?;

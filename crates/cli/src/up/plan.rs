@@ -112,6 +112,10 @@ impl Plan {
                 "0, and so is --prefill: no request could be served; a decode node alone can, it computes prompts, too";
             return Err(CliError::invalid("--decode", problem));
         }
+        if let Some(other) = args.transport.as_ref().filter(|transport| args.namespaces && *transport != "tcp") {
+            let problem = format!("KV would travel over {other} and not over the network; leave --transport out");
+            return Err(CliError::invalid("--namespaces", problem));
+        }
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
         let mut listen = vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())];
@@ -322,6 +326,8 @@ mod tests {
     fn nodes_in_namespaces_move_kv_over_tcp() {
         let plan = plan("--engine mock --namespaces", None).unwrap();
         assert!(plan.nodes.iter().all(|node| line(node).contains("--transport tcp")));
+        let error = self::plan("--engine mock --namespaces --transport shm", None).unwrap_err().to_string();
+        assert!(error.starts_with("--namespaces: KV would travel over shm"), "{error}");
     }
 
     #[test]

@@ -105,7 +105,7 @@ mod tests {
         let refusal = place(&mut cluster, now, &strict(102)).unwrap_err();
         assert!(refusal.message.contains("the objective is 500ms"), "{refusal:?}");
         // What was learned is old some day.
-        now += Duration::from_secs(31);
+        now += Duration::from_secs(301);
         (100..104).for_each(|n| cluster.on_ended(now, key(n)));
         (200..203).for_each(|n| _ = place(&mut cluster, now, &strict(n)).unwrap());
     }

@@ -215,7 +215,7 @@ impl ClassCost {
         self.decode_spread.quantile(q)
     }
 
-    /// Time has passed: how far predictions were off is forgotten.
+    /// Time has passed: how far predictions were off long ago is forgotten.
     pub fn forget_old(&mut self, now: Instant) {
         self.decode_spread.forget_old(now);
     }

@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 /// Differences remembered.
 const WINDOW: usize = 512;
-/// And for how long. Who is refused for them adds none: were they kept until others push them out, one bad minute would close an idle cluster for good.
+/// And for how long. Who is refused for them adds none: if they were kept until others push them out, one bad minute
+/// would close a cluster for good.
 const MEMORY: Duration = Duration::from_secs(30);
 /// Fewer say nothing about a tail.
 const ENOUGH: usize = 32;
+/// The last so many are kept for longer: there are clusters with a request a minute.
+const LONGEST: Duration = Duration::from_secs(300);
 
-/// By how much the last measured values exceeded what was predicted. For waits these are times and not ratios: what makes a short wait twice as long does not make a long one so.
+/// By how much the last measured values exceeded what was predicted. For waits these are times and not ratios: what
+/// makes a short wait twice as long does not make a long one so.
 #[derive(Debug, Clone, Default)]
 pub struct Residuals {
     /// In the order in which they came.
@@ -36,7 +40,11 @@ impl Residuals {
 
     /// Drops what is too old to tell anything of now.
     pub fn forget_old(&mut self, now: Instant) {
-        while self.window.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > MEMORY) {
+        let is_old = |residuals: &Self| {
+            let longest = if residuals.window.len() > ENOUGH { MEMORY } else { LONGEST };
+            residuals.window.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > longest)
+        };
+        while is_old(self) {
             self.forget_first();
         }
     }
@@ -88,6 +96,8 @@ mod tests {
         assert_eq!(residuals.quantile(0.9), 8.0, "not yet");
         residuals.forget_old(now + MEMORY + Duration::from_secs(1));
         assert_eq!((residuals.quantile(0.9), residuals.sorted.len()), (0.5, 39));
+        residuals.forget_old(now + Duration::from_secs(39) + LONGEST);
+        assert_eq!((residuals.quantile(0.9), residuals.sorted.len()), (0.0, 1), "the last one");
         residuals.forget_old(now + Duration::from_secs(1000));
         assert_eq!((residuals.quantile(0.9), residuals.sorted.len()), (0.0, 0));
     }

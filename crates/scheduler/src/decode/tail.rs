@@ -20,8 +20,9 @@ use super::batch::Events;
 use super::{DecodeCore, Phase, Sequence};
 use crate::step::{StepOutput, StepSlice};
 
-/// Most of them that have begun and are not over: each keeps its tokens' hidden numbers. The others wait, as the conductor expects when it cuts prompts; if this
-/// node took no more than it can begin, prefill nodes would have to compute whole prompts for which nobody planned.
+/// As many may have begun before another one does, if one of them can go on: each keeps its tokens' hidden numbers.
+/// The others wait, as the conductor expects when it cuts prompts. If this node took no more than it can begin,
+/// prefill nodes would have to compute whole prompts for which nobody planned.
 const MAX_BEGUN: usize = 4;
 
 /// Slices to the cost of a chunk: they have next to no fixed cost of their own, so streams need not wait for long ones.
@@ -95,13 +96,14 @@ impl DecodeCore {
         let has_begun = |key: &&RequestKey| {
             self.sequences.get(key).and_then(|it| it.tail.as_ref()).is_some_and(|tail| tail.layers > 0)
         };
-        let may_begin = self.tails.iter().filter(has_begun).count() < MAX_BEGUN;
         let can_go_on = |key: &&RequestKey| {
             let Some(sequence) = self.sequences.get(key) else { return false };
             let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_over.is_some();
             let behind = |tail: &Tail| tail.layers < sequence.head_layers(num_layers);
             is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
         };
+        let begun = || self.tails.iter().filter(has_begun);
+        let may_begin = begun().count() < MAX_BEGUN || !begun().any(|key| can_go_on(&key));
         let key = *self.tails.iter().filter(|key| may_begin || has_begun(key)).find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
         let tokens = sequence.given_tokens - sequence.tail.as_ref()?.from;

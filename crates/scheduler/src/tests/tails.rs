@@ -294,7 +294,7 @@ fn a_tail_is_declined_where_it_makes_no_sense_and_a_hand_over_has_to_fit() {
 }
 
 #[test]
-fn all_tails_are_taken_and_a_few_are_under_way_at_once() {
+fn all_tails_are_taken_and_those_that_have_begun_go_first() {
     let mut node = DecodeNode::new(decode::config(100));
     let heads: Vec<_> = (0..6)
         .map(|n| {
@@ -306,19 +306,22 @@ fn all_tails_are_taken_and_a_few_are_under_way_at_once() {
             reply
         })
         .collect();
-    // One layer of each is here: the first four tails begin.
-    let layer = 2 * BLOCK_BYTES / 3;
-    heads.iter().for_each(|reply| arrive(&mut node, reply, 0, 1, layer));
-    for n in 0..4 {
+    let next = |node: &mut DecodeNode, n: u64, expected: std::ops::Range<u32>| {
         let plan = node.take_step();
-        assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(n), 0..1));
-        finish(&mut node, &plan);
-    }
-    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))), "the others wait");
-    // One of them is over: the next one begins.
-    node.after(MS, |core, now| core.on_abort(now, key(2)));
-    let plan = node.take_step();
-    assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(4), 0..1));
-    finish(&mut node, &plan);
-    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))), "one is still to wait");
+        assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(n), expected));
+        finish(node, &plan);
+    };
+    // One layer of the first four is here, and they begin.
+    let layer = 2 * BLOCK_BYTES / 3;
+    heads[..4].iter().for_each(|reply| arrive(&mut node, reply, 0, 1, layer));
+    (0..4).for_each(|n| next(&mut node, n, 0..1));
+    // The fifth waits while one of them can go on.
+    arrive(&mut node, &heads[4], 0, 1, layer);
+    let fifth = node.take_step();
+    assert_eq!(fifth.slice.as_ref().unwrap().sequence.key, key(4), "none of them can");
+    arrive(&mut node, &heads[5], 0, 1, layer);
+    arrive(&mut node, &heads[3], 1, 2, layer);
+    finish(&mut node, &fifth);
+    next(&mut node, 3, 1..2);
+    next(&mut node, 5, 0..1);
 }
