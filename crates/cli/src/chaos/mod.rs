@@ -121,7 +121,7 @@ async fn disturb(
         }
         next += every;
         if let Some(done) = faults.next(conductor, &nodes).await? {
-            streams.faults.fetch_add(1, Ordering::Relaxed);
+            streams.faults().on_fault(baton_runtime::now());
             say(json, &format!("{:6.1} s  {done}", began.elapsed().as_secs_f64()))?;
         }
     }

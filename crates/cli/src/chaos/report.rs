@@ -85,10 +85,9 @@ impl Report {
         memory: &Memory,
         aftermath: Result<Duration, String>,
     ) -> Self {
-        let longest = streams.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut by_kind: BTreeMap<(FaultKind, String), Vec<Duration>> = BTreeMap::new();
-        for (index, done) in faults.done().iter().enumerate() {
-            by_kind.entry(done.clone()).or_default().push(longest.get(index + 1).copied().unwrap_or_default());
+        for (done, longest) in faults.done().iter().zip(streams.faults().gaps()) {
+            by_kind.entry(done.clone()).or_default().push(longest);
         }
         let gaps = by_kind.into_iter().map(|((kind, role), mut longest)| {
             longest.sort();

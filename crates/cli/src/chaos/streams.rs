@@ -1,7 +1,7 @@
 //! Streams against the cluster, and what each of them is in peace.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
@@ -17,6 +17,8 @@ use crate::error::CliError;
 const COME_AGAIN: Duration = Duration::from_millis(500);
 /// A stream that says nothing for so long is taken to be hung.
 const HUNG: Duration = Duration::from_secs(60);
+/// A gap that a fault makes begins less than this before the fault.
+const FELT_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a request gave: tokens and the bits of their log-probabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,11 +53,31 @@ impl Ends {
 pub struct Streams {
     requests: Vec<v1::GenerateRequest>,
     expected: Vec<Said>,
-    /// Faults so far: gaps belong to the last one.
-    pub faults: AtomicUsize,
-    /// The longest gap of each fault; the first is of before.
-    pub gaps: Mutex<Vec<Duration>>,
+    faults: Mutex<Felt>,
     pub stop: AtomicBool,
+}
+
+/// When faults were, and the longest gap that each made.
+#[derive(Debug, Default)]
+pub struct Felt(Vec<(Instant, Duration)>);
+
+impl Felt {
+    pub fn on_fault(&mut self, now: Instant) {
+        self.0.push((now, Duration::ZERO));
+    }
+
+    /// A gap belongs to the last fault that it can be of: the next fault may come before it ends.
+    fn on_gap(&mut self, began: Instant, ended: Instant) {
+        let latest = ended.min(began + FELT_WITHIN);
+        if let Some((_, longest)) = self.0.iter_mut().rev().find(|(at, _)| *at <= latest) {
+            *longest = (*longest).max(ended - began);
+        }
+    }
+
+    /// The longest gap of each fault, in order.
+    pub fn gaps(&self) -> impl Iterator<Item = Duration> {
+        self.0.iter().map(|(_, longest)| *longest)
+    }
 }
 
 /// Request `n` of a run: of many lengths, some with a common beginning, greedy and drawn, with penalties and log-probabilities.
@@ -81,11 +103,10 @@ impl Streams {
     /// Asks each of `count` requests once, in peace: what it says then it has to say always.
     pub async fn in_peace(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
         let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
-        let asked = join_all(requests.iter().map(|request| ask(conductor, request.clone(), |_| {}))).await;
+        let asked = join_all(requests.iter().map(|request| ask(conductor, request.clone(), |_, _| {}))).await;
         let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
         let expected = expected.map_err(|end| CliError::Cluster(format!("in peace: {}", end.told())))?;
-        let (faults, gaps, stop) = (AtomicUsize::new(0), Mutex::new(vec![Duration::ZERO]), AtomicBool::new(false));
-        Ok(Self { requests, expected, faults, gaps, stop })
+        Ok(Self { requests, expected, faults: Mutex::default(), stop: AtomicBool::new(false) })
     }
 
     /// One client: one request after the other, until it is to stop.
@@ -96,7 +117,7 @@ impl Streams {
                 return ends;
             }
             let n = n % self.requests.len();
-            match ask(conductor, self.requests[n].clone(), |gap| self.on_gap(gap)).await {
+            match ask(conductor, self.requests[n].clone(), |began, ended| self.faults().on_gap(began, ended)).await {
                 Ok(said) if said == self.expected[n] => ends.right += 1,
                 Ok(_) => ends.different.push(format!("request {n}")),
                 Err(Failed::Refused(why)) => {
@@ -109,13 +130,8 @@ impl Streams {
         ends
     }
 
-    fn on_gap(&self, gap: Duration) {
-        let fault = self.faults.load(Ordering::Relaxed);
-        let mut gaps = self.gaps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if gaps.len() <= fault {
-            gaps.resize(fault + 1, Duration::ZERO);
-        }
-        gaps[fault] = gaps[fault].max(gap);
+    pub fn faults(&self) -> MutexGuard<'_, Felt> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,7 +151,7 @@ impl Failed {
 async fn ask(
     conductor: &Conductor,
     request: v1::GenerateRequest,
-    mut on_gap: impl FnMut(Duration),
+    mut on_gap: impl FnMut(Instant, Instant),
 ) -> Result<Said, Failed> {
     let refused = |status: tonic::Status| Failed::Refused(format!("{:?}: {}", status.code(), status.message()));
     let mut stream = conductor.inference().generate(request).await.map_err(refused)?.into_inner();
@@ -152,8 +168,9 @@ async fn ask(
         match event {
             Some(Event::Accepted(accepted)) => id = accepted.request_id,
             Some(Event::Delta(delta)) => {
-                if let Some(last) = last.replace(baton_runtime::now()) {
-                    on_gap(last.elapsed());
+                let now = baton_runtime::now();
+                if let Some(last) = last.replace(now) {
+                    on_gap(last, now);
                 }
                 if delta.index as usize != said.tokens.len() {
                     return Err(ended(format!("token {} came as number {}", said.tokens.len(), delta.index)));
@@ -177,6 +194,23 @@ async fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gap_belongs_to_the_fault_that_made_it() {
+        let began = baton_runtime::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let mut felt = Felt::default();
+        felt.on_gap(at(0), at(90));
+        felt.on_fault(at(100));
+        felt.on_gap(at(99), at(1000));
+        felt.on_gap(at(110), at(5000));
+        felt.on_fault(at(2000));
+        felt.on_gap(at(2000), at(2010));
+        felt.on_gap(at(1900), at(1990));
+        felt.on_gap(at(1990), at(2100));
+        let gaps: Vec<_> = felt.gaps().map(|gap| gap.as_millis()).collect();
+        assert_eq!(gaps, [4890, 110], "a gap may end after the next fault, and begins a moment before its own");
+    }
 
     #[test]
     fn requests_are_of_many_kinds_and_the_same_in_each_run() {

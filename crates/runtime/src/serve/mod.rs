@@ -170,6 +170,8 @@ impl Port {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.limits.streams)
+            // Callers of a gateway that all leave at once are no attack. By default 20 of them end the connection.
+            .max_pending_accept_reset_streams(self.limits.streams as usize)
             .initial_stream_window_size(self.limits.window_bytes)
             .initial_connection_window_size(self.limits.window_bytes * 2)
             .max_header_list_size(MAX_HEADER_BYTES)

@@ -30,6 +30,10 @@ impl Drop for Open {
 
 impl Server {
     async fn start(limits: ConnectionLimits, max: usize) -> Self {
+        Self::speaking(Protocol::Http1, limits, max).await
+    }
+
+    async fn speaking(protocol: Protocol, limits: ConnectionLimits, max: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (connections, tasks, open) = (Connections::new(max), TaskSet::new(), Arc::new(AtomicUsize::new(0)));
@@ -59,7 +63,7 @@ impl Server {
                     axum::body::Body::from_stream(tokio_stream::iter(frames))
                 }),
             );
-        let port = Port { name: "test", listener, protocol: Protocol::Http1, limits, connections: connections.clone() };
+        let port = Port { name: "test", listener, protocol, limits, connections: connections.clone() };
         port.serve(router, &tasks);
         Self { address, connections, tasks, open }
     }
@@ -189,6 +193,31 @@ async fn large_headers_are_refused() {
         let mut answer = [0; 12];
         stream.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 431");
+    }
+}
+
+#[tokio::test]
+async fn callers_of_a_gateway_who_all_leave_at_once_do_not_end_its_connection() {
+    // RFC 9113 section 4.1: length, type, flags, stream. HPACK (RFC 7541 appendix A): GET / over http, authority x.
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'x'];
+    let (headers, reset, settings, end) = (1, 3, 4, 0x5);
+    let server = Server::speaking(Protocol::Http2, ConnectionLimits::default(), 8).await;
+    let mut gateway = server.connect().await;
+    let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(settings, 0, 0, &[])].concat();
+    for left in 0..500 {
+        sent.extend(frame(headers, end, 2 * left + 1, GET));
+        sent.extend(frame(reset, 0, 2 * left + 1, &8_u32.to_be_bytes()));
+    }
+    sent.extend(frame(headers, end, 1001, GET));
+    gateway.write_all(&sent).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"hello") {
+        let read = tokio::time::timeout(SOON, gateway.read_buf(&mut answer)).await.expect("an answer").unwrap();
+        assert_ne!(read, 0, "it goes on: {}", String::from_utf8_lossy(&answer));
     }
 }
 
