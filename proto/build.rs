@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: [&str; 3] = ["baton/v1/inference.proto", "baton/v1/node.proto", "baton/v1/cluster.proto"];
+const FILES: [&str; 4] =
+    ["baton/v1/inference.proto", "baton/v1/node.proto", "baton/v1/cluster.proto", "baton/v1/leader.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

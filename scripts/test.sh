@@ -31,6 +31,8 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
   without 'test(/^chaos::(nodes_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
+command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
+  without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"

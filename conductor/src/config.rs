@@ -70,6 +70,13 @@ pub struct Settings {
     pub operators: Option<String>,
     /// Address of the port where nodes register; if it is not set, they share the clients' gRPC port.
     pub nodes: Option<String>,
+    /// Members of etcd, `host:port`: conductors that name the same elect one that places for all. None: this conductor is alone.
+    #[serde(deserialize_with = "list")]
+    pub etcd: Vec<String>,
+    /// All keys of this cluster in etcd begin so.
+    pub etcd_prefix: String,
+    /// Host or address by which other conductors reach this one; by default the one that it listens on.
+    pub advertise_host: Option<String>,
     /// Origins of web pages that may call the HTTP port, or `*`.
     #[serde(deserialize_with = "list")]
     pub cors_origins: Vec<String>,
@@ -141,6 +148,9 @@ impl Default for Settings {
             http: "127.0.0.1:8080".into(),
             operators: None,
             nodes: None,
+            etcd: Vec::new(),
+            etcd_prefix: "/baton".into(),
+            advertise_host: None,
             cors_origins: Vec::new(),
             model: None,
             chat_template: None,
@@ -192,6 +202,15 @@ pub struct Flags {
     /// Address of the port where nodes register [default: on the clients' gRPC port]
     #[arg(long, value_name = "ADDR")]
     pub nodes: Option<String>,
+    /// Members of etcd, host:port by commas: conductors with the same etcd elect one that places for all [default: none, this one is alone]
+    #[arg(long, value_name = "ENDPOINTS")]
+    pub etcd: Option<String>,
+    /// All keys of this cluster in etcd begin so [default: /baton]
+    #[arg(long, value_name = "PREFIX")]
+    pub etcd_prefix: Option<String>,
+    /// Host by which other conductors reach this one [default: the one that it listens on]
+    #[arg(long, value_name = "HOST")]
+    pub advertise_host: Option<String>,
     /// Origins of web pages that may call the HTTP port, by commas, or * for all [default: none]
     #[arg(long, value_name = "ORIGINS")]
     pub cors_origins: Option<String>,

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use crate::budget::Budget;
 use crate::checks::Checks;
 use crate::error::GenerateError;
+use crate::leader::Desk;
 use crate::live::{EnterError, Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
@@ -115,6 +116,8 @@ pub struct FrontDoor {
     pub shutdown: Shutdown,
     /// For what clients have not read.
     pub unread: Budget,
+    /// Where the questions of requests go.
+    pub desk: Desk,
     cluster: Mutex<Cluster>,
     hot_prefixes: Mutex<HotPrefixes>,
     /// The cluster's: nodes' events go there without holding the cluster.
@@ -153,6 +156,7 @@ impl FrontDoor {
             tasks,
             shutdown,
             unread: Budget::new(limits.unread_bytes),
+            desk: Desk::new(),
             cluster: Mutex::new(cluster),
             hot_prefixes,
             index,

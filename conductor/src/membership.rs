@@ -101,6 +101,10 @@ impl SessionEvents for FrontDoor {
                     .fold(Ok(()), Result::and)
             }
             Event::Kv(events) => self.on_kv(info, events),
+            Event::LeaderTerm(term) => {
+                self.on_later_term(term);
+                Ok(())
+            }
             Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
                 self.live.deliver(&info.node, key, now, RequestEvent::Offered(offer.output_tokens));
             }),

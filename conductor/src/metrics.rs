@@ -20,6 +20,7 @@ const MOVES: &str = "baton_conductor_moves_total";
 const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
 const SPLIT: &str = "baton_conductor_split_prompts_total";
+const LEADS: &str = "baton_conductor_leads";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
@@ -104,6 +105,12 @@ pub const METRICS: &[MetricDoc] = &[
     ),
     doc(RUNNING, MetricKind::Gauge, &[], "Requests being served."),
     doc(
+        LEADS,
+        MetricKind::Gauge,
+        &[],
+        "Whether this conductor places the requests of all, 1, or asks the one that does, 0.",
+    ),
+    doc(
         TTFT,
         MetricKind::Histogram(LATENCY_BUCKETS),
         &[],
@@ -173,6 +180,7 @@ pub struct Metrics {
     at_decode: Counter,
     split: Counter,
     running: Gauge,
+    leads: Gauge,
     ttft: Histogram,
     gap: Histogram,
     /// Of tokens: from their node to their client's connection.
@@ -222,6 +230,7 @@ impl Default for Metrics {
             at_decode: counter!(AT_DECODE),
             split: counter!(SPLIT),
             running: gauge!(RUNNING),
+            leads: gauge!(LEADS),
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
             relayed: histogram!(RELAY),
@@ -338,6 +347,7 @@ impl Metrics {
     /// Brings the gauges up to date before a scrape.
     pub fn refresh(&self, door: &FrontDoor) {
         self.running.set(door.live.len() as f64);
+        self.leads.set(f64::from(u8::from(door.desk.leads())));
         let card = door.model_card();
         self.prefill_nodes.set(f64::from(card.prefill_nodes));
         self.decode_nodes.set(f64::from(card.decode_nodes));

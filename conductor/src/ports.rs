@@ -28,6 +28,7 @@ use crate::config::Settings;
 use crate::front_door::FrontDoor;
 use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, MembershipService, take_in};
 use crate::health::{self, Tells};
+use crate::leader::LeaderService;
 use crate::{cors, http};
 
 /// Connections at once of operators' port.
@@ -118,7 +119,8 @@ impl Ports {
         }
         if let Some(listener) = self.nodes {
             let connections = Connections::new(connections_within_descriptors(MAX_NODES));
-            let routes = Routes::from(services.taken_in(Routes::new(services.membership())));
+            let routes =
+                Routes::from(services.taken_in(Routes::new(services.membership()).add_service(services.leader())));
             port("nodes", listener, Protocol::Http2, connections).serve(routes.prepare(), tasks);
         }
         let clients = Connections::new(connections_within_descriptors(self.max_connections));
@@ -182,6 +184,12 @@ impl Services<'_> {
         service.max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
+    /// What other conductors call, beside what nodes do.
+    fn leader(&self) -> v1::leader_server::LeaderServer<LeaderService> {
+        let service = v1::leader_server::LeaderServer::new(LeaderService(Arc::clone(self.door)));
+        service.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
     fn health(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService(Arc::clone(self.door)))
     }
@@ -204,7 +212,7 @@ impl Services<'_> {
             ours = ours.add_service(self.cluster());
         }
         if with_nodes {
-            ours = ours.add_service(self.membership());
+            ours = ours.add_service(self.membership()).add_service(self.leader());
         }
         let mut routes = Routes::from(self.taken_in(ours)).add_service(self.health());
         if with_operators {

@@ -5,10 +5,11 @@ use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_scheduler::{Explanation, Placement, RequestError, Verdict};
+use baton_scheduler::{Placement, Refusal, RequestError};
 use baton_types::{Attempt, FinishReason, NodeId, RequestId, RequestIdPrefix, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
+use crate::leader::Grounds;
 
 /// Requests that are remembered.
 const RECORDS: usize = 1024;
@@ -45,8 +46,10 @@ pub struct Decision {
     pub at: Duration,
     /// How often in a row it was refused, or 1.
     pub times: u32,
+    /// Where it goes, or why nowhere.
+    pub placed: Result<Placement, Refusal>,
     /// The grounds, as of the last time.
-    pub explanation: Arc<Explanation>,
+    pub grounds: Arc<Grounds>,
     /// Why the attempt did not last.
     pub failure: Option<String>,
     /// Where it went on other decode nodes than the one that was chosen, and why; the first of them.
@@ -74,8 +77,8 @@ impl RequestRecord {
     fn decided(&mut self, decision: Decision) {
         if let Some(last) = self.decisions.last_mut()
             && last.attempt == decision.attempt
-            && last.explanation.decision.is_err()
-            && decision.explanation.decision.is_err()
+            && last.placed.is_err()
+            && decision.placed.is_err()
         {
             *last = Decision { times: last.times.saturating_add(1), ..decision };
             return;
@@ -89,9 +92,7 @@ impl RequestRecord {
 
     /// The last placement, and when it was made.
     pub fn served_by(&self) -> Option<(&Placement, Duration)> {
-        let placed = |decision: &'_ Decision| decision.explanation.decision.is_ok();
-        let decision = self.decisions.iter().rev().find(|decision| placed(decision))?;
-        Some((decision.explanation.decision.as_ref().ok()?, decision.at))
+        self.decisions.iter().rev().find_map(|decision| Some((decision.placed.as_ref().ok()?, decision.at)))
     }
 
     /// Predicted time between tokens, where the decode node that was chosen is the one that served it.
@@ -104,7 +105,7 @@ impl RequestRecord {
     pub fn predicted_ttft(&self) -> Option<Duration> {
         let first = self.end.as_ref().and_then(|end| end.first_token);
         let gave = |decision: &&Decision| first.is_none_or(|first| decision.attempt == first);
-        let placed = |decision: &'_ Decision| Some((decision.explanation.decision.as_ref().ok()?.clone(), decision.at));
+        let placed = |decision: &'_ Decision| Some((decision.placed.as_ref().ok()?.clone(), decision.at));
         let (Placement { estimated_ttft: Ttft(ttft), pace, .. }, at) =
             self.decisions.iter().rev().filter(gave).find_map(placed)?;
         Some(at + ttft + pace)
@@ -114,7 +115,7 @@ impl RequestRecord {
     fn log(&self, end: &RequestEnd) {
         let (placement, last) = (self.served_by().map(|(placement, _)| placement), self.decisions.last());
         let seconds = |time: Duration| time.as_secs_f64();
-        let explanation = last.map(|decision| &decision.explanation);
+        let (prefill_verdicts, decode_verdicts) = last.map(|decision| decision.grounds.verdicts()).unzip();
         tracing::info!(
             request = %self.request,
             client_request = Some(&*self.client_id).filter(|id| !id.is_empty()),
@@ -133,8 +134,8 @@ impl RequestRecord {
             predicted_tbt_s = self.predicted_tbt(end).map(seconds),
             tbt_s = end.tbt.map(|Tbt(tbt)| seconds(tbt)),
             total_s = seconds(end.timeline.total),
-            prefill_verdicts = explanation.map(|it| verdict_counts(&it.prefill_verdicts())),
-            decode_verdicts = explanation.map(|it| verdict_counts(&it.decode_verdicts())),
+            prefill_verdicts,
+            decode_verdicts,
             "request ended"
         );
     }
@@ -145,11 +146,6 @@ impl RequestEnd {
     pub fn ttft(&self) -> Option<Duration> {
         (self.usage.completion_tokens > 0).then_some(self.timeline.ttft)
     }
-}
-
-/// `1 chosen, 3 not chosen, 2 left out: draining`.
-fn verdict_counts(counts: &[(Verdict, usize)]) -> String {
-    counts.iter().map(|(verdict, nodes)| format!("{nodes} {verdict}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Whom an id names.
@@ -172,8 +168,9 @@ impl OpenRecord {
     }
 
     /// Something was decided, so long after the request's arrival.
-    pub fn decided(&self, attempt: Attempt, at: Duration, explanation: Arc<Explanation>) {
-        self.lock().decided(Decision { attempt, at, times: 1, explanation, failure: None, turns: Vec::new() });
+    pub fn decided(&self, attempt: Attempt, at: Duration, placed: Result<Placement, Refusal>, grounds: Grounds) {
+        let (grounds, turns) = (Arc::new(grounds), Vec::new());
+        self.lock().decided(Decision { attempt, at, times: 1, placed, grounds, failure: None, turns });
     }
 
     /// The last placement did not last.
@@ -264,30 +261,17 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use baton_scheduler::Refusal;
     use baton_types::{ErrorKind, NodeId, QueueTerms};
 
     use super::*;
 
-    fn explanation(decision: Result<Placement, Refusal>) -> Arc<Explanation> {
-        Arc::new(Explanation {
-            placement: "baton",
-            admission: "none",
-            prefill: Vec::new(),
-            decode: Vec::new(),
-            prefill_rest: vec![(Verdict::Chosen, 1), (Verdict::NotChosen, 4)],
-            decode_rest: Vec::new(),
-            decision,
-        })
-    }
-
-    fn refused(message: &str) -> Arc<Explanation> {
+    fn refused(message: &str) -> Result<Placement, Refusal> {
         let (kind, message) = (ErrorKind::Overloaded, message.to_owned());
-        explanation(Err(Refusal { kind, message, retry_after: None, hold: None }))
+        Err(Refusal { kind, message, retry_after: None, hold: None })
     }
 
-    fn placed() -> Arc<Explanation> {
-        explanation(Ok(Placement {
+    fn placed() -> Result<Placement, Refusal> {
+        Ok(Placement {
             prefill: NodeId::new("p").unwrap(),
             tail_tokens: 0,
             fetch: None,
@@ -299,7 +283,7 @@ mod tests {
             matched_tokens: 0,
             estimated_exposed: None,
             estimated_output_tokens: 1.0,
-        }))
+        })
     }
 
     impl Records {
@@ -319,10 +303,10 @@ mod tests {
     fn a_held_request_is_one_decision_and_then_its_placement() {
         let records = Records::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
-        (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full")));
-        open.decided(Attempt(0), ms(100), placed());
+        (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), Grounds::NoLeader));
+        open.decided(Attempt(0), ms(100), placed(), Grounds::NoLeader);
         open.failed(&"it died");
-        open.decided(Attempt(1), ms(200), placed());
+        open.decided(Attempt(1), ms(200), placed(), Grounds::NoLeader);
         let record = records.of(RequestId(1)).unwrap();
         let told: Vec<_> =
             record.decisions.iter().map(|decision| (decision.attempt.0, decision.times, decision.at)).collect();
@@ -366,7 +350,6 @@ mod tests {
         open.end(end(Ok(FinishReason::Length)));
         drop(open);
         assert_eq!(records.of(RequestId(1)).unwrap().end.unwrap().outcome, Ok(FinishReason::Length));
-        assert_eq!(verdict_counts(&placed().prefill_verdicts()), "1 chosen, 4 not chosen");
     }
 
     #[test]
@@ -374,9 +357,10 @@ mod tests {
         let records = Records::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let node = |name| Some(NodeId::new(name).unwrap());
-        let Ok(chosen) = placed().decision.clone() else { panic!("it was placed") };
+        let chosen = placed().unwrap();
         let estimated_tbt = Some(Tbt(ms(30)));
-        open.decided(Attempt(0), ms(1), explanation(Ok(Placement { decode: node("d0"), estimated_tbt, ..chosen })));
+        let chosen = Placement { decode: node("d0"), estimated_tbt, ..chosen };
+        open.decided(Attempt(0), ms(1), Ok(chosen), Grounds::NoLeader);
         (0..20).for_each(|n| open.turned(&format_args!("d1 instead of d0: {n}")));
         let record = records.of(RequestId(1)).unwrap();
         assert_eq!(
@@ -395,8 +379,8 @@ mod tests {
     fn the_prediction_is_of_the_attempt_that_gave_the_first_token() {
         let records = Records::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
-        open.decided(Attempt(0), ms(1), placed());
-        open.decided(Attempt(1), ms(1400), placed());
+        open.decided(Attempt(0), ms(1), placed(), Grounds::NoLeader);
+        open.decided(Attempt(1), ms(1400), placed(), Grounds::NoLeader);
         let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
         let first_token = Some(Attempt(0));
         open.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token });
@@ -407,7 +391,7 @@ mod tests {
     fn decisions_and_requests_are_bounded() {
         let records = Records::default();
         let open = records.open(RequestId(0), "".into(), 1, 1);
-        (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed()));
+        (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed(), Grounds::NoLeader));
         let record = records.of(RequestId(0)).unwrap();
         let attempts: Vec<_> = record.decisions.iter().map(|decision| decision.attempt.0).collect();
         assert_eq!((attempts, record.decisions_left_out), (vec![0, 7, 8, 9], 6));

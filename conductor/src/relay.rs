@@ -6,19 +6,21 @@ use std::time::{Duration, Instant};
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::node_command::Command;
-use baton_runtime::{Phase, Waited, random_u64, within};
-use baton_scheduler::{Assignment, OutputToken, Refusal, RequestCore, RequestEffect, RequestError, RequestNote};
+use baton_runtime::{Phase, Waited, within};
+use baton_scheduler::{OutputToken, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
 use baton_types::{
-    Attempt, FinishReason, NodeId, NodeRole, PrefillJob, Refused, RequestKey, Tbt, TokenId, TokenLogprobs, Ttft,
+    Attempt, FinishReason, NodeId, NodeInfo, NodeRole, PrefillJob, Refused, RequestKey, Tbt, TokenId, TokenLogprobs,
+    Ttft,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::{FrontDoor, Outgoing};
+use crate::leader::{Answer, Asked, Decided};
 use crate::live::{Entry, LiveEvent, Told};
 use crate::other_answers::Decodes;
 use crate::output::{OutputText, Part};
@@ -27,6 +29,17 @@ use crate::tally::Kept;
 use crate::unread::{Lost, Unread};
 
 type Outcome = Result<FinishReason, RequestError>;
+
+/// What the one that places is asked.
+#[derive(Debug)]
+enum Question {
+    /// Which nodes serve an attempt, so long after the request's arrival?
+    Nodes { key: RequestKey, waited: Duration },
+    /// Which other decode node grants what this one refused?
+    Other { key: RequestKey, from: NodeId, refused: Refused },
+    /// Which other decode node goes on, as this attempt?
+    Move { to: RequestKey },
+}
 
 /// One request on its way. Dropped before its end, it is aborted.
 pub struct Relay {
@@ -41,6 +54,8 @@ pub struct Relay {
     entry: Entry,
     unread: Unread,
     interrupted: Interrupted,
+    /// The question that is not answered.
+    asked: Option<(Question, oneshot::Receiver<Answer>)>,
     /// Fires when the core wants to be woken, or before: the core's time moves on with each token, and to set a timer for each would cost more than relaying it.
     timer: Waited,
     /// When it fires; `None` once it has.
@@ -80,8 +95,23 @@ impl Relay {
         let unread = Unread::new(out, &door.unread);
         let interrupted = interrupted(&door, &entry, &unread);
         let (timer, timer_set) = (Box::pin(std::future::ready(())), None);
-        let (heard, gone) = (None, None);
-        Self { door, core, sample, decodes, text, record, entry, unread, interrupted, timer, timer_set, heard, gone }
+        let (asked, heard, gone) = (None, None, None);
+        Self {
+            door,
+            core,
+            sample,
+            decodes,
+            text,
+            record,
+            entry,
+            unread,
+            interrupted,
+            asked,
+            timer,
+            timer_set,
+            heard,
+            gone,
+        }
     }
 
     fn now(&self) -> Instant {
@@ -157,12 +187,21 @@ impl Relay {
                 None => self.core.on_abort(self.now()),
             },
             error = &mut self.interrupted => self.cut_off(error),
+            answer = answered(&mut self.asked), if self.asked.is_some() => self.on_later(answer),
             () = &mut self.timer, if self.timer_set.is_some() => self.on_time(),
             room = self.unread.room(|| clock.now()), if is_behind => {
                 if let Err(lost) = room {
                     self.lose(lost);
                 }
             }
+        }
+    }
+
+    fn on_later(&mut self, answer: Option<Answer>) {
+        let Some((question, _)) = self.asked.take() else { return };
+        // Without an answer, it is one to an attempt that is over.
+        if let Some(answer) = answer {
+            self.on_answer(question, answer);
         }
     }
 
@@ -226,17 +265,17 @@ impl Relay {
             crate::tests::seen::effect(&effect);
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
-                    let (decided, placed) = self.place(key, &exclude, waited);
-                    self.core.on_placed(decided, placed);
+                    let wanted = self.core.placement_request(key, &exclude, waited);
+                    let asked = self.door.ask_for_nodes(&wanted);
+                    self.on_asked(Question::Nodes { key, waited }, asked);
                 }
-                RequestEffect::AskRedirect { key, from, refused } => self.ask_redirect(key, &from, refused),
+                RequestEffect::AskRedirect { key, from, refused } => {
+                    let asked = self.door.ask_for_other(key, &from);
+                    self.on_asked(Question::Other { key, from, refused }, asked);
+                }
                 RequestEffect::PlaceMove { key, to, tokens, exclude } => {
-                    let mut cluster = self.door.cluster();
-                    let chosen = cluster.place_move(self.now(), (key, to), tokens, &exclude);
-                    let chosen = chosen.and_then(|chosen| cluster.assign_move(&chosen));
-                    self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.0.clone()));
-                    drop(cluster);
-                    self.core.on_move_placed(chosen);
+                    let asked = self.door.ask_for_move((key, to), tokens, &exclude);
+                    self.on_asked(Question::Move { to }, asked);
                 }
                 RequestEffect::Submit { node, job } => self.submit(&node, &job),
                 RequestEffect::Redirect { node, redirect } => {
@@ -246,7 +285,7 @@ impl Relay {
                 RequestEffect::Abort { node, key } => {
                     self.door.nodes.send(&node, Command::Abort(key.into()));
                 }
-                RequestEffect::Book { key, entry } => self.door.cluster().book(self.now(), key, &entry),
+                RequestEffect::Book { key, entry } => self.door.book(key, &entry),
                 RequestEffect::PromptLogprobs(logprobs) => {
                     let next = self.core.job().tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
                     let tokenizer = &self.door.model.tokenizer;
@@ -266,33 +305,39 @@ impl Relay {
         None
     }
 
-    /// Places an attempt and charges its nodes.
-    fn place(
-        &mut self,
-        key: RequestKey,
-        exclude: &[NodeId],
-        waited: Duration,
-    ) -> (Instant, Result<Assignment, Refusal>) {
-        let wanted = self.core.placement_request(key, exclude, waited);
-        let (decided, explanation, assignment) = {
-            let mut cluster = self.door.cluster();
-            // While no node can be lost: what is lost later is lost to this placement.
-            let decided = self.now();
-            let explanation = Arc::new(cluster.place_explained(decided, &wanted, &mut random_u64));
-            let placement = explanation.decision.clone();
-            let assignment = placement.map(|placement| {
-                let node = cluster.node(&placement.prefill);
-                if node.is_some_and(|node| node.info().role == NodeRole::Decode) {
-                    self.door.metrics.on_prompt_at_decode();
+    fn on_asked(&mut self, question: Question, asked: Asked) {
+        match asked {
+            Asked::Answered(answer) => self.on_answer(question, answer),
+            // What was asked before is over: only one question is open at a time.
+            Asked::Later(later) => self.asked = Some((question, later)),
+        }
+    }
+
+    fn on_answer(&mut self, question: Question, answer: Answer) {
+        match (question, answer) {
+            (Question::Nodes { key, waited }, Answer::Placed(decided)) => {
+                let Decided { at, placed, grounds } = *decided;
+                if let Ok(to) = &placed {
+                    self.entry.goes_to(to.placement.nodes());
+                    let is_decode = |info: &NodeInfo| info.role == NodeRole::Decode;
+                    if self.door.cluster().node(&to.placement.prefill).is_some_and(|node| is_decode(node.info())) {
+                        self.door.metrics.on_prompt_at_decode();
+                    }
                 }
-                let assignment = cluster.assign(placement, wanted.slo.tbt);
-                self.entry.goes_to(assignment.placement.nodes());
-                assignment
-            });
-            (decided, explanation, assignment)
-        };
-        self.record.decided(key.attempt, waited, explanation);
-        (decided, assignment)
+                let decision = placed.as_ref().map(|to| to.placement.clone()).map_err(Clone::clone);
+                self.record.decided(key.attempt, waited, decision, grounds);
+                self.core.on_placed(at, key, placed);
+            }
+            (Question::Other { key, from, refused }, Answer::Redirected(to)) => {
+                self.entry.goes_to(to.iter().map(|to| to.node.clone()));
+                self.core.on_redirected(self.now(), key, (&from, refused), to);
+            }
+            (Question::Move { to }, Answer::Moved(chosen)) => {
+                self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.0.clone()));
+                self.core.on_move_placed(to, chosen);
+            }
+            (question, answer) => tracing::error!(?question, ?answer, "an answer to another question"),
+        }
     }
 
     fn submit(&mut self, node: &NodeId, job: &PrefillJob) {
@@ -302,19 +347,19 @@ impl Relay {
         if job.tail_tokens > 0 {
             self.door.metrics.on_split();
         }
-        if !self.door.nodes.send(node, Command::Prefill(job.into())) {
-            self.core.on_unreachable(self.now(), node);
-        }
-    }
-
-    fn ask_redirect(&mut self, key: RequestKey, from: &NodeId, refused: Refused) {
-        let target = {
-            let mut cluster = self.door.cluster();
-            let other = cluster.redirect(self.now(), key);
-            self.entry.goes_to(other.clone());
-            cluster.decode_target(other.as_ref().unwrap_or(from))
+        // Whoever left since it was chosen may have left before this request was known to be there: nobody tells it any more.
+        let gone = {
+            let cluster = self.door.cluster();
+            self.core.needed().iter().find(|start| !cluster.is_here(start)).map(|(node, _)| node.clone())
         };
-        self.core.on_redirected(self.now(), from, refused, target);
+        let unreachable = gone.or_else(|| {
+            let job = v1::PrefillJob { term: self.door.desk.term(), ..job.into() };
+            let sent = self.door.nodes.send(node, Command::Prefill(job));
+            (!sent).then(|| node.clone())
+        });
+        if let Some(node) = unreachable {
+            self.core.on_unreachable(self.now(), &node);
+        }
     }
 
     fn deliver(&mut self, index: u32, gap: Option<Duration>, tokens: Vec<OutputToken>) {
@@ -499,13 +544,20 @@ impl Drop for Relay {
         self.core.on_abort(now);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
-                RequestEffect::Book { key, entry } => self.door.cluster().book(now, key, &entry),
+                RequestEffect::Book { key, entry } => self.door.book(key, &entry),
                 RequestEffect::Abort { node, key } => {
                     self.door.nodes.send(&node, Command::Abort(key.into()));
                 }
                 _ => {}
             }
         }
+    }
+}
+
+async fn answered(asked: &mut Option<(Question, oneshot::Receiver<Answer>)>) -> Option<Answer> {
+    match asked {
+        Some((_, later)) => later.await.ok(),
+        None => None,
     }
 }
 

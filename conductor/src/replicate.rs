@@ -14,7 +14,7 @@ fn failed(kind: ErrorKind, message: &str) -> FetchReport {
 impl FrontDoor {
     /// Orders the copies that are due.
     pub fn replicate(&self) {
-        if self.shutdown.phase() >= Phase::Draining {
+        if self.shutdown.phase() >= Phase::Draining || !self.desk.leads() {
             return;
         }
         let now = self.clock.now();
@@ -33,7 +33,8 @@ impl FrontDoor {
             self.metrics.on_copy_ordered();
             tracing::info!(to = %order.to, from = %source.node, tokens = source.tokens, bytes = order.fetch.bytes, "copying a hot prefix");
             let copy = PrefixCopy { key: order.key, conductor: self.id, source, block_hashes: order.hashes };
-            if !self.nodes.send(&order.to, v1::node_command::Command::CopyPrefix((&copy).into())) {
+            let order_of = v1::CopyPrefixCommand { term: self.desk.term(), ..(&copy).into() };
+            if !self.nodes.send(&order.to, v1::node_command::Command::CopyPrefix(order_of)) {
                 self.on_copied(order.key, &failed(ErrorKind::Cancelled, "its session ended in this moment"));
             }
         }

@@ -53,7 +53,8 @@ async fn nodes_are_cut_off_and_slow_and_streams_go_on() -> anyhow::Result<()> {
         let faults = ["--faults", fault, "--longest", "5", "--duration", duration, "--every", "2"];
         let report = chaos(&cluster, &faults).await?;
         assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
-        let gaps = report["faults"].as_array().context("faults")?.iter().filter_map(|of| of["longest_gap_s"].as_array());
+        let gaps =
+            report["faults"].as_array().context("faults")?.iter().filter_map(|of| of["longest_gap_s"].as_array());
         let longest = gaps.flatten().filter_map(Value::as_f64).fold(0.0, f64::max);
         assert!(fault == "slow" || longest > 0.5, "a stream waited for a node that was cut off: {longest} s");
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
-const LAYERS: [(&str, u8); 24] = [
+const LAYERS: [(&str, u8); 25] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
@@ -17,6 +17,7 @@ const LAYERS: [(&str, u8); 24] = [
     ("baton-kv-store", 1),
     ("baton-verbs", 1),
     ("baton-api", 2),
+    ("baton-membership", 2),
     ("baton-text", 2),
     ("baton-transfer-engine", 2),
     ("baton-scheduler", 2),

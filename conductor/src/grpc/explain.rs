@@ -1,14 +1,28 @@
 //! Explanations on the wire.
 
 use baton_proto::v1;
-use baton_scheduler::{DecodeExplanation, Explanation, PrefillExplanation, PrefillPlan, Verdict};
+use baton_scheduler::{DecodeExplanation, Explanation, Placement, PrefillExplanation, PrefillPlan, Refusal, Verdict};
 use baton_types::{Tbt, Ttft};
 
 use crate::error::GenerateError;
+use crate::leader::Grounds;
 use crate::records::{Decision, RequestEnd, RequestRecord};
 
-pub(super) fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainResponse {
-    let decision = match &explanation.decision {
+pub fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainResponse {
+    v1::ExplainResponse {
+        placement: explanation.placement.to_owned(),
+        admission: explanation.admission.to_owned(),
+        prompt_tokens,
+        prefill: explanation.prefill.iter().map(prefill).collect(),
+        decode: explanation.decode.iter().map(decode).collect(),
+        decision: Some(decided(&explanation.decision)),
+        prefill_rest: explanation.prefill_rest.iter().map(verdict_count).collect(),
+        decode_rest: explanation.decode_rest.iter().map(verdict_count).collect(),
+    }
+}
+
+fn decided(decision: &Result<Placement, Refusal>) -> v1::explain_response::Decision {
+    match decision {
         Ok(placement) => {
             let Ttft(ttft) = placement.estimated_ttft;
             v1::explain_response::Decision::Placed(v1::PlacementDecision {
@@ -25,16 +39,6 @@ pub(super) fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::Exp
             retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
             waits: refusal.hold.is_some(),
         }),
-    };
-    v1::ExplainResponse {
-        placement: explanation.placement.to_owned(),
-        admission: explanation.admission.to_owned(),
-        prompt_tokens,
-        prefill: explanation.prefill.iter().map(prefill).collect(),
-        decode: explanation.decode.iter().map(decode).collect(),
-        decision: Some(decision),
-        prefill_rest: explanation.prefill_rest.iter().map(verdict_count).collect(),
-        decode_rest: explanation.decode_rest.iter().map(verdict_count).collect(),
     }
 }
 
@@ -58,9 +62,21 @@ fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
         attempt: decision.attempt.0,
         at_s: decision.at.as_secs_f64(),
         times: decision.times,
-        explanation: Some(response(prompt_tokens, &decision.explanation)),
+        explanation: Some(grounds(prompt_tokens, decision)),
         failure: decision.failure.clone().unwrap_or_default(),
         turns: decision.turns.clone(),
+    }
+}
+
+/// What the leader told, if it decided; else what this conductor decided by.
+fn grounds(prompt_tokens: u32, decision: &Decision) -> v1::ExplainResponse {
+    match &*decision.grounds {
+        Grounds::Own(explanation) => response(prompt_tokens, explanation),
+        Grounds::Told(told) => v1::ExplainResponse { prompt_tokens, ..(**told).clone() },
+        Grounds::NoLeader => {
+            let decision = decided(&decision.placed);
+            v1::ExplainResponse { prompt_tokens, decision: Some(decision), ..v1::ExplainResponse::default() }
+        }
     }
 }
 

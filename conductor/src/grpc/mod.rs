@@ -3,7 +3,7 @@
 mod cache;
 mod cluster;
 mod drain;
-mod explain;
+pub mod explain;
 mod health;
 mod inference;
 mod intake;

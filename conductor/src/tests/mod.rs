@@ -6,6 +6,7 @@ mod admission;
 mod client;
 mod clients;
 mod failures;
+mod leading;
 mod migration;
 mod node;
 mod operators;
@@ -98,6 +99,17 @@ stories! {
         prefix_is_fetched_and_a_failed_fetch_is_computed,
         hot_prefix_is_replicated_and_an_overdue_copy_given_up,
         missed_prefix_events_are_asked_for_again;
+    leading:
+        request_of_a_follower_is_placed_by_the_leader,
+        refusal_of_the_leader_is_the_clients,
+        grants_and_moves_of_a_follower_are_the_leaders,
+        node_that_left_since_it_was_chosen_is_replaced,
+        request_outlives_its_leader,
+        new_leader_knows_what_others_have,
+        request_is_refused_once_nobody_has_led_for_ten_seconds,
+        what_a_conductor_had_is_given_back_if_it_stays_away,
+        conductor_that_does_not_lead_says_so,
+        leader_that_another_has_followed_steps_down;
     operators:
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,

@@ -85,7 +85,11 @@ impl World {
     }
 
     pub async fn with_settings(settings: Settings, nodes: &[&str]) -> Self {
-        let clock = ManualClock::default();
+        Self::on(ManualClock::default(), settings, nodes).await
+    }
+
+    /// On a clock that others share.
+    pub async fn on(clock: ManualClock, settings: Settings, nodes: &[&str]) -> Self {
         let (telemetry, metrics) = Telemetry::local(&[METRICS], Metrics::default).unwrap();
         let server = Server::start(&settings, Arc::new(clock.clone()), telemetry, metrics).await.unwrap();
         let (door, addresses) = (Arc::clone(&server.door), server.addresses);

@@ -9,7 +9,7 @@ use crate::backlog::{Backlog, QueuedPrompt};
 use crate::cost::{OutputLength, duration};
 
 /// One start of one node. The generation keeps a node that came back from being credited for its past.
-pub(crate) type NodeStart = (NodeId, Generation);
+pub type NodeStart = (NodeId, Generation);
 
 /// What one placed request was charged.
 #[derive(Debug, Clone, PartialEq)]

@@ -19,6 +19,7 @@ mod cost;
 mod deadlines;
 mod decode;
 mod hot_prefixes;
+mod leader;
 mod lease;
 mod ledger;
 mod load;
@@ -36,8 +37,9 @@ pub use admission::{
     AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, Selective, TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, Explanation, HotChain, LeftOut, Move,
-    NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
+    Cluster, ClusterConfig, ClusterNode, CopyOrder, Declared, DeclaredPrefill, DecodeExplanation, Explanation,
+    HotChain, LeftOut, Move, NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode,
+    Replication, Verdict,
 };
 pub use config::{
     COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
@@ -47,7 +49,9 @@ pub use config::{
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
+pub use leader::{Followers, Placed};
 pub use lease::LeaseEffect;
+pub use ledger::NodeStart;
 pub use placement::{
     Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Placement, PlacementKind, PlacementPolicy,
     PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, RoundRobin, UnknownPolicy, estimated_ttft,

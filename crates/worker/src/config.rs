@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub struct Settings {
     /// Name of the node; by default the role and a random number.
     pub name: Option<String>,
-    /// The conductor to register with, `http://host:port`.
+    /// The conductors to register with, `http://host:port` by commas.
     pub conductor: String,
     /// Address of the gRPC service.
     pub listen: String,
@@ -190,8 +190,8 @@ pub struct Flags {
     /// Name of the node [default: the role and a random number]
     #[arg(long)]
     pub name: Option<String>,
-    /// The conductor to register with [default: http://127.0.0.1:7070]
-    #[arg(long, value_name = "URL")]
+    /// The conductors to register with, by commas [default: http://127.0.0.1:7070]
+    #[arg(long, value_name = "URLS")]
     pub conductor: Option<String>,
     /// Address of the gRPC service [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]

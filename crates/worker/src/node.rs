@@ -41,7 +41,7 @@ use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
 use crate::readiness::{Readiness, Ready};
-use crate::register::{endpoint, keep_registered};
+use crate::register::{endpoints, keep_registered};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -167,7 +167,7 @@ pub(crate) async fn start<R: Role>(
     let readiness = Readiness::default();
     let generation = new_generation();
     let node = node_name(&settings, role)?;
-    let conductor = endpoint(&settings.conductor)?;
+    let conductors = endpoints(&settings.conductor)?;
     check_ranges(&settings)?;
     let grace = baton_runtime::settings::seconds("grace_s", settings.grace_s, GRACES)?;
     let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
@@ -247,7 +247,7 @@ pub(crate) async fn start<R: Role>(
         away: NotReady::default(),
     };
     start_loop(node_loop, &tasks);
-    start_registration(conductor, &info, &tasks, clock);
+    conductors.into_iter().for_each(|conductor| start_registration(conductor, &info, &tasks, Arc::clone(&clock)));
     Ok(Serving { info, http, transfer, grace, tasks, shutdown })
 }
 

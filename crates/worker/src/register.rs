@@ -27,8 +27,20 @@ pub enum RegisterError {
     },
 }
 
-/// The way to the conductor that the settings name.
-pub fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
+/// Most conductors of a cluster.
+const MAX_CONDUCTORS: usize = 16;
+
+/// The ways to the conductors that the settings name.
+pub fn endpoints(conductors: &str) -> Result<Vec<Endpoint>, BadSetting> {
+    let named: Vec<_> = conductors.split(',').map(str::trim).collect();
+    if named.len() > MAX_CONDUCTORS {
+        let problem = format!("{} addresses, but at most {MAX_CONDUCTORS} are taken", named.len());
+        return Err(BadSetting::invalid("conductor", problem));
+    }
+    named.into_iter().map(endpoint).collect()
+}
+
+fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
     let wrong =
         || BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
     let endpoint = Endpoint::from_shared(url(conductor)).map_err(|_| wrong())?;
@@ -143,6 +155,17 @@ mod tests {
             splits_prompts: true,
             vocabulary: String::new(),
         }
+    }
+
+    #[test]
+    fn conductors_are_named_by_commas() {
+        assert_eq!(endpoints("http://a:1, b:2").unwrap().len(), 2);
+        assert_eq!(endpoints("").unwrap_err().to_string(), endpoint("").unwrap_err().to_string());
+        for wrong in ["a:1,", "a", "a:1,https://b:2", "a:1/path"] {
+            assert!(endpoints(wrong).unwrap_err().to_string().contains("host:port"), "{wrong}");
+        }
+        let many = vec!["a:1"; MAX_CONDUCTORS + 1].join(",");
+        assert!(endpoints(&many).unwrap_err().to_string().contains("17 addresses"));
     }
 
     #[tokio::test]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
 use baton_runtime::{Clock, TaskSet, within};
 use baton_types::{
-    ConductorId, ErrorKind, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
-    PrefillEvent, Refused,
+    ConductorId, ErrorKind, FetchReport, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo,
+    NodeRole, PrefillEvent, Refused,
 };
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -118,10 +118,28 @@ async fn read_commands<E>(
         if matches!(command, Command::Hello(_)) {
             return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None));
         }
-        let job = match &command {
-            Command::Prefill(job) => job.key.clone(),
+        let fail = |key: Option<v1::RequestKey>, event: PrefillEvent| {
+            if let Ok(key) = baton_proto::key(key) {
+                let failed = v1::PrefillEvent::from_domain(key, &event);
+                sessions.send(conductor, v1::node_event::Event::Prefill(failed));
+            }
+        };
+        let ordered = match &command {
+            Command::Prefill(job) => Some((job.key.clone(), job.term, false)),
+            Command::CopyPrefix(copy) => Some((copy.key.clone(), copy.term, true)),
             _ => None,
         };
+        if let Some((key, term, is_copy)) = &ordered
+            && let Err(stale) = sessions.admit(conductor, *term)
+        {
+            let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
+            let failed = match is_copy {
+                true => PrefillEvent::Copied(FetchReport { failure: Some(refused), ..FetchReport::default() }),
+                false => PrefillEvent::Failed(refused),
+            };
+            fail(key.clone(), failed);
+            continue;
+        }
         match input(command, conductor) {
             Ok(Some(input)) => {
                 if inputs.send(input).await.is_err() {
@@ -132,10 +150,9 @@ async fn read_commands<E>(
             // One command that cannot be read is no reason to end the requests of the others.
             Err(error) => {
                 tracing::error!(%conductor, %error, "a command cannot be read: it is left undone");
-                if let Ok(key) = baton_proto::key(job) {
+                if let Some((key, _, false)) = ordered {
                     let refused = Refused { kind: ErrorKind::Internal, message: format!("the job: {error}") };
-                    let failed = v1::PrefillEvent::from_domain(key, &PrefillEvent::Failed(refused));
-                    sessions.send(conductor, v1::node_event::Event::Prefill(failed));
+                    fail(key, PrefillEvent::Failed(refused));
                 }
             }
         }

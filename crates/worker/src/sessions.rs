@@ -43,6 +43,14 @@ impl Stream for EventReceiver {
     }
 }
 
+/// An order of a leader that another one has followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("placed in term {term}, but a leader of term {latest} has placed since")]
+pub struct StaleTerm {
+    term: u64,
+    latest: u64,
+}
+
 struct Session {
     epoch: u64,
     /// Cancelled when the session is over for the node: its reader must not take in another command.
@@ -65,6 +73,8 @@ impl Session {
 #[derive(Default)]
 struct Inner {
     next_epoch: u64,
+    /// The latest term of a leader that was heard of.
+    term: u64,
     sessions: HashMap<ConductorId, Session>,
 }
 
@@ -97,6 +107,9 @@ impl Sessions {
             Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
         // A new channel has room.
         session.send(welcome);
+        if inner.term > 0 {
+            session.send(v1::node_event::Event::LeaderTerm(inner.term));
+        }
         if let Some(before) = inner.sessions.insert(conductor, session) {
             before.ended.cancel();
         }
@@ -127,6 +140,27 @@ impl Sessions {
             // Its reader ends, too, and says so to the loop: nobody decodes for a conductor that does not read.
             session.ended.cancel();
             inner.sessions.remove(&conductor);
+        }
+    }
+
+    /// Whether an order of that term is to be carried out. If a later leader has been heard of it is not, and the conductor is told its term; a later one is told to all.
+    pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
+        let mut inner = self.lock();
+        let latest = inner.term;
+        inner.term = latest.max(term);
+        drop(inner);
+        match term.cmp(&latest) {
+            std::cmp::Ordering::Equal => Ok(()),
+            std::cmp::Ordering::Greater => {
+                tracing::info!(%conductor, term, "a later leader places");
+                self.broadcast(&v1::node_event::Event::LeaderTerm(term));
+                Ok(())
+            }
+            std::cmp::Ordering::Less => {
+                tracing::warn!(%conductor, term, latest, "an order of a leader that another has followed is not carried out");
+                self.send(conductor, v1::node_event::Event::LeaderTerm(latest));
+                Err(StaleTerm { term, latest })
+            }
         }
     }
 
@@ -163,6 +197,30 @@ mod tests {
 
     fn event() -> v1::node_event::Event {
         v1::node_event::Event::Load(v1::Load::default())
+    }
+
+    #[tokio::test]
+    async fn orders_of_earlier_leaders_are_refused_and_all_are_told() {
+        use tokio_stream::StreamExt;
+        let sessions = Sessions::default();
+        let (_, _, mut first) = sessions.open(ConductorId(1), event()).unwrap();
+        assert_eq!(sessions.admit(ConductorId(1), 0), Ok(()));
+        assert_eq!(sessions.admit(ConductorId(1), 4), Ok(()));
+        assert_eq!(sessions.admit(ConductorId(2), 4), Ok(()), "others place in the same term");
+        let stale = sessions.admit(ConductorId(1), 3).unwrap_err();
+        assert_eq!(stale, StaleTerm { term: 3, latest: 4 });
+        let (_, _, mut second) = sessions.open(ConductorId(2), event()).unwrap();
+        sessions.close_all();
+        let terms = async |events: &mut EventReceiver| {
+            let mut terms = Vec::new();
+            while let Some(Ok(told)) = events.next().await {
+                if let Some(v1::node_event::Event::LeaderTerm(term)) = told.event {
+                    terms.push(term);
+                }
+            }
+            terms
+        };
+        assert_eq!((terms(&mut first).await, terms(&mut second).await), (vec![4, 4], vec![4]));
     }
 
     #[test]

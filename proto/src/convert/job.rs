@@ -72,6 +72,8 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             salt: job.salt.to_vec(),
             priority: job.terms.priority,
             queue: Some((&job.terms).into()),
+            // Its conductor knows who leads.
+            term: 0,
         }
     }
 }
@@ -156,6 +158,7 @@ impl From<&d::PrefixCopy> for w::CopyPrefixCommand {
             key: Some(copy.key.into()),
             source: Some((&copy.source).into()),
             block_hashes: hashes_to_bytes(&copy.block_hashes),
+            term: 0,
         }
     }
 }
@@ -187,7 +190,8 @@ impl From<&d::QueueTerms> for w::QueueTerms {
 }
 
 impl w::QueueTerms {
-    fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
+    /// The terms, with the priority that is told beside them.
+    pub fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
         Ok(d::QueueTerms {
             priority,
             patience: limit("queue.patience_s", self.patience_s)?,

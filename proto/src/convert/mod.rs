@@ -69,7 +69,8 @@ const MAX_TOTAL: u64 = 1 << 56;
 /// Longest time that is believed.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn seconds(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+/// A time that is not negative, and not too long to be true.
+pub fn seconds(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
     let time = Duration::try_from_secs_f64(value);
     let time = time.map_err(|error| InvalidMessage { field, found: format!("{value}: {error}") })?;
     if time > LONGEST {
@@ -79,7 +80,7 @@ fn seconds(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> 
 }
 
 /// A limit that a client may have set as high as it likes.
-fn limit(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
+pub fn limit(field: &'static str, value: f64) -> Result<Duration, InvalidMessage> {
     if value > LONGEST.as_secs_f64() { Ok(LONGEST) } else { seconds(field, value) }
 }
 
@@ -90,7 +91,8 @@ fn at_most<T: PartialOrd + std::fmt::Display>(field: &'static str, value: T, mos
     Ok(value)
 }
 
-fn count(field: &'static str, value: u32) -> Result<u32, InvalidMessage> {
+/// A number of tokens, blocks or requests that is not too large to be true.
+pub fn count(field: &'static str, value: u32) -> Result<u32, InvalidMessage> {
     at_most(field, value, MAX_COUNT)
 }
 

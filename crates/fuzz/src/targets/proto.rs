@@ -44,7 +44,7 @@ fn event(bytes: &[u8]) -> Option<()> {
             assert!(report.paths.len() <= d::TransferReport::MAX_PATHS);
             Some(())
         }
-        Event::Step(_) => Some(()),
+        Event::Step(_) | Event::LeaderTerm(_) => Some(()),
     }
 }
 
@@ -187,7 +187,12 @@ fn commands() -> Vec<w::node_command::Command> {
         Command::Hello(w::Hello { protocol_version: 1, conductor_id: d::ConductorId(5).to_string() }),
         Command::Prefill(job),
         Command::Abort(key().unwrap_or_default()),
-        Command::CopyPrefix(w::CopyPrefixCommand { key: key(), source: Some(source), block_hashes: vec![7; 32] }),
+        Command::CopyPrefix(w::CopyPrefixCommand {
+            key: key(),
+            source: Some(source),
+            block_hashes: vec![7; 32],
+            term: 3,
+        }),
         Command::NodeLost(w::NodeLostCommand { node: "decode-0".into(), generation: generation() }),
         Command::Redirect(w::RedirectCommand { key: key(), decode: Some(target) }),
     ]

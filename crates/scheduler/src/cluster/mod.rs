@@ -4,6 +4,7 @@
 
 mod at_decode;
 mod candidates;
+mod declare;
 mod explain;
 mod forecast;
 mod holders;
@@ -16,7 +17,7 @@ mod request;
 mod table;
 mod tail;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use replicate::Copies;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
+pub use declare::{Declared, DeclaredPrefill};
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use moves::Move;
 pub use node::{ClusterNode, NodeState};
@@ -234,6 +236,17 @@ impl Cluster {
     /// One node.
     pub fn node(&self, node: &NodeId) -> Option<&ClusterNode> {
         self.nodes.get(node)
+    }
+
+    /// Whether this start of a node is here.
+    pub fn is_here(&self, (node, generation): &NodeStart) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.info().generation == *generation && !node.state().is_gone())
+    }
+
+    /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
+    pub fn forget_charges(&mut self, now: Instant) {
+        let keys: Vec<_> = self.charges.keys().chain(&self.held).copied().collect();
+        keys.into_iter().for_each(|key| self.on_ended(now, key));
     }
 
     /// Who holds which blocks. Events may be applied to it, and chains looked up, while this cluster is in use elsewhere.

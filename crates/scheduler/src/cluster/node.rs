@@ -50,7 +50,7 @@ pub struct ClusterNode {
     load: Load,
     reported: Instant,
     joined: Instant,
-    pub(super) charges: NodeCharges,
+    pub(crate) charges: NodeCharges,
     /// Index of its cost models.
     pub(super) class: usize,
     /// Number of its numerics class.

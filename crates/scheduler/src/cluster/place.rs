@@ -384,7 +384,7 @@ impl Cluster {
 }
 
 impl Cluster {
-    fn charge_prefill(&mut self, now: Instant, node: &NodeId, prompt: QueuedPrompt) -> Option<NodeStart> {
+    pub(super) fn charge_prefill(&mut self, now: Instant, node: &NodeId, prompt: QueuedPrompt) -> Option<NodeStart> {
         let seconds = self.chunk_seconds(self.nodes.get(node)?);
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
@@ -393,7 +393,7 @@ impl Cluster {
     }
 }
 
-fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
+pub(super) fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = asked.needs(node);
     let (prompt_tokens, max_tokens) = (asked.request.prompt_tokens, asked.request.max_tokens);
     let tbt = asked.request.slo.tbt.map(|Tbt(limit)| limit);

@@ -6,17 +6,17 @@ use super::*;
 use crate::cost::duration;
 use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
 
-pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-pub(super) fn id(name: &str) -> NodeId {
+pub(crate) fn id(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-pub(super) fn key(n: u128) -> RequestKey {
+pub(crate) fn key(n: u128) -> RequestKey {
     RequestKey { request: RequestId(n), attempt: Attempt(0) }
 }
 
-pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
+pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
     let layout = KvLayout {
         model: 7,
         num_layers: 4,
@@ -53,7 +53,7 @@ pub(super) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
 }
 
 /// Two prefill and two decode nodes. Prompts are computed by prefill nodes alone.
-pub(super) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
+pub(crate) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
     let prompts_at_decode = PromptsAtDecode::Never;
     let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
     let mut cluster = Cluster::new(config, Policies::new(placement, AdmissionKind::default()));
@@ -66,7 +66,7 @@ pub(super) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
 }
 
 /// A request of 160 tokens of prompt and 16 of output: 11 blocks.
-pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
+pub(crate) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     PlacementRequest {
         key: key(n),
         prompt_tokens: 160,
@@ -86,11 +86,11 @@ pub(super) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
     }
 }
 
-pub(super) fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
+pub(crate) fn place(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> Result<Placement, Refusal> {
     cluster.place(now, request, &mut || 0)
 }
 
-pub(super) fn refusal(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> (ErrorKind, String) {
+pub(crate) fn refusal(cluster: &mut Cluster, now: Instant, request: &PlacementRequest<'_>) -> (ErrorKind, String) {
     let refusal = place(cluster, now, request).unwrap_err();
     assert_eq!(refusal.retry_after.is_some(), refusal.kind != ErrorKind::Invalid);
     (refusal.kind, refusal.message)

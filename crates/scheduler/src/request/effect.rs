@@ -11,7 +11,8 @@ use super::OutputToken;
 use crate::named;
 use crate::placement::Refusal;
 
-/// What the shell carries out, in order. Every effect that names an answer gets it once, before anything else is told to the core.
+/// What the shell carries out, in order. Every effect that names an answer gets it once, at any later time. An answer that comes after its attempt is over changes
+/// nothing: what it was charged was ended in the books before, by a [`BookEntry::Ended`] that follows the question.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEffect {
     /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and [`Cluster::assign`](crate::Cluster::assign). Answer: `on_placed`.

@@ -197,7 +197,8 @@ impl RequestCore {
     /// When [`Self::on_wakeup`] is due. It moves on with every event, so that a shell may look at it late.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let due = match &self.state {
-            State::Placing | State::Ended => return None,
+            State::Ended => return None,
+            State::Placing => None,
             State::Settling { until } => return Some(*until),
             State::Held { look_at } => Some(*look_at),
             State::Recovering(recovery) => recovery.look_at,
@@ -232,6 +233,14 @@ impl RequestCore {
     /// Where it runs, or ran last; `None` before it was placed.
     pub fn placement(&self) -> Option<&Placement> {
         self.attempted.as_ref().map(|attempted| &attempted.placement)
+    }
+
+    /// The starts of the nodes that a job sent now counts on.
+    pub fn needed(&self) -> &[NodeStart] {
+        match (&self.state, &self.attempted) {
+            (State::Moving(asked), _) => std::slice::from_ref(&asked.to),
+            (_, attempted) => attempted.as_ref().map_or(&[], |attempted| &attempted.starts),
+        }
     }
 
     /// Where its time went so far.
@@ -289,8 +298,11 @@ impl RequestCore {
         Tbt::of_gaps(&mut self.gaps.clone())
     }
 
-    /// The cluster's answer to [`RequestEffect::Place`]; `now` is when it decided.
-    pub fn on_placed(&mut self, now: Instant, placed: Result<Assignment, Refusal>) {
+    /// The cluster's answer to the [`RequestEffect::Place`] that names this attempt; `now` is when it decided.
+    pub fn on_placed(&mut self, now: Instant, key: RequestKey, placed: Result<Assignment, Refusal>) {
+        if key != self.next_key() {
+            return;
+        }
         match (placed, &self.state) {
             (Ok(to), State::Placing | State::Recovering(_)) => self.begin(now, to),
             (Err(refusal), State::Placing) => self.on_refused(now, refusal),
@@ -608,8 +620,16 @@ impl RequestCore {
 
     /// The cluster's answer to [`RequestEffect::AskRedirect`]: another decode node, or the same one, which need not keep to the objective then: a request that was taken in is
     /// served. `None`: that node is gone.
-    pub fn on_redirected(&mut self, now: Instant, from: &NodeId, refused: Refused, to: Option<DecodeTarget>) {
-        let Some(attempted) = &mut self.attempted else { return };
+    pub fn on_redirected(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        (from, refused): (&NodeId, Refused),
+        to: Option<DecodeTarget>,
+    ) {
+        // The attempt may have failed since it was asked.
+        let waits = !self.is_over() && !matches!(self.state, State::Settling { .. });
+        let Some(attempted) = self.attempted.as_mut().filter(|attempted| waits && attempted.key == key) else { return };
         let Some(decode) = to else {
             return self.fail_with(now, lost(from, "the node is gone, or drains"), Fault::None);
         };
@@ -711,6 +731,10 @@ impl RequestCore {
     fn end_attempt(&mut self, abort: bool) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
         let (key, nodes) = (*key, placement.nodes());
+        if let Some(asking) = self.moves.take_asking() {
+            // Whatever the answer is, it comes before this to those who answer, and too late here.
+            self.book(asking, BookEntry::Ended);
+        }
         self.book(key, BookEntry::Ended);
         if abort {
             self.effects.extend(nodes.into_iter().map(|node| RequestEffect::Abort { node, key }));

@@ -30,11 +30,18 @@ pub(super) struct Moves {
     tries: u32,
     /// Who did not take it; they are asked again once nobody else is left.
     refused: Vec<NodeId>,
+    /// The attempt that it would go on as, while the cluster is asked for a node.
+    asking: Option<RequestKey>,
     /// Whether the attempt began at another decode node.
     has_moved: bool,
 }
 
 impl Moves {
+    /// The attempt whose node the cluster is asked for; it is not waited for any more.
+    pub(super) fn take_asking(&mut self) -> Option<RequestKey> {
+        self.asking.take()
+    }
+
     /// Whether the attempt goes on with what another decode node began.
     pub(super) fn has_moved(&self) -> bool {
         self.has_moved
@@ -44,21 +51,26 @@ impl Moves {
 impl RequestCore {
     /// The request's decode node would rather have it go on elsewhere.
     pub(super) fn on_offered(&mut self, output_tokens: u32) {
-        let is_free = self.moves.tries < MAX_TRIES && self.timeline.moves < MAX_MOVES;
+        let is_free = self.moves.tries < MAX_TRIES && self.timeline.moves < MAX_MOVES && self.moves.asking.is_none();
         // Before the first token is in order, or the prefill node is done, it is early: it is offered again.
         let is_settled = self.state == State::Decoding && self.output.len() == output_tokens;
         let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
         let tokens = self.job.tokens.len() as u32 + output_tokens;
-        let exclude = self.moves.refused.clone();
-        self.effects.push_back(RequestEffect::PlaceMove { key: *key, to: self.next_key(), tokens, exclude });
+        let (key, to, exclude) = (*key, self.next_key(), self.moves.refused.clone());
+        self.moves.asking = Some(to);
+        // The answer may come after the attempt has failed: the next one is another one.
+        self.last_attempt = Some(to.attempt);
+        self.effects.push_back(RequestEffect::PlaceMove { key, to, tokens, exclude });
     }
 
-    /// The cluster's answer to [`RequestEffect::PlaceMove`]; `None` where nobody has room.
-    pub fn on_move_placed(&mut self, to: Option<MoveAssignment>) {
+    /// The cluster's answer to the [`RequestEffect::PlaceMove`] that names this attempt; `None` if no node has room.
+    pub fn on_move_placed(&mut self, key: RequestKey, to: Option<MoveAssignment>) {
+        if self.moves.asking.take_if(|asking| *asking == key).is_none() {
+            // It is over, and so is what was charged.
+            return;
+        }
         let Some(MoveAssignment { to, source }) = to else { return self.moves.refused.clear() };
-        let key = self.next_key();
         let job = self.job.moved(key, self.output.sent(), source);
-        self.last_attempt = Some(key.attempt);
         self.moves.tries += 1;
         self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });
         self.state = State::Moving(Asked { attempt: key.attempt, to });

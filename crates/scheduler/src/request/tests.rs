@@ -1,6 +1,8 @@
-//! The core against a made-up cluster: by hand, and with random events until every event has met every state.
+//! The core against a made-up cluster, by hand; `random.rs`: with random events.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod random;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_types::{ConductorId, Generation, QueueTerms, RequestId, SamplingParams, Slo, TokenId, Ttft};
@@ -72,6 +74,13 @@ fn handed_over() -> RequestEvent {
     RequestEvent::Prefill(PrefillEvent::HandedOver(KvTransfer::default()))
 }
 
+/// What the cluster answers.
+enum Answer {
+    Placed(RequestKey, Box<Result<Assignment, Refusal>>),
+    Moved(RequestKey, Option<MoveAssignment>),
+    Redirected(RequestKey, NodeId, Refused, Option<DecodeTarget>),
+}
+
 /// The core, and a shell that writes down what it is asked for.
 struct Shell {
     core: RequestCore,
@@ -100,10 +109,34 @@ impl Shell {
 
     fn answer(&mut self, placed: Result<Assignment, Refusal>) {
         let key = self.core.next_key();
-        if placed.is_ok() {
-            self.open.insert(key.attempt);
+        self.tell_answer(Answer::Placed(key, Box::new(placed)));
+    }
+
+    fn answer_move(&mut self, attempt: u32, to: Option<MoveAssignment>) {
+        self.tell_answer(Answer::Moved(RequestKey { request: RequestId(7), attempt: Attempt(attempt) }, to));
+    }
+
+    fn answer_redirect(&mut self, attempt: u32, from: &str, to: Option<DecodeTarget>) {
+        let key = RequestKey { request: RequestId(7), attempt: Attempt(attempt) };
+        self.tell_answer(Answer::Redirected(key, id(from), unavailable(), to));
+    }
+
+    fn tell_answer(&mut self, answer: Answer) {
+        match answer {
+            Answer::Placed(key, placed) => {
+                if placed.is_err() {
+                    self.open.remove(&key.attempt);
+                }
+                self.core.on_placed(self.now, key, *placed);
+            }
+            Answer::Moved(key, to) => {
+                if to.is_none() {
+                    self.open.remove(&key.attempt);
+                }
+                self.core.on_move_placed(key, to);
+            }
+            Answer::Redirected(key, from, refused, to) => self.core.on_redirected(self.now, key, (&from, refused), to),
         }
-        self.core.on_placed(self.now, placed);
     }
 
     fn tell(&mut self, attempt: u32, event: RequestEvent) -> Vec<RequestEffect> {
@@ -120,6 +153,10 @@ impl Shell {
                 RequestEffect::Deliver { index, tokens, .. } => {
                     assert_eq!(*index as usize, self.delivered.len());
                     self.delivered.extend(tokens.iter().map(|token| token.token));
+                }
+                // The one who answers charges it when the question comes.
+                RequestEffect::Place { key, .. } | RequestEffect::PlaceMove { to: key, .. } => {
+                    self.open.insert(key.attempt);
                 }
                 RequestEffect::Book { key, entry: BookEntry::Ended } => {
                     self.open.remove(&key.attempt);
@@ -329,7 +366,7 @@ fn nodes_that_drain_are_no_failures_of_a_request() {
             // Its decode node drains, and no other has room.
             _ => {
                 shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
-                shell.core.on_redirected(shell.now, &id("d0"), unavailable(), None);
+                shell.answer_redirect(attempt, "d0", None);
                 shell.take()
             }
         };
@@ -500,27 +537,25 @@ fn it_goes_on_at_another_decode_node_once_that_has_it() {
     let asked = shell.tell(0, RequestEvent::Offered(1));
     assert!(matches!(asked[..], [RequestEffect::PlaceMove { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
     let to_d1 = || Some(MoveAssignment { to: start("d1"), source: None });
-    shell.open.insert(Attempt(1));
-    shell.core.on_move_placed(to_d1());
+    shell.answer_move(1, to_d1());
     assert_eq!(submitted(&shell.take()), ["d1"]);
     shell.tell(0, token(1, 11, None));
     shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
     assert_eq!(shell.aborted(), [("d1".to_owned(), 1)], "it stays");
     let asked = shell.tell(0, RequestEvent::Offered(2));
     assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if *exclude == [id("d1")]));
-    shell.core.on_move_placed(None);
+    shell.answer_move(2, None);
     let asked = shell.tell(0, RequestEvent::Offered(2));
     assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if exclude.is_empty()), "asked again");
-    shell.open.insert(Attempt(2));
-    shell.core.on_move_placed(to_d1());
+    shell.answer_move(3, to_d1());
     shell.take();
-    shell.tell(2, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
+    shell.tell(3, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
     assert_eq!(
         (shell.core.attempt(), shell.core.timeline().moves, shell.core.timeline().moved.bytes),
-        (Attempt(2), 1, 5)
+        (Attempt(3), 1, 5)
     );
     assert_eq!(shell.aborted()[1..], [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
-    shell.tell(2, token(2, 12, Some(FinishReason::Stop)));
+    shell.tell(3, token(2, 12, Some(FinishReason::Stop)));
     assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12], Some(Ok(FinishReason::Stop))));
 }
 
@@ -530,8 +565,7 @@ fn who_was_asked_takes_over_from_a_node_that_fails() {
     shell.tell(0, first(10));
     shell.tell(0, handed_over());
     shell.tell(0, RequestEvent::Offered(1));
-    shell.open.insert(Attempt(1));
-    shell.core.on_move_placed(Some(MoveAssignment { to: start("d1"), source: None }));
+    shell.answer_move(1, Some(MoveAssignment { to: start("d1"), source: None }));
     shell.take();
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     shell.take();
@@ -546,7 +580,7 @@ fn a_request_whose_node_cannot_be_reached_at_once_is_not_taken_in_yet() {
     assert!(
         matches!(asked.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(0) && *exclude == [id("p0")])
     );
-    assert!(!shell.core.is_accepted() && shell.open.is_empty());
+    assert!(!shell.core.is_accepted());
     shell.answer(Err(refusal(None)));
     shell.take();
     assert!(matches!(shell.ended, Some(Err(RequestError::Refused(_)))));
@@ -565,13 +599,13 @@ fn a_refused_grant_is_asked_for_elsewhere() {
     let asked = shell.tell(0, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
     assert!(matches!(&asked[..], [RequestEffect::AskRedirect { from, .. }] if *from == id("d0")));
     let target = to("p0", "d1").target;
-    shell.core.on_redirected(shell.now, &id("d0"), unavailable(), target);
+    shell.answer_redirect(0, "d0", target);
     assert!(
         matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Redirect { node, .. }] if *node == id("p0"))
     );
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), [], "it is not there any more");
-    shell.core.on_redirected(shell.now, &id("d1"), unavailable(), None);
+    shell.answer_redirect(0, "d1", None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");
 }
 
@@ -585,212 +619,4 @@ fn a_stop_string_ends_it_while_its_node_goes_on() {
     shell.take();
     assert_eq!((shell.ended.clone(), shell.aborted().len()), (Some(Ok(FinishReason::Stop)), 2));
     assert_eq!(shell.core.usage().completion_tokens, 2);
-}
-
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
-
-fn name(state: &State) -> &'static str {
-    match state {
-        State::Placing => "placing",
-        State::Held { .. } => "held",
-        State::Prefilling => "prefilling",
-        State::Following => "following",
-        State::HandingOver => "handing over",
-        State::Decoding => "decoding",
-        State::Moving(_) => "moving",
-        State::Recovering(_) => "recovering",
-        State::Settling { .. } => "settling",
-        State::Ended => "ended",
-    }
-}
-
-/// States in which something may come from outside. `placing` is not among them: its answer comes at once.
-const STATES: [&str; 9] =
-    ["held", "prefilling", "following", "handing over", "decoding", "moving", "recovering", "settling", "ended"];
-const EVENTS: [&str; 24] = [
-    "started",
-    "fetched",
-    "first token",
-    "last first token",
-    "handed over",
-    "prefill failed",
-    "decode failed",
-    "grant refused",
-    "token",
-    "last token",
-    "decode node failed",
-    "offered",
-    "progress",
-    "node lost",
-    "prefill node lost",
-    "node silent",
-    "other node",
-    "stopped",
-    "abort",
-    "closing",
-    "draining",
-    "client stalled",
-    "time",
-    "unreachable",
-];
-
-/// Whatever comes, a request ends once with nothing charged, and what the client has never changes. Every event meets every state.
-#[test]
-fn every_event_in_every_state_leaves_a_request_that_ends_once() {
-    let mut met = BTreeMap::new();
-    for seed in 0..3_000 {
-        let mut rng = Random(seed);
-        let mut shell = Shell::new(job(6));
-        let mut names = 0;
-        for _ in 0..60 {
-            // Answers come at once.
-            while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
-                answer(&mut shell, &mut rng, effect, &mut names);
-            }
-            let event = EVENTS[pick(&mut rng)];
-            *met.entry((name(&shell.core.state), event)).or_insert(0) += 1;
-            happen(&mut shell, &mut rng, event);
-        }
-        let is_over = matches!(shell.core.state, State::Placing | State::Ended);
-        assert!(is_over || shell.core.next_wakeup().is_some(), "seed {seed}: nothing would end {:?}", shell.core.state);
-        match seed % 2 {
-            // Whether or not the cluster has been asked what it was to be asked.
-            0 => shell.core.on_abort(shell.now),
-            // Nothing more is heard but refusals: time alone ends it.
-            _ => (0..2_000).for_each(|_| {
-                while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
-                    match effect {
-                        RequestEffect::Place { .. } => shell.answer(Err(refusal(None))),
-                        RequestEffect::PlaceMove { .. } => shell.core.on_move_placed(None),
-                        _ => {}
-                    }
-                }
-                if let Some(due) = shell.core.next_wakeup() {
-                    shell.now = shell.now.max(due);
-                    shell.core.on_wakeup(shell.now);
-                }
-            }),
-        }
-        assert!(!shell.take().iter().any(RequestEffect::is_question) && shell.ended.is_some(), "seed {seed}");
-        assert!((0..).zip(&shell.delivered).all(|(index, token)| *token == 10 + index), "seed {seed}");
-    }
-    let missing: Vec<_> = STATES
-        .into_iter()
-        .flat_map(|state| EVENTS.map(|event| (state, event)))
-        .filter(|pair| !met.contains_key(pair))
-        .collect();
-    assert_eq!(missing, [], "pairs of state and event that never met");
-}
-
-/// What goes on goes on most of the time.
-fn pick(rng: &mut Random) -> usize {
-    if rng.below(3) == 0 { rng.below(EVENTS.len() as u64) as usize } else { [2, 4, 8, 11][rng.below(4) as usize] }
-}
-
-fn answer(shell: &mut Shell, rng: &mut Random, effect: RequestEffect, names: &mut u32) {
-    *names += 1;
-    let node = |role: &str| format!("{role}{names}");
-    match effect {
-        RequestEffect::Place { .. } => {
-            let mut placed = to(&node("p"), &node("d"));
-            placed.placement.pace = MS * rng.below(2) as u32;
-            let refused = refusal((rng.below(4) > 0).then_some(MS));
-            shell.answer(if rng.below(3) > 0 { Ok(placed) } else { Err(refused) });
-        }
-        RequestEffect::PlaceMove { to, .. } => {
-            let there = rng.below(4) > 0;
-            if there {
-                shell.open.insert(to.attempt);
-            }
-            shell.core.on_move_placed(there.then(|| MoveAssignment { to: start(&node("d")), source: None }));
-        }
-        RequestEffect::AskRedirect { from, refused, .. } => {
-            let target = to("p", &node("d")).target.filter(|_| rng.below(4) > 0);
-            shell.core.on_redirected(shell.now, &from, refused, target);
-        }
-        _ => {}
-    }
-}
-
-fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
-    let index = (shell.delivered.len() as u32 + rng.below(2) as u32).min(5);
-    let moving = match &shell.core.state {
-        State::Moving(asked) => Some(asked.clone()),
-        _ => None,
-    };
-    let attempt = match (&moving, rng.below(8)) {
-        (_, 0) => Attempt(0),
-        (Some(asked), 1..5) => asked.attempt,
-        _ => shell.core.attempt(),
-    };
-    let drawn = shell.core.first_index();
-    let event = match event {
-        // At once after the submission, or never.
-        "unreachable" => {
-            let node = shell.core.placement().map_or(id("x"), |placement| placement.prefill.clone());
-            return shell.core.on_unreachable(shell.now, &node);
-        }
-        "started" => RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 1 }),
-        "fetched" => RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default())),
-        "first token" => first(10 + drawn),
-        "last first token" if rng.below(4) == 0 => {
-            let (logprobs, prompt_logprobs, finish) = (None, Vec::new(), Some(FinishReason::Stop));
-            let first = PrefillEvent::FirstToken { token: 10 + drawn, logprobs, prompt_logprobs, finish, compute: MS };
-            RequestEvent::Prefill(first)
-        }
-        "last first token" => token(drawn, 10 + drawn, None),
-        "handed over" => handed_over(),
-        "prefill failed" if rng.below(4) == 0 => {
-            let refused = Refused { kind: ErrorKind::Internal, message: "a bug".into() };
-            RequestEvent::Prefill(PrefillEvent::Failed(refused))
-        }
-        "prefill failed" => RequestEvent::Prefill(PrefillEvent::Failed(unavailable())),
-        "decode failed" => RequestEvent::Prefill(PrefillEvent::DecodeFailed(unavailable())),
-        "grant refused" => RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())),
-        "token" => token(index, 10 + index, None),
-        "last token" => token(index, 10 + index, Some(FinishReason::Length)),
-        "decode node failed" => RequestEvent::Decode(DecodeEvent::Failed(unavailable())),
-        "progress" => RequestEvent::Prefill(PrefillEvent::Progress { tokens: 1 }),
-        "offered" => RequestEvent::Offered(shell.delivered.len() as u32),
-        "node lost" | "other node" | "prefill node lost" | "node silent" => {
-            let placed = shell.core.placement();
-            let node = match event {
-                "node lost" | "node silent" => placed.and_then(|placement| placement.decode.clone()),
-                "other node" => moving.map(|asked| asked.to.0),
-                _ => placed.map(|placement| placement.prefill.clone()),
-            };
-            let node = node.unwrap_or(id("x"));
-            if event == "node silent" {
-                return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::Silent);
-            }
-            return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::GivenUp);
-        }
-        "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
-        "abort" => return shell.core.on_abort(shell.now),
-        "closing" => return shell.core.on_closing(shell.now),
-        "draining" => {
-            let was_held = matches!(shell.core.state, State::Held { .. });
-            let was_over = shell.core.is_over();
-            shell.core.on_draining(shell.now);
-            assert!(was_held || was_over == shell.core.is_over(), "who is served goes on");
-            return;
-        }
-        "client stalled" => return shell.core.on_client_stalled(shell.now, RequestError::Unread(7)),
-        _ => {
-            let due = shell.core.next_wakeup().unwrap_or(shell.now);
-            shell.now = shell.now.max(due);
-            return shell.core.on_wakeup(shell.now);
-        }
-    };
-    shell.core.on_event(shell.now, attempt, event);
 }

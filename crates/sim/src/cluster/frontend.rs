@@ -236,12 +236,12 @@ impl Frontend {
                 RequestEffect::AskRedirect { key, from, refused } => {
                     let other = self.cluster.redirect(now, key);
                     let target = self.cluster.decode_target(other.as_ref().unwrap_or(&from));
-                    live.core.on_redirected(now, &from, refused, target);
+                    live.core.on_redirected(now, key, (&from, refused), target);
                 }
                 RequestEffect::PlaceMove { key, to, tokens, exclude } => {
                     let chosen = self.cluster.place_move(now, (key, to), tokens, &exclude);
                     let chosen = chosen.and_then(|chosen| self.cluster.assign_move(&chosen));
-                    live.core.on_move_placed(chosen);
+                    live.core.on_move_placed(to, chosen);
                 }
                 RequestEffect::Submit { node, job } => {
                     if !self.tell(wire, &node, Input::Submit(Box::new(job))) {
@@ -296,6 +296,6 @@ impl Frontend {
             live.predicted.get_or_insert((ttft, placement.estimated_tbt.map(|tbt| tbt.0)));
         }
         let assigned: Result<_, Refusal> = placed.map(|placement| self.cluster.assign(placement, wanted.slo.tbt));
-        live.core.on_placed(now, assigned);
+        live.core.on_placed(now, key, assigned);
     }
 }

@@ -1,0 +1,117 @@
+//! Conductors that elect a leader, against a real etcd.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::Etcd;
+use baton_membership::{Candidate, Election, LEASE, Leadership};
+use baton_runtime::SystemClock;
+use baton_types::ConductorId;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A conductor's part in the election.
+struct Part {
+    leadership: watch::Receiver<Leadership>,
+    resigned: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Part {
+    fn of(etcd: &Etcd, prefix: &str, id: u64, latest: u64) -> Self {
+        let candidate = Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") };
+        let etcd = baton_membership::Etcd { endpoints: vec![etcd.address().to_owned()], prefix: prefix.to_owned() };
+        let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest);
+        let (leadership, resigned) = (election.leadership(), election.resigned());
+        Self { leadership, resigned, task: tokio::spawn(election.run()) }
+    }
+
+    async fn until(&mut self, what: &str, is: impl Fn(&Leadership) -> bool) -> anyhow::Result<Leadership> {
+        let found = tokio::time::timeout(LIMIT, self.leadership.wait_for(is)).await;
+        Ok(found.with_context(|| format!("never: {what}"))??.clone())
+    }
+
+    async fn leads(&mut self) -> anyhow::Result<u64> {
+        match self.until("it leads", |known| matches!(known, Leadership::Own { .. })).await? {
+            Leadership::Own { term } => Ok(term),
+            other => anyhow::bail!("{other:?}"),
+        }
+    }
+
+    async fn follows(&mut self, id: u64) -> anyhow::Result<()> {
+        let other = Leadership::Other { address: format!("10.0.0.{id}:7070") };
+        self.until("it follows", |known| *known == other).await.map(drop)
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_one_leads_and_another_when_it_dies_or_resigns() -> anyhow::Result<()> {
+    let etcd = Etcd::start()?;
+    let mut first = Part::of(&etcd, "/baton", 1, 0);
+    let term = first.leads().await?;
+    let [mut second, mut third] = [2, 3].map(|id| Part::of(&etcd, "/baton", id, 0));
+    second.follows(1).await?;
+    third.follows(1).await?;
+    first.task.abort();
+    let died = baton_runtime::now();
+    let (next, is_second) = tokio::select! {
+        next = second.leads() => (next?, true),
+        next = third.leads() => (next?, false),
+    };
+    println!("another one leads {:.2} s after the first has died", died.elapsed().as_secs_f64());
+    assert!(next > term, "{next} follows {term}");
+    let (mut leader, mut last, id) = if is_second { (second, third, 3) } else { (third, second, 2) };
+    leader.resigned.cancel();
+    let resigned = baton_runtime::now();
+    assert!(last.leads().await? > next);
+    println!("another one leads {:.2} s after the second has resigned", resigned.elapsed().as_secs_f64());
+    leader.follows(id).await
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_away_changes_nothing_and_terms_grow_though_it_loses_its_data() -> anyhow::Result<()> {
+    const LATE: u64 = 1 << 40;
+    let mut etcd = Etcd::start()?;
+    let mut first = Part::of(&etcd, "/baton", 1, 0);
+    let term = first.leads().await?;
+    let mut second = Part::of(&etcd, "/baton", 2, LATE);
+    second.follows(1).await?;
+    etcd.kill().await?;
+    assert!(tokio::time::timeout(2 * LEASE, first.leadership.changed()).await.is_err(), "it leads on");
+    assert!(!second.leadership.has_changed()?);
+    etcd.restart(true)?;
+    // Whether its lease has outlived that is etcd's business: one of the two leads, and the other follows.
+    let leads = tokio::time::timeout(LIMIT, async {
+        tokio::select! {
+            changed = first.leadership.changed() => changed,
+            changed = second.leadership.changed() => changed,
+            () = baton_runtime::sleep(2 * LEASE) => Ok(()),
+        }
+    });
+    leads.await??;
+    let of_first = first.leadership.borrow().clone();
+    assert!(of_first == Leadership::Own { term } || matches!(of_first, Leadership::Other { .. }), "{of_first:?}");
+
+    etcd.kill().await?;
+    first.task.abort();
+    etcd.restart(false)?;
+    second.until("it leads", |known| *known == Leadership::Own { term: LATE + 1 }).await.map(drop)
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_that_comes_late_is_waited_for_and_clusters_share_it() -> anyhow::Result<()> {
+    let mut etcd = Etcd::start()?;
+    etcd.kill().await?;
+    let mut first = Part::of(&etcd, "/baton", 1, 0);
+    assert!(tokio::time::timeout(LEASE / 4, first.leadership.changed()).await.is_err());
+    etcd.restart(true)?;
+    first.leads().await?;
+    Part::of(&etcd, "/another", 2, 0).leads().await.map(drop)
+}

@@ -1,0 +1,212 @@
+//! Several conductors with one etcd: one places for all, and any of them may go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_cluster_tests::{Ask, Cluster, Etcd, Process, signal};
+use baton_proto::v1;
+use baton_proto::v1::generate_response::Event;
+use futures::future::join_all;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+/// How long everybody may take to know who leads.
+const LIMIT: Duration = Duration::from_secs(20);
+
+async fn conductor(etcd: &Etcd, folder: &std::path::Path, name: &str) -> anyhow::Result<Process> {
+    let arguments = ["--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--etcd", etcd.address()];
+    let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
+    Process::start("baton-conductor", &arguments, folder.join(format!("{name}.log"))).await
+}
+
+async fn channel(conductor: &Process) -> anyhow::Result<Channel> {
+    Ok(Endpoint::from_shared(format!("http://{}", conductor.ready.grpc))?.connect().await?)
+}
+
+/// What a conductor says to request `n`.
+async fn tokens(channel: Channel, n: usize) -> anyhow::Result<Vec<u32>> {
+    let Ask(request) = Ask::text(&format!("request {n}")).max_tokens(30);
+    let mut client = v1::inference_client::InferenceClient::new(channel);
+    let mut stream = client.generate(request).await?.into_inner();
+    let mut tokens = Vec::new();
+    while let Some(message) = stream.message().await? {
+        match message.event {
+            Some(Event::Delta(delta)) => tokens.extend(delta.token_ids),
+            Some(Event::Finished(_)) => return Ok(tokens),
+            _ => {}
+        }
+    }
+    anyhow::bail!("the stream ended without a word")
+}
+
+/// What came of one client's requests.
+#[derive(Debug, Default)]
+struct Ends {
+    right: usize,
+    wrong: Vec<String>,
+    longest: Duration,
+}
+
+/// A client that asks one conductor again and again until it is to stop.
+fn client(channel: Channel, n: usize, expected: Vec<u32>, stop: Arc<AtomicBool>) -> JoinHandle<Ends> {
+    tokio::spawn(async move {
+        let mut ends = Ends::default();
+        while !stop.load(Ordering::Relaxed) {
+            let began = baton_runtime::now();
+            match tokens(channel.clone(), n).await {
+                Ok(tokens) if tokens == expected => ends.right += 1,
+                other => ends.wrong.push(format!("{other:?}")),
+            }
+            ends.longest = ends.longest.max(began.elapsed());
+        }
+        ends
+    })
+}
+
+/// Clients of some conductors, until `meanwhile` is over.
+async fn asked<T>(
+    conductors: &[&Process],
+    expected: &[Vec<u32>],
+    meanwhile: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(Ends, T)> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut clients = Vec::new();
+    for conductor in conductors {
+        let channel = channel(conductor).await?;
+        clients.extend(
+            expected
+                .iter()
+                .enumerate()
+                .map(|(n, expected)| client(channel.clone(), n, expected.clone(), Arc::clone(&stop))),
+        );
+    }
+    let done = meanwhile.await?;
+    stop.store(true, Ordering::Relaxed);
+    let mut all = Ends::default();
+    for ends in join_all(clients).await {
+        let ends = ends?;
+        all.right += ends.right;
+        all.wrong.extend(ends.wrong);
+        all.longest = all.longest.max(ends.longest);
+    }
+    Ok((all, done))
+}
+
+/// Which of two conductors leads: it says so in its metrics.
+async fn leader(conductors: [&Process; 2]) -> anyhow::Result<usize> {
+    let found = async {
+        loop {
+            let mut leads = [0.0; 2];
+            for (n, conductor) in conductors.iter().enumerate() {
+                leads[n] = conductor.metric("baton_conductor_leads").await?;
+            }
+            match leads {
+                [1.0, 0.0] => return Ok(0),
+                [0.0, 1.0] => return Ok(1),
+                _ => baton_runtime::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, found).await.context("nobody leads, or both do")?
+}
+
+async fn leads(conductor: &Process) -> anyhow::Result<()> {
+    let leads = async {
+        while conductor.metric("baton_conductor_leads").await? < 1.0 {
+            baton_runtime::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(LIMIT, leads).await.context("it does not lead")?
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() -> anyhow::Result<()> {
+    let mut etcd = Etcd::start()?;
+    let folder = tempfile::tempdir()?;
+    let mut first = conductor(&etcd, folder.path(), "first").await?;
+    let mut second = conductor(&etcd, folder.path(), "second").await?;
+    let both = format!("{},{}", first.ready.grpc, second.ready.grpc);
+    let builder = Cluster::mock();
+    let mut nodes = Vec::new();
+    for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0), ("decode", 1)] {
+        nodes.push(builder.start_node(role, index, &both, folder.path()).await?);
+    }
+    if leader([&first, &second]).await? == 1 {
+        std::mem::swap(&mut first, &mut second);
+    }
+    // In peace: both serve, and say the same.
+    let mut expected = Vec::new();
+    for n in 0..4 {
+        let mut said = Vec::new();
+        for conductor in [&first, &second] {
+            let channel = channel(conductor).await?;
+            let answered = async {
+                loop {
+                    match tokens(channel.clone(), n).await {
+                        Ok(tokens) => return tokens,
+                        // Not all nodes are there.
+                        Err(_) => baton_runtime::sleep(Duration::from_millis(50)).await,
+                    }
+                }
+            };
+            said.push(tokio::time::timeout(LIMIT, answered).await?);
+        }
+        assert_eq!(said[0], said[1]);
+        expected.push(said.remove(0));
+    }
+    let told = |what: &str, ends: Ends| {
+        println!("{what}: {} requests, the longest took {:.2} s", ends.right, ends.longest.as_secs_f64());
+        assert!(ends.wrong.is_empty() && ends.right > 20, "{what}: {ends:?}");
+    };
+
+    // The leader hangs, and wakes up as one that another has followed.
+    let (ends, ()) = asked(&[&second], &expected, async {
+        signal(first.pid(), "STOP");
+        leads(&second).await?;
+        signal(first.pid(), "CONT");
+        baton_runtime::sleep(Duration::from_secs(1)).await;
+        Ok(())
+    })
+    .await?;
+    told("the leader hung", ends);
+    assert_eq!(leader([&first, &second]).await?, 1);
+    let (ends, ()) = asked(&[&first, &second], &expected, async {
+        baton_runtime::sleep(Duration::from_secs(1)).await;
+        Ok(())
+    })
+    .await?;
+    told("the one that had hung serves", ends);
+
+    // etcd goes, and comes back.
+    let (ends, ()) = asked(&[&first, &second], &expected, async {
+        etcd.kill().await?;
+        baton_runtime::sleep(Duration::from_secs(4)).await;
+        etcd.restart(true)?;
+        baton_runtime::sleep(Duration::from_secs(3)).await;
+        Ok(())
+    })
+    .await?;
+    told("etcd was away for four seconds", ends);
+    if leader([&first, &second]).await? == 0 {
+        std::mem::swap(&mut first, &mut second);
+    }
+
+    // The leader dies.
+    let (ends, ()) = asked(&[&first], &expected, async {
+        second.kill().await?;
+        baton_runtime::sleep(Duration::from_secs(5)).await;
+        Ok(())
+    })
+    .await?;
+    told("the leader died", ends);
+    assert_eq!(first.metric("baton_conductor_leads").await?, 1.0);
+
+    // One that leaves in order does not make others wait for its lease.
+    let third = conductor(&etcd, folder.path(), "third").await?;
+    first.stop().await?;
+    leads(&third).await
+}

@@ -1,0 +1,74 @@
+//! The stream of a conductor that follows, to the leader.
+
+use std::time::Duration;
+
+use baton_proto::{MAX_MESSAGE_BYTES, required, url, v1};
+use baton_runtime::{error_chain, within};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::transport::Endpoint;
+
+use crate::front_door::FrontDoor;
+
+/// How long the leader may take to accept the connection, and to greet.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a stream to the leader ended or did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// It cannot be reached.
+    #[error("cannot reach the leader at {address}: {reason}")]
+    Unreachable {
+        /// Its address.
+        address: String,
+        /// What the connection says.
+        reason: String,
+    },
+    /// It did not answer in time.
+    #[error("the leader at {0} did not greet within {GREETING_TIMEOUT:?}")]
+    Silent(String),
+    /// It ended the stream.
+    #[error("the leader ended the stream: {0}")]
+    Ended(String),
+}
+
+impl From<Status> for LinkError {
+    fn from(status: Status) -> Self {
+        Self::Ended(format!("{:?}: {}", status.code(), status.message()))
+    }
+}
+
+/// Follows the leader at an address until the stream ends. What requests ask goes there, from the moment that it is reached.
+pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
+    let silent = || LinkError::Silent(address.to_owned());
+    let unreachable = |error: &dyn std::error::Error| LinkError::Unreachable {
+        address: address.to_owned(),
+        reason: error_chain(error),
+    };
+    let endpoint = Endpoint::from_shared(url(address)).map_err(|error| unreachable(&error))?.tcp_nodelay(true);
+    let channel = within(&*door.clock, GREETING_TIMEOUT, endpoint.connect()).await.ok_or_else(silent)?;
+    let channel = channel.map_err(|error| unreachable(&error))?;
+    let mut leader = v1::leader_client::LeaderClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let messages = ReceiverStream::new(door.follow());
+    let _follows = Follows(door);
+    let called = within(&*door.clock, GREETING_TIMEOUT, leader.follow(messages)).await.ok_or_else(silent)?;
+    let mut answers = called?.into_inner();
+    while let Some(answer) = answers.message().await? {
+        let answer = required("message", answer.message).and_then(|answer| door.on_answer(answer));
+        if let Err(error) = answer {
+            return Err(LinkError::Ended(format!("it sent what cannot be read: {error}")));
+        }
+    }
+    Err(LinkError::Ended("it said nothing more".to_owned()))
+}
+
+/// While there is a stream.
+struct Follows<'a>(&'a FrontDoor);
+
+impl Drop for Follows<'_> {
+    fn drop(&mut self) {
+        self.0.lose_leader();
+    }
+}

@@ -1,0 +1,143 @@
+//! One conductor places the requests of all: the one that leads. `desk.rs`: where questions go; `link.rs`: to the leader; `service.rs`: from those who follow.
+
+mod desk;
+mod link;
+mod service;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_membership::{Candidate, Election, Etcd, Leadership};
+use baton_runtime::settings::BadSetting;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use desk::{Answer, Asked, Decided, Desk, Grounds};
+#[cfg(test)]
+pub use link::LinkError;
+pub use link::follow;
+pub use service::LeaderService;
+
+use crate::config::Settings;
+use crate::front_door::FrontDoor;
+
+/// How long a new leader waits for what the others have: their streams are there within a round trip of their knowing of it.
+const SETTLE: Duration = Duration::from_millis(250);
+/// Waits between attempts to reach the leader.
+const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// This conductor leads, alone or as it is elected. What is given, once cancelled, makes it resign.
+pub fn start(door: &Arc<FrontDoor>, settings: &Settings, own: SocketAddr) -> Result<CancellationToken, BadSetting> {
+    if settings.etcd.is_empty() {
+        door.lead(0, Duration::ZERO);
+        return Ok(CancellationToken::new());
+    }
+    let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
+    let etcd = Etcd { endpoints: settings.etcd.clone(), prefix: prefix(&settings.etcd_prefix)?.to_owned() };
+    let latest = Arc::clone(door);
+    let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest());
+    let (leadership, resigned) = (election.leadership(), election.resigned());
+    let obeying = Arc::clone(door);
+    door.tasks.spawn("election", async move {
+        tokio::select! {
+            () = election.run() => {}
+            () = obey(&obeying, leadership) => {}
+            () = obeying.tasks.cancelled() => {}
+        }
+        Ok::<(), anyhow::Error>(())
+    });
+    Ok(resigned)
+}
+
+/// Does what was decided on who leads.
+async fn obey(door: &FrontDoor, mut leadership: watch::Receiver<Leadership>) {
+    loop {
+        let known = leadership.borrow_and_update().clone();
+        match &known {
+            Leadership::Unknown => door.step_down(),
+            Leadership::Own { term } => door.lead(*term, SETTLE),
+            Leadership::Other { address } => {
+                door.step_down();
+                tokio::select! {
+                    () = keep_following(door, address) => {}
+                    changed = leadership.changed() => match changed {
+                        Ok(()) => continue,
+                        Err(_) => return,
+                    },
+                }
+            }
+        }
+        if leadership.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn keep_following(door: &FrontDoor, leader: &str) {
+    let mut wait = RETRY;
+    loop {
+        let began = door.clock.now();
+        if let Err(error) = follow(door, leader).await {
+            match wait < RETRY_MAX {
+                true => tracing::warn!(leader, %error, retry_in = ?wait, "does not follow the leader"),
+                // It was said.
+                false => tracing::debug!(leader, %error, "still does not follow the leader"),
+            }
+        }
+        if door.clock.now().saturating_duration_since(began) > RETRY_MAX {
+            wait = RETRY;
+        }
+        door.clock.sleep(wait).await;
+        wait = (wait * 2).min(RETRY_MAX);
+    }
+}
+
+/// Where others reach an address that was bound.
+fn advertised(bound: SocketAddr, host: Option<&str>) -> Result<String, BadSetting> {
+    match host {
+        Some(host) if host.contains(':') => Ok(format!("[{host}]:{}", bound.port())),
+        Some(host) => Ok(format!("{host}:{}", bound.port())),
+        None if bound.ip().is_unspecified() => {
+            let problem = format!("not set, but other conductors cannot reach {}, where this one listens", bound.ip());
+            Err(BadSetting::invalid("advertise_host", problem))
+        }
+        None => Ok(bound.to_string()),
+    }
+}
+
+fn prefix(prefix: &str) -> Result<&str, BadSetting> {
+    let is_taken = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '/' | '-' | '_' | '.');
+    match prefix.len() {
+        1..=256 if prefix.chars().all(is_taken) && !prefix.ends_with('/') => Ok(prefix),
+        _ => {
+            let problem = format!("'{prefix}', but must be 1 to 256 letters, digits and /-_. that do not end with /");
+            Err(BadSetting::invalid("etcd_prefix", problem))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_reach_is_advertised() {
+        let bound = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(advertised(bound("127.0.0.1:7"), None).unwrap(), "127.0.0.1:7");
+        assert_eq!(advertised(bound("0.0.0.0:7"), Some("front-0.baton")).unwrap(), "front-0.baton:7");
+        assert_eq!(advertised(bound("[::]:7"), Some("fd00::1")).unwrap(), "[fd00::1]:7");
+        let error = advertised(bound("0.0.0.0:7"), None).unwrap_err().to_string();
+        assert!(error.contains("advertise_host") && error.contains("0.0.0.0"), "{error}");
+    }
+
+    #[test]
+    fn a_prefix_is_a_path() {
+        assert_eq!(prefix("/baton/blue").unwrap(), "/baton/blue");
+        for wrong in ["", "/baton/", "/ba ton"] {
+            assert!(prefix(wrong).unwrap_err().to_string().contains("etcd_prefix"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Two conductors, one of which places for both. Each has fake nodes of its own, of the same names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::v1;
+use baton_proto::v1::node_command::Command;
+use baton_proto::v1::node_event::Event;
+use baton_runtime::ManualClock;
+use baton_types::{ErrorKind, FetchReport, PrefillEvent, Refused};
+use tokio::task::JoinHandle;
+use tonic::Code;
+
+use super::client::request;
+use super::world::{World, settings, soon, until};
+use crate::leader::{LinkError, follow};
+
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// A conductor that leads, and one that does not.
+async fn two(nodes: &[&str]) -> (World, World) {
+    let clock = ManualClock::default();
+    let leader = World::on(clock.clone(), settings(), nodes).await;
+    let other = World::on(clock, settings(), nodes).await;
+    other.door.step_down();
+    (leader, other)
+}
+
+impl World {
+    /// Follows another one.
+    async fn follows(&self, leader: &World) -> JoinHandle<Result<(), LinkError>> {
+        let (door, address) = (Arc::clone(&self.door), leader.addresses.grpc.to_string());
+        let link = tokio::spawn(async move { follow(&door, &address).await });
+        until("it follows", || self.door.desk.has_leader().then_some(())).await;
+        link
+    }
+
+    fn placed(&self) -> usize {
+        self.door.cluster().placed()
+    }
+
+    async fn until_placed(&self, requests: usize) {
+        until(&format!("{requests} are placed"), || (self.placed() == requests).then_some(())).await;
+    }
+}
+
+pub async fn request_of_a_follower_is_placed_by_the_leader() {
+    let (leader, mut w) = two(&["p0", "d0"]).await;
+    let _link = w.follows(&leader).await;
+    let mut answer = w.generate(v1::GenerateRequest { client_request_id: "mine".into(), ..request("hi", 2) }).await;
+    let job = w.job().await;
+    assert_eq!((leader.placed(), w.placed(), job.decode().as_str()), (1, 0, "d0"));
+    w.node("p0").computes(job.key, 'a');
+    answer.reads("a").await;
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+    leader.until_placed(0).await;
+    let recall = v1::RecallRequest { request_id: "mine".into() };
+    let recalled = soon(w.operator().recall(recall)).await.unwrap().into_inner();
+    let why = recalled.decisions[0].explanation.clone().unwrap();
+    let rows = (why.prefill[0].node.as_str(), why.decode[0].node.as_str(), why.prompt_tokens);
+    assert_eq!(rows, ("p0", "d0", 3), "the leader's grounds are known where the request is");
+}
+
+pub async fn refusal_of_the_leader_is_the_clients() {
+    let (mut leader, w) = two(&["p0", "d0"]).await;
+    let _link = w.follows(&leader).await;
+    leader.node("d0").die();
+    leader.until_state("d0", "lost").await;
+    let status = w.refusal(request("hi", 2)).await;
+    assert!(status.code() == Code::Unavailable && status.message().contains("decode"), "{status}");
+    assert_eq!((leader.placed(), leader.door.cluster().requests_held()), (0, 0));
+}
+
+pub async fn grants_and_moves_of_a_follower_are_the_leaders() {
+    let (mut leader, mut w) = two(&["p0", "d0", "d1"]).await;
+    leader.report().await;
+    w.report().await;
+    let _link = w.follows(&leader).await;
+    let mut answer = w.generate(request("a prompt of more than one block of 16", 5)).await;
+    let job = w.job().await;
+    w.node("p0").started(job.key);
+    let refused = Refused { kind: ErrorKind::Overloaded, message: "no blocks".into() };
+    w.node("p0").prefill(job.key, &PrefillEvent::GrantRefused(refused));
+    let redirected = |command: &Command| match command {
+        Command::Redirect(redirect) => Some(redirect.decode.clone().unwrap().node),
+        _ => None,
+    };
+    let second = w.node("p0").hears("a redirect", redirected).await;
+    assert_ne!(second, job.decode());
+    w.node("p0").first_token(job.key, 'a', None);
+    w.node("p0").handed_over(job.key);
+    w.node(&second).token(job.key, 1, 'b');
+    answer.reads("ab").await;
+    w.report().await;
+    w.node(&second).offer(job.key, 2);
+    let moved = w.job().await;
+    assert!(moved.node == job.decode() && moved.wire.is_move);
+    leader.until_placed(2).await;
+    let report = FetchReport { tokens: 32, bytes: 8192, transport: "tcp".into(), ..FetchReport::default() };
+    w.node(&moved.node).prefill(moved.key, &PrefillEvent::Fetched(report));
+    w.node(&second).hears_abort(job.key).await;
+    leader.until_placed(1).await;
+    for (index, token) in [(2, 'c'), (3, 'd')] {
+        w.node(&moved.node).token(moved.key, index, token);
+    }
+    w.node(&moved.node).last_token(moved.key, 4, 'e');
+    assert_eq!(answer.end().await.unwrap().decode_node, moved.node);
+    leader.until_placed(0).await;
+    w.ends().await;
+}
+
+pub async fn node_that_left_since_it_was_chosen_is_replaced() {
+    let (leader, mut w) = two(&["p0", "d0", "d1"]).await;
+    let _link = w.follows(&leader).await;
+    // The leader has not noticed, and chooses it again and again.
+    w.node("p0").die();
+    w.until_state("p0", "lost").await;
+    let status = w.refusal(request("hi", 2)).await;
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    leader.until_placed(0).await;
+}
+
+pub async fn request_outlives_its_leader() {
+    let (leader, mut w) = two(&["p0", "d0"]).await;
+    let link = w.follows(&leader).await;
+    let mut first = w.generate(request("hi", 3)).await;
+    let job = w.job().await;
+    w.node("p0").computes(job.key, 'a');
+    first.reads("a").await;
+    link.abort();
+    until("nobody leads", || (!w.door.desk.has_leader()).then_some(())).await;
+    let second = w.ask(request("ho", 2));
+    w.node("d0").token(job.key, 1, 'b');
+    first.reads("ab").await;
+    assert!(!w.has_job().await, "nobody places");
+
+    w.door.lead(2, SETTLE);
+    assert_eq!(w.placed(), 1, "what it had");
+    w.report().await;
+    assert!(!w.has_job().await, "others may declare what they have");
+    w.pass(2 * SETTLE).await;
+    let other = w.job().await;
+    assert_eq!(w.placed(), 2);
+    w.node("d0").last_token(job.key, 2, 'c');
+    first.end().await.unwrap();
+    w.node("p0").computes(other.key, 'a');
+    w.node("d0").last_token(other.key, 1, 'b');
+    soon(second).await.unwrap().unwrap().end().await.unwrap();
+    w.ends().await;
+}
+
+pub async fn new_leader_knows_what_others_have() {
+    let (mut leader, mut w) = two(&["p0", "d0"]).await;
+    let link = w.follows(&leader).await;
+    let mut answer = w.generate(request("hi", 3)).await;
+    let job = w.job().await;
+    link.abort();
+    leader.door.step_down();
+    assert_eq!(leader.placed(), 0, "the books of a reign end with it");
+    until("nobody leads", || (!w.door.desk.has_leader()).then_some(())).await;
+    leader.door.lead(3, SETTLE);
+    let waits = w.ask(request("ho", 2));
+    let _link = w.follows(&leader).await;
+    leader.until_placed(1).await;
+    let charged = |node: &str| leader.door.cluster().node(&baton_types::NodeId::new(node).unwrap()).unwrap().placed();
+    assert_eq!((charged("p0"), charged("d0")), (1, 1));
+    w.node("p0").computes(job.key, 'a');
+    answer.reads("a").await;
+    leader.pass(2 * SETTLE).await;
+    leader.until_placed(2).await;
+    let other = w.job().await;
+    w.node("d0").token(job.key, 1, 'b');
+    w.node("d0").last_token(job.key, 2, 'c');
+    answer.end().await.unwrap();
+    w.node("p0").computes(other.key, 'a');
+    w.node("d0").last_token(other.key, 1, 'b');
+    soon(waits).await.unwrap().unwrap().end().await.unwrap();
+    leader.until_placed(0).await;
+}
+
+pub async fn request_is_refused_once_nobody_has_led_for_ten_seconds() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    w.door.step_down();
+    let asked = w.ask(request("hi", 2));
+    w.pass(Duration::from_secs(9)).await;
+    assert!(!asked.is_finished());
+    w.pass(Duration::from_secs(2)).await;
+    let status = soon(asked).await.unwrap().err().expect("it is refused");
+    assert!(status.code() == Code::Unavailable && status.message().contains("no conductor"), "{status}");
+    w.ends().await;
+}
+
+pub async fn what_a_conductor_had_is_given_back_if_it_stays_away() {
+    let (mut leader, mut w) = two(&["p0", "d0"]).await;
+    let link = w.follows(&leader).await;
+    let _answer = w.generate(request("hi", 3)).await;
+    w.job().await;
+    link.abort();
+    leader.pass(Duration::from_secs(9)).await;
+    assert_eq!(leader.placed(), 1, "it may be back");
+    leader.pass(Duration::from_secs(2)).await;
+    leader.until_placed(0).await;
+}
+
+pub async fn conductor_that_does_not_lead_says_so() {
+    let (leader, w) = two(&["p0", "d0"]).await;
+    leader.door.step_down();
+    let error = soon(follow(&w.door, &leader.addresses.grpc.to_string())).await.unwrap_err().to_string();
+    assert!(error.contains("does not lead"), "{error}");
+    assert!(!w.door.desk.has_leader());
+    let error = soon(follow(&w.door, "127.0.0.1:1")).await.unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+}
+
+pub async fn leader_that_another_has_followed_steps_down() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let mut answer = w.generate(request("hi", 2)).await;
+    let job = w.job().await;
+    // As after a pause in which others have found a leader.
+    w.node("p0").say(Event::LeaderTerm(9));
+    w.node("p0").failed(job.key, ErrorKind::Unavailable);
+    until("it does not lead", || (!w.door.desk.leads()).then_some(())).await;
+    assert!(!w.has_job().await && w.placed() == 0, "nobody places");
+    w.door.lead(10, Duration::ZERO);
+    let again = w.job().await;
+    assert_eq!((job.wire.term, again.wire.term), (0, 10));
+    w.node("p0").computes(again.key, 'a');
+    w.node("d0").last_token(again.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+}

@@ -1,0 +1,76 @@
+//! Which conductor leads, as etcd says.
+//!
+//! A conductor that wants to lead puts a key under a lease of two seconds, if nobody has it. While it keeps the lease alive, it leads. If it dies or is stopped, the lease ends, the key
+//! goes, and another one puts its own. Without etcd everything goes on as it was last known: what a leader that others do not see any more orders, nodes refuse by its term.
+
+mod election;
+
+use std::time::Duration;
+
+use baton_types::ConductorId;
+
+pub use election::Election;
+
+/// Where etcd is, and which of its keys are ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Etcd {
+    /// `host:port` of each of its members, or URLs.
+    pub endpoints: Vec<String>,
+    /// All keys begin so: clusters that share an etcd have one each.
+    pub prefix: String,
+}
+
+/// A conductor that may lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its id, another one after each start.
+    pub id: ConductorId,
+    /// Where other conductors reach it, `host:port`.
+    pub address: String,
+}
+
+/// Who leads, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Leadership {
+    /// Nobody, so far.
+    #[default]
+    Unknown,
+    /// This conductor, in this term.
+    Own {
+        /// Larger than those before.
+        term: u64,
+    },
+    /// Another conductor.
+    Other {
+        /// Where it is.
+        address: String,
+    },
+}
+
+/// How long a leader that is dead or stopped is still taken for one.
+pub const LEASE: Duration = Duration::from_secs(2);
+
+/// Why etcd could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    /// As the client says.
+    #[error("{0}")]
+    Client(#[from] etcd_client::Error),
+    /// It does not answer.
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+    /// The lease ended: it was not renewed in time.
+    #[error("the lease ended")]
+    LeaseEnded,
+    /// The watch ended, as after a compaction.
+    #[error("the watch ended: {0}")]
+    WatchEnded(String),
+    /// The key of the leader is not what a conductor writes.
+    #[error("{key}: {problem}")]
+    Key {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        problem: String,
+    },
+}

@@ -1,0 +1,172 @@
+//! What a conductor had placed before this one placed for all: taken into the books as it is declared.
+
+use std::time::{Duration, Instant};
+
+use baton_types::{QueueTerms, RequestKey, Slo, Tbt};
+
+use super::candidates::Asked;
+use super::{Cluster, charged};
+use crate::backlog::QueuedPrompt;
+use crate::ledger::{Charge, DecodeCharge, NodeStart};
+use crate::placement::PlacementRequest;
+
+/// An attempt that runs, as its conductor declares it to the one that places.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Declared {
+    /// The attempt.
+    pub key: RequestKey,
+    /// How long ago it was placed.
+    pub placed_ago: Duration,
+    /// Predicted time to first token, from the placement on.
+    pub ttft: Duration,
+    /// Where its prompt is computed, until its first token is out.
+    pub prefill: Option<DeclaredPrefill>,
+    /// Where it decodes, or will.
+    pub decode: Option<NodeStart>,
+    /// Tokens of the prompt, the output that an earlier attempt gave included.
+    pub prompt_tokens: u32,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// Its objective of the time between tokens.
+    pub tbt: Option<Duration>,
+    /// How long ago its first token went out.
+    pub first_token_ago: Option<Duration>,
+}
+
+/// A prompt that is not computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclaredPrefill {
+    /// The node.
+    pub node: NodeStart,
+    /// The terms on which it waits there.
+    pub terms: QueueTerms,
+    /// Tokens to compute.
+    pub tokens: u32,
+}
+
+impl Cluster {
+    /// Charges what was placed elsewhere. What is charged under its key already is given back first. A start of a node that is not here is not charged: it is lost,
+    /// and the request's conductor knows or is about to.
+    pub fn declare(&mut self, now: Instant, declared: &Declared) {
+        let key = declared.key;
+        self.on_ended(now, key);
+        let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
+        let mut charge = Charge {
+            prefill: None,
+            tail: None,
+            fetch: None,
+            decode: None,
+            placed: ago(declared.placed_ago),
+            ttft: declared.ttft,
+            prefilled: declared.prefill.is_none(),
+        };
+        if let Some(start) = &declared.decode {
+            charge.decode = self.declared_decode(now, declared, start).map(|decode| (start.clone(), decode));
+        }
+        if let Some((start, decode)) = &charge.decode
+            && let Some(node) = charged(&mut self.nodes, start)
+        {
+            node.charges.add_decode(key, *decode);
+        }
+        if let Some(DeclaredPrefill { node, terms, tokens }) = &declared.prefill
+            && charged(&mut self.nodes, node).is_some()
+        {
+            let (terms, tokens) = (*terms, (*tokens).max(1));
+            let prompt = QueuedPrompt { key, arrived: charge.placed, terms, tokens, deadline: None };
+            charge.prefill = self.charge_prefill(now, &node.0, prompt);
+        }
+        self.charges.insert(key, charge);
+    }
+
+    fn declared_decode(&mut self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
+        let request = PlacementRequest {
+            key: declared.key,
+            prompt_tokens: declared.prompt_tokens,
+            block_hashes: &[],
+            max_tokens: declared.max_tokens,
+            wants_decode: true,
+            slo: Slo { ttft: None, tbt: declared.tbt.map(Tbt) },
+            waited: Duration::ZERO,
+            max_wait: None,
+            priority: 0,
+            bypass_cache: false,
+            exclude: &[],
+            beside: &[],
+            output_tokens: 0,
+            alike: &[],
+            accepted: true,
+        };
+        let Asked { output_tokens, .. } = self.asked(&request);
+        let node = charged(&mut self.nodes, start)?;
+        let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
+        let placed = ago(declared.placed_ago);
+        let begins = declared.first_token_ago.map_or(placed + declared.ttft, ago);
+        let asked = Asked { request: &request, output_tokens };
+        let charge = super::place::decode_charge((placed, begins), asked, node);
+        Some(DecodeCharge { begun: declared.first_token_ago.is_some(), ..charge })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{Generation, NodeRole};
+
+    use super::super::tests::{SECOND, cluster, id, info, key};
+    use super::*;
+    use crate::placement::PlacementKind;
+
+    fn declared() -> Declared {
+        let node = (id("p0"), Generation(1));
+        Declared {
+            key: key(1),
+            placed_ago: SECOND,
+            ttft: SECOND / 2,
+            prefill: Some(DeclaredPrefill { node, terms: QueueTerms::default(), tokens: 100 }),
+            decode: Some((id("d0"), Generation(1))),
+            prompt_tokens: 160,
+            max_tokens: 16,
+            tbt: Some(SECOND),
+            first_token_ago: None,
+        }
+    }
+
+    #[test]
+    fn what_is_declared_is_charged_once_and_given_back() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::Baton);
+        cluster.declare(now, &declared());
+        cluster.declare(now, &declared());
+        let (prefill, decode) = (cluster.node(&id("p0")).unwrap(), cluster.node(&id("d0")).unwrap());
+        assert_eq!((prefill.charges.pending(), prefill.placed(), decode.placed()), (1, 1, 1));
+        assert_eq!((decode.charges.blocks, decode.charges.sequences()), (11, 1));
+        assert_eq!(decode.charges.decoding_now().sequences, 0.0, "its first token is not out");
+        cluster.on_first_token(now, key(1));
+        assert_eq!(cluster.node(&id("d0")).unwrap().charges.decoding_now().sequences, 1.0);
+        cluster.on_ended(now, key(1));
+        assert!(cluster.placed() == 0 && cluster.nodes().all(|node| node.charges.is_zero()));
+    }
+
+    #[test]
+    fn a_request_that_decodes_is_charged_where_it_decodes() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::Baton);
+        cluster.declare(now, &Declared { prefill: None, first_token_ago: Some(SECOND), ..declared() });
+        assert!(cluster.node(&id("p0")).unwrap().charges.is_zero());
+        assert_eq!(cluster.node(&id("d0")).unwrap().charges.decoding_now().sequences, 1.0);
+        assert_eq!(cluster.ttft_margin(), 0.0, "nothing is learnt from it");
+        cluster.on_ended(now, key(1));
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()));
+    }
+
+    #[test]
+    fn a_start_that_is_gone_is_not_charged() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::Baton);
+        cluster.on_node_left(now, &id("p0"), Generation(1));
+        cluster.on_node_joined(now, info("d0", NodeRole::Decode, 2));
+        cluster.declare(now, &declared());
+        assert!(cluster.nodes().all(|node| node.charges.is_zero()));
+        cluster.on_ended(now, key(1));
+        assert_eq!(cluster.placed(), 0);
+    }
+}

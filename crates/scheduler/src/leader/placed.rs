@@ -1,0 +1,168 @@
+//! What a conductor had placed, as it would declare it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use baton_types::{DecodeTarget, QueueTerms, RequestKey, Tbt, Ttft};
+
+use crate::cluster::{Declared, DeclaredPrefill};
+use crate::ledger::NodeStart;
+use crate::placement::PlacementRequest;
+use crate::request::{Assignment, BookEntry, MoveAssignment};
+
+#[derive(Debug, Clone)]
+struct Attempt {
+    placed: Instant,
+    ttft: Duration,
+    prefill: Option<(NodeStart, QueueTerms, u32)>,
+    decode: Option<NodeStart>,
+    prompt_tokens: u32,
+    max_tokens: u32,
+    tbt: Option<Duration>,
+    first_token: Option<Instant>,
+}
+
+/// A conductor's attempts that are charged. It keeps them whether or not it is the one that places: that may change at any time.
+#[derive(Debug, Default)]
+pub struct Placed(BTreeMap<RequestKey, Attempt>);
+
+impl Placed {
+    /// An attempt was placed.
+    pub fn on_placed(&mut self, now: Instant, request: &PlacementRequest<'_>, to: &Assignment) {
+        let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
+        let start = |node| to.starts.iter().find(|(name, _)| name == node).cloned();
+        let tokens = request.prompt_tokens.saturating_sub(placement.matched_tokens + placement.tail_tokens);
+        let attempt = Attempt {
+            placed: now,
+            ttft,
+            prefill: start(&placement.prefill).map(|start| (start, placement.terms, tokens)),
+            decode: placement.decode.as_ref().and_then(start),
+            prompt_tokens: request.prompt_tokens,
+            max_tokens: request.max_tokens,
+            tbt: request.slo.tbt.map(|Tbt(limit)| limit),
+            first_token: None,
+        };
+        self.0.insert(request.key, attempt);
+    }
+
+    /// Another decode node is asked to go on with an attempt, as another attempt.
+    pub fn on_moved(&mut self, now: Instant, (key, moved): (RequestKey, RequestKey), to: &MoveAssignment) {
+        if let Some(from) = self.0.get(&key).cloned() {
+            let decode = Some(to.to.clone());
+            let first_token = from.first_token.or(Some(now));
+            self.0.insert(moved, Attempt { placed: now, prefill: None, decode, first_token, ..from });
+        }
+    }
+
+    /// An attempt's decode node is another one.
+    pub fn on_redirected(&mut self, key: RequestKey, to: &DecodeTarget) {
+        if let Some(attempt) = self.0.get_mut(&key) {
+            attempt.decode = Some((to.node.clone(), to.generation));
+        }
+    }
+
+    /// Something happened to an attempt.
+    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &BookEntry) {
+        match entry {
+            BookEntry::FirstToken => {
+                if let Some(attempt) = self.0.get_mut(&key) {
+                    (attempt.prefill, attempt.first_token) = (None, Some(now));
+                }
+            }
+            BookEntry::Finished { .. } | BookEntry::Ended => self.on_ended(key),
+            BookEntry::Fetched { .. } | BookEntry::Pushed { .. } => {}
+        }
+    }
+
+    /// An attempt is over.
+    pub fn on_ended(&mut self, key: RequestKey) {
+        self.0.remove(&key);
+    }
+
+    /// All of them.
+    pub fn declared(&self, now: Instant) -> Vec<Declared> {
+        let ago = |time: Instant| now.saturating_duration_since(time);
+        let declared = |(key, attempt): (&RequestKey, &Attempt)| Declared {
+            key: *key,
+            placed_ago: ago(attempt.placed),
+            ttft: attempt.ttft,
+            prefill: attempt.prefill.clone().map(|(node, terms, tokens)| DeclaredPrefill { node, terms, tokens }),
+            decode: attempt.decode.clone(),
+            prompt_tokens: attempt.prompt_tokens,
+            max_tokens: attempt.max_tokens,
+            tbt: attempt.tbt,
+            first_token_ago: attempt.first_token.map(ago),
+        };
+        self.0.iter().map(declared).collect()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::{Attempt, Generation};
+
+    use super::*;
+    use crate::cluster::tests::{cluster, id, key, place, request};
+    use crate::placement::PlacementKind;
+
+    /// What the books of a conductor that begins to place say, beside those of the one that placed.
+    #[test]
+    fn what_is_declared_is_what_was_charged() {
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let (mut before, mut placed) = (cluster(now, PlacementKind::Baton), Placed::default());
+        for n in 0..6 {
+            let request = request(n, &[]);
+            let placement = place(&mut before, now, &request).unwrap();
+            placed.on_placed(now, &request, &before.assign(placement, None));
+        }
+        let book = |before: &mut crate::Cluster, placed: &mut Placed, n, entry: BookEntry| {
+            before.book(now + second, key(n), &entry);
+            placed.on_booked(now + second, key(n), &entry);
+        };
+        (0..3).for_each(|n| book(&mut before, &mut placed, n, BookEntry::FirstToken));
+        book(&mut before, &mut placed, 2, BookEntry::Finished { output_tokens: 3 });
+        book(&mut before, &mut placed, 5, BookEntry::Ended);
+        let mut after = cluster(now, PlacementKind::Baton);
+        placed.declared(now + second).iter().for_each(|declared| after.declare(now + second, declared));
+        assert_eq!((before.placed(), after.placed(), placed.len()), (4, 4, 4));
+        for (a, b) in before.nodes().zip(after.nodes()) {
+            let sums = |node: &crate::ClusterNode| {
+                // Prompts that are computed count for nothing where they were.
+                (node.charges.blocks, node.charges.sequences(), node.charges.pending())
+            };
+            assert_eq!(sums(a), sums(b), "{}", a.info().node);
+            assert_eq!(a.charges.decoding_now().sequences, b.charges.decoding_now().sequences);
+        }
+    }
+
+    #[test]
+    fn an_attempt_is_declared_where_it_went() {
+        let now = Instant::now();
+        let (mut cluster, mut placed) = (cluster(now, PlacementKind::Baton), Placed::default());
+        let request = request(1, &[]);
+        let placement = place(&mut cluster, now, &request).unwrap();
+        placed.on_placed(now, &request, &cluster.assign(placement, None));
+        let (node, generation) = (id("d9"), Generation(4));
+        placed.on_redirected(key(1), &DecodeTarget { node, generation, address: String::new(), tbt: None });
+        let moved = RequestKey { attempt: Attempt(1), ..key(1) };
+        placed.on_moved(now, (key(1), moved), &MoveAssignment { to: (id("d8"), Generation(2)), source: None });
+        let of = |declared: &Declared| (declared.key, declared.decode.clone(), declared.prefill.is_some());
+        let declared: Vec<_> = placed.declared(now).iter().map(of).collect();
+        let both = [(key(1), Some((id("d9"), Generation(4))), true), (moved, Some((id("d8"), Generation(2))), false)];
+        assert_eq!(declared, both);
+        placed.on_booked(now, key(1), &BookEntry::Ended);
+        placed.on_booked(now, moved, &BookEntry::Ended);
+        assert!(placed.is_empty());
+    }
+}
