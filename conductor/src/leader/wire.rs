@@ -271,10 +271,10 @@ pub(super) fn moved(answer: v1::MoveAnswer) -> Result<(RequestKey, Option<MoveAs
     Ok((key(answer.moved)?, to.map(|to| MoveAssignment { to, source })))
 }
 
-/// A question for another node, and who is not asked.
-pub(super) fn move_question(
-    question: v1::MoveQuestion,
-) -> Result<((RequestKey, RequestKey), u32, Vec<NodeId>), InvalidMessage> {
+/// Of a question for another node: the attempt, what it goes on as, its tokens, and who is not asked.
+type MoveQuestion = ((RequestKey, RequestKey), u32, Vec<NodeId>);
+
+pub(super) fn move_question(question: v1::MoveQuestion) -> Result<MoveQuestion, InvalidMessage> {
     let keys = (key(question.key)?, key(question.moved)?);
     Ok((keys, count("tokens", question.tokens)?, nodes("exclude", &question.exclude)?))
 }
