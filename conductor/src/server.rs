@@ -20,7 +20,6 @@ use baton_scheduler::{
 };
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::{ConductorId, Slo, Tbt, Ttft};
-use tokio_util::sync::CancellationToken;
 
 use crate::config::{Settings, positive_millis};
 use crate::front_door::{FrontDoor, FrontDoorLimits, KvFormat};
@@ -67,8 +66,6 @@ pub struct Server {
     /// Where it listens.
     pub addresses: Addresses,
     drain: Drain,
-    /// Once cancelled, another conductor leads.
-    resigned: CancellationToken,
 }
 
 impl Server {
@@ -88,15 +85,15 @@ impl Server {
         let addresses = ports.addresses()?;
         let door = Arc::new(front_door(settings, clock, metrics)?);
         ports.serve(&door, &telemetry, &door.tasks)?;
-        let resigned = leader::start(&door, settings, addresses.nodes.unwrap_or(addresses.grpc))?;
+        leader::start(&door, settings, addresses.nodes.unwrap_or(addresses.grpc))?;
         start_upkeep(Arc::clone(&door), telemetry);
         start_replication(settings, Arc::clone(&door))?;
-        Ok(Self { door, addresses, drain, resigned })
+        Ok(Self { door, addresses, drain })
     }
 
     /// Serves until `signal` gives one, then drains; the next one ends what is left.
     pub async fn run(self, mut signal: impl AsyncFnMut() -> &'static str) -> anyhow::Result<()> {
-        let Self { door, drain, resigned, .. } = self;
+        let Self { door, drain, .. } = self;
         let (tasks, shutdown, clock) = (&door.tasks, &door.shutdown, &*door.clock);
         let first = tokio::select! {
             signal = signal() => signal,
@@ -105,7 +102,6 @@ impl Server {
         // Without one of its tasks nobody is served any better by waiting.
         let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
         tracing::info!(signal = first, requests = door.live.len(), ?drain, "draining");
-        resigned.cancel();
         let drained = async || {
             while !door.live.is_empty() {
                 clock.sleep(DRAIN_POLL).await;

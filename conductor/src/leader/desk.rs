@@ -128,6 +128,8 @@ struct Inner {
     /// Questions that are not answered, by the attempt that they name.
     waiting: BTreeMap<RequestKey, Waiting>,
     followers: Followers,
+    /// Their streams: a later greeting ends an earlier one.
+    streams: BTreeMap<ConductorId, CancellationToken>,
 }
 
 /// See the module's text.
@@ -138,11 +140,15 @@ pub struct Desk(Mutex<Inner>);
 pub struct Reign {
     /// Grows with each leader.
     pub term: u64,
-    /// Cancelled at its end.
+    /// Cancelled at its end, or when the conductor has greeted again.
     pub over: CancellationToken,
     /// Nothing is placed before.
     pub settles: Option<Instant>,
 }
+
+/// A stream of this conductor to a leader.
+#[derive(Debug)]
+pub struct Link(mpsc::WeakSender<v1::FollowerMessage>);
 
 /// A stream of a conductor that follows.
 #[derive(Debug, Clone)]
@@ -151,14 +157,21 @@ pub struct Following {
     pub who: ConductorId,
     /// Whom it follows.
     pub reign: Reign,
-    stream: u64,
 }
 
 impl Desk {
     /// Of a conductor that leads nobody and follows nobody.
     pub fn new() -> Self {
         let (placed, waiting, followers) = (Placed::default(), BTreeMap::new(), Followers::default());
-        Self(Mutex::new(Inner { role: Role::Nobody, term: 0, latest: 0, placed, waiting, followers }))
+        Self(Mutex::new(Inner {
+            role: Role::Nobody,
+            term: 0,
+            latest: 0,
+            placed,
+            waiting,
+            followers,
+            streams: BTreeMap::new(),
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -231,6 +244,7 @@ impl FrontDoor {
     pub fn ask_for_nodes(&self, wanted: &PlacementRequest<'_>) -> Asked {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
+        self.settle(&mut desk, now);
         match &desk.role {
             Role::Leads { settles: None, .. } => {
                 let decided = self.decide(wanted);
@@ -257,6 +271,7 @@ impl FrontDoor {
     pub fn ask_for_other(&self, key: RequestKey, from: &NodeId) -> Asked {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
+        self.settle(&mut desk, now);
         match &desk.role {
             Role::Leads { settles: None, .. } => {
                 let to = self.redirect(now, key, from);
@@ -282,6 +297,7 @@ impl FrontDoor {
     pub fn ask_for_move(&self, keys: (RequestKey, RequestKey), tokens: u32, exclude: &[NodeId]) -> Asked {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
+        self.settle(&mut desk, now);
         match &desk.role {
             Role::Leads { settles: None, .. } => {
                 let to = self.move_to(now, keys, tokens, exclude);
@@ -344,8 +360,8 @@ impl FrontDoor {
         self.settle(&mut desk, now);
     }
 
-    /// Another conductor leads from now on. Gives what it is to be told, from the beginning.
-    pub fn follow(&self) -> mpsc::Receiver<v1::FollowerMessage> {
+    /// Another conductor leads from now on. Gives what it is to be told, from the beginning, and what names the stream.
+    pub fn follow(&self) -> (mpsc::Receiver<v1::FollowerMessage>, Link) {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
         self.end_reign(&mut desk, now);
@@ -356,11 +372,12 @@ impl FrontDoor {
             conductor_id: self.id.to_string(),
             attempts: desk.placed.declared(now).iter().map(wire::declared_to_wire).collect(),
         };
+        let link = Link(to.downgrade());
         desk.role = Role::Follows(to);
         desk.tell(Message::Greet(greet));
         let asked: Vec<_> = desk.waiting.values().map(|waiting| waiting.message.clone()).collect();
         asked.into_iter().for_each(|question| desk.tell(question));
-        messages
+        (messages, link)
     }
 
     /// This conductor does not lead any more, and nobody is known to.
@@ -380,16 +397,24 @@ impl FrontDoor {
         if term <= desk.term || matches!(desk.role, Role::Nobody) {
             return;
         }
+        if desk.term == 0 {
+            // Nobody elected this one: it is alone now, and was not always.
+            tracing::info!(term, "nodes have heard of a leader: this conductor, which is alone, goes on in its term");
+            desk.term = term;
+            return;
+        }
         tracing::warn!(term, known = desk.term, "a later leader places than the one that this conductor knows");
         let now = self.clock.now();
         self.end_reign(&mut desk, now);
         desk.role = Role::Nobody;
     }
 
-    /// The stream to the leader is over.
-    pub fn lose_leader(&self) {
+    /// A stream to a leader is over.
+    pub fn lose_leader(&self, Link(link): &Link) {
         let mut desk = self.desk.lock();
-        if matches!(desk.role, Role::Follows(_)) {
+        if let (Role::Follows(to), Some(link)) = (&desk.role, link.upgrade())
+            && to.same_channel(&link)
+        {
             desk.role = Role::Nobody;
         }
     }
@@ -401,6 +426,7 @@ impl FrontDoor {
             over.cancel();
             self.cluster().forget_charges(now);
             desk.followers = Followers::default();
+            desk.streams.clear();
         }
     }
 
@@ -414,8 +440,8 @@ impl FrontDoor {
                 let mut cluster = self.cluster();
                 desk.followers.on_tick(now, &mut cluster);
             }
-            Role::Follows(_) => {}
-            Role::Nobody => self.refuse_patient(&mut desk, now),
+            // A leader answers at once, unless it hangs or is cut off.
+            Role::Follows(_) | Role::Nobody => self.refuse_patient(&mut desk, now),
         }
     }
 
@@ -459,6 +485,10 @@ impl FrontDoor {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
         let (answered, answer) = match message {
+            Told::Greeted(greeted) if greeted.term < desk.latest => {
+                let found = format!("{}, but a leader of term {} was heard of", greeted.term, desk.latest);
+                return Err(InvalidMessage { field: "greeted.term", found });
+            }
             Told::Greeted(greeted) => {
                 desk.term = greeted.term;
                 desk.latest = desk.latest.max(greeted.term);
@@ -487,9 +517,13 @@ impl FrontDoor {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
         let Role::Leads { term, over, settles } = &desk.role else { return None };
-        let reign = Reign { term: *term, over: over.clone(), settles: *settles };
-        let stream = desk.followers.on_greeted(now, &mut self.cluster(), who, attempts);
-        Some(Following { who, reign, stream })
+        let reign = Reign { term: *term, over: over.child_token(), settles: *settles };
+        if let Some(before) = desk.streams.insert(who, reign.over.clone()) {
+            // What it still has to say was said before what is declared now.
+            before.cancel();
+        }
+        desk.followers.on_greeted(now, &mut self.cluster(), who, attempts);
+        Some(Following { who, reign })
     }
 
     /// One of its messages, and what is answered. After the end of a reign nothing is.
@@ -520,6 +554,10 @@ impl FrontDoor {
             desk.followers.on_charged(from.who, key);
         }
         let (key, answer) = self.answer_to(now, message)?;
+        if matches!(answer, Answer::Moved(None)) {
+            // Nothing was charged, and no end follows.
+            desk.followers.on_ended(from.who, key);
+        }
         if let (Some(hashes), Answer::Placed(decided)) = (hashes, &answer)
             && decided.placed.is_ok()
         {
@@ -555,7 +593,8 @@ impl FrontDoor {
         let mut desk = self.desk.lock();
         let now = self.clock.now();
         if !gone.reign.over.is_cancelled() {
-            desk.followers.on_gone(now, gone.who, gone.stream);
+            desk.streams.remove(&gone.who);
+            desk.followers.on_gone(now, gone.who);
         }
     }
 }

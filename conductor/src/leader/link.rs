@@ -8,10 +8,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Endpoint;
 
+use super::desk::Link;
 use crate::front_door::FrontDoor;
 
 /// How long the leader may take to accept the connection, and to greet.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How soon a leader that does not answer at all, as behind a cut, is left.
+const PING_INTERVAL: Duration = Duration::from_millis(500);
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a stream to the leader ended or did not begin.
 #[derive(Debug, thiserror::Error)]
@@ -46,14 +51,17 @@ pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
         reason: error_chain(error),
     };
     let endpoint = Endpoint::from_shared(url(address)).map_err(|error| unreachable(&error))?.tcp_nodelay(true);
+    let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
     let channel = within(&*door.clock, GREETING_TIMEOUT, endpoint.connect()).await.ok_or_else(silent)?;
     let channel = channel.map_err(|error| unreachable(&error))?;
     let mut leader = v1::leader_client::LeaderClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let messages = ReceiverStream::new(door.follow());
-    let _follows = Follows(door);
-    let called = within(&*door.clock, GREETING_TIMEOUT, leader.follow(messages)).await.ok_or_else(silent)?;
+    let (messages, link) = door.follow();
+    let _follows = Follows(door, link);
+    let called = within(&*door.clock, GREETING_TIMEOUT, leader.follow(ReceiverStream::new(messages)))
+        .await
+        .ok_or_else(silent)?;
     let mut answers = called?.into_inner();
     while let Some(answer) = answers.message().await? {
         let answer = required("message", answer.message).and_then(|answer| door.on_answer(answer));
@@ -65,10 +73,10 @@ pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
 }
 
 /// While there is a stream.
-struct Follows<'a>(&'a FrontDoor);
+struct Follows<'a>(&'a FrontDoor, Link);
 
 impl Drop for Follows<'_> {
     fn drop(&mut self) {
-        self.0.lose_leader();
+        self.0.lose_leader(&self.1);
     }
 }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_membership::{Candidate, Election, Etcd, Leadership};
+use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 pub use desk::{Answer, Asked, Decided, Desk, Grounds};
 #[cfg(test)]
@@ -29,27 +29,33 @@ const SETTLE: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// This conductor leads, alone or as it is elected. What is given, once cancelled, makes it resign.
-pub fn start(door: &Arc<FrontDoor>, settings: &Settings, own: SocketAddr) -> Result<CancellationToken, BadSetting> {
+/// This conductor leads, alone or as it is elected, until it drains.
+pub fn start(door: &Arc<FrontDoor>, settings: &Settings, own: SocketAddr) -> Result<(), BadSetting> {
     if settings.etcd.is_empty() {
         door.lead(0, Duration::ZERO);
-        return Ok(CancellationToken::new());
+        return Ok(());
     }
     let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
     let etcd = Etcd { endpoints: settings.etcd.clone(), prefix: prefix(&settings.etcd_prefix)?.to_owned() };
     let latest = Arc::clone(door);
     let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest());
     let (leadership, resigned) = (election.leadership(), election.resigned());
-    let obeying = Arc::clone(door);
+    let (obeying, shutdown) = (Arc::clone(door), door.shutdown.clone());
+    let resigning = async move {
+        shutdown.wait_for(Phase::Draining).await;
+        resigned.cancel();
+        std::future::pending::<()>().await;
+    };
     door.tasks.spawn("election", async move {
         tokio::select! {
             () = election.run() => {}
             () = obey(&obeying, leadership) => {}
+            () = resigning => {}
             () = obeying.tasks.cancelled() => {}
         }
         Ok::<(), anyhow::Error>(())
     });
-    Ok(resigned)
+    Ok(())
 }
 
 /// Does what was decided on who leads.
@@ -58,7 +64,11 @@ async fn obey(door: &FrontDoor, mut leadership: watch::Receiver<Leadership>) {
         let known = leadership.borrow_and_update().clone();
         match &known {
             Leadership::Unknown => door.step_down(),
-            Leadership::Own { term } => door.lead(*term, SETTLE),
+            Leadership::Own { term } => {
+                door.lead(*term, SETTLE);
+                door.clock.sleep(SETTLE).await;
+                door.on_desk_tick();
+            }
             Leadership::Other { address } => {
                 door.step_down();
                 tokio::select! {

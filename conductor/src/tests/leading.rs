@@ -216,6 +216,7 @@ pub async fn conductor_that_does_not_lead_says_so() {
 
 pub async fn leader_that_another_has_followed_steps_down() {
     let mut w = World::with(&["p0", "d0"]).await;
+    w.door.lead(1, Duration::ZERO);
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     // As after a pause in which others have found a leader.
@@ -225,9 +226,47 @@ pub async fn leader_that_another_has_followed_steps_down() {
     assert!(!w.has_job().await && w.placed() == 0, "nobody places");
     w.door.lead(10, Duration::ZERO);
     let again = w.job().await;
-    assert_eq!((job.wire.term, again.wire.term), (0, 10));
+    assert_eq!((job.wire.term, again.wire.term), (1, 10));
     w.node("p0").computes(again.key, 'a');
     w.node("d0").last_token(again.key, 1, 'b');
     answer.end().await.unwrap();
     w.ends().await;
+}
+
+pub async fn conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_of() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let mut answer = w.generate(request("hi", 2)).await;
+    let job = w.job().await;
+    w.node("p0").say(Event::LeaderTerm(9));
+    w.node("p0").failed(job.key, ErrorKind::Unavailable);
+    let again = w.job().await;
+    assert_eq!((job.wire.term, again.wire.term, w.door.desk.leads()), (0, 9, true));
+    w.node("p0").computes(again.key, 'a');
+    w.node("d0").last_token(again.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+}
+
+pub async fn later_stream_of_a_follower_ends_the_earlier_one() {
+    let (mut leader, mut w) = two(&["p0", "d0"]).await;
+    let first = w.follows(&leader).await;
+    let mut answer = w.generate(request("hi", 2)).await;
+    let job = w.job().await;
+    leader.until_placed(1).await;
+    let (door, address) = (Arc::clone(&w.door), leader.addresses.grpc.to_string());
+    let _second = tokio::spawn(async move { follow(&door, &address).await });
+    let ended = soon(first).await.unwrap().unwrap_err();
+    assert!(matches!(ended, LinkError::Ended(_)), "{ended}");
+    // The end of the first one is not the conductor's: what it had stays charged.
+    let _other = w.generate(request("ho", 2)).await;
+    leader.until_placed(2).await;
+    for _ in 0..11 {
+        leader.pass(Duration::from_secs(1)).await;
+        w.report().await;
+    }
+    assert_eq!(leader.placed(), 2);
+    w.node("p0").computes(job.key, 'a');
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+    leader.until_placed(1).await;
 }

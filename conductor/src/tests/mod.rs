@@ -109,7 +109,9 @@ stories! {
         request_is_refused_once_nobody_has_led_for_ten_seconds,
         what_a_conductor_had_is_given_back_if_it_stays_away,
         conductor_that_does_not_lead_says_so,
-        leader_that_another_has_followed_steps_down;
+        leader_that_another_has_followed_steps_down,
+        conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_of,
+        later_stream_of_a_follower_ends_the_earlier_one;
     operators:
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,

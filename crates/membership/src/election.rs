@@ -21,7 +21,8 @@ const RENEW: Duration = Duration::from_millis(500);
 const ANSWER: Duration = Duration::from_secs(1);
 /// Waits between attempts while etcd cannot be reached.
 const RETRY: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(2);
+/// Well within the lease: a leader whose etcd is back must be there before its lease ends.
+const RETRY_MAX: Duration = Duration::from_millis(500);
 /// Those that see the leader go do not all ask at once.
 const JITTER: Duration = Duration::from_millis(50);
 
@@ -52,6 +53,8 @@ pub struct Election {
     campaigns: bool,
     lease: Option<i64>,
     own: Option<Own>,
+    /// The revision of the last look: what happened before is in it.
+    looked: i64,
 }
 
 /// What is open while etcd is there.
@@ -72,7 +75,18 @@ impl Election {
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
         let (latest, resigned) = (Box::new(latest), CancellationToken::new());
-        Self { etcd, candidate, clock, leadership, latest, resigned, campaigns: true, lease: None, own: None }
+        Self {
+            etcd,
+            candidate,
+            clock,
+            leadership,
+            latest,
+            resigned,
+            campaigns: true,
+            lease: None,
+            own: None,
+            looked: 0,
+        }
     }
 
     /// Once it is cancelled, this conductor leads no more, and only looks who does. Others need not wait for the end of its lease.
@@ -121,8 +135,12 @@ impl Election {
         let mut changes = self.watch(&mut open, revision + 1).await?;
         loop {
             tokio::select! {
-                () = self.clock.sleep(RENEW) => self.renew(&mut open).await?,
-                () = self.resigned.cancelled(), if self.campaigns => return Err(self.resign(&mut open).await?),
+                () = self.clock.sleep(RENEW) => {
+                    self.renew(&mut open).await?;
+                    // A watch may be silent at a member that is cut off.
+                    self.look(&mut open).await?;
+                }
+                () = self.resigned.cancelled(), if self.campaigns || self.own.is_some() => return Err(self.resign(&mut open).await?),
                 change = changes.message() => {
                     let change = change?.ok_or_else(|| EtcdError::WatchEnded("closed".to_owned()))?;
                     self.on_change(&mut open, &change).await?;
@@ -153,8 +171,10 @@ impl Election {
             open.keeper.keep_alive().await?;
             open.kept.message().await
         };
-        let left = answered(&*self.clock, renewed).await?.map_or(0, |renewed| renewed.ttl());
-        if left <= 0 {
+        let renewed = answered(&*self.clock, renewed).await?;
+        // Its end says nothing of the lease.
+        let renewed = renewed.ok_or_else(|| EtcdError::WatchEnded("the renewals' stream closed".to_owned()))?;
+        if renewed.ttl() <= 0 {
             self.lease = None;
             return Err(EtcdError::LeaseEnded);
         }
@@ -191,6 +211,7 @@ impl Election {
         let txn = Txn::new().when([nobody]).and_then([put]).or_else([get]);
         let done = answered(&*self.clock, open.client.txn(txn)).await?;
         let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
+        self.looked = revision;
         if done.succeeded() {
             self.lead(revision);
             return Ok(revision);
@@ -257,6 +278,9 @@ impl Election {
             return Err(EtcdError::WatchEnded(change.cancel_reason().to_owned()));
         }
         for event in change.events() {
+            if event.kv().is_some_and(|key| key.mod_revision() <= self.looked) {
+                continue;
+            }
             match (event.event_type(), event.kv()) {
                 (EventType::Put, Some(leader)) => self.learn(leader, open.lease)?,
                 (EventType::Put, None) => {}

@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{QueueTerms, RequestKey, Slo, Tbt};
+use baton_types::{QueueTerms, RequestKey};
 
-use super::candidates::Asked;
+use super::candidates::Needs;
 use super::{Cluster, charged};
 use crate::backlog::QueuedPrompt;
 use crate::ledger::{Charge, DecodeCharge, NodeStart};
-use crate::placement::PlacementRequest;
 
 /// An attempt that runs, as its conductor declares it to the one that places.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,31 +78,15 @@ impl Cluster {
     }
 
     fn declared_decode(&mut self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
-        let request = PlacementRequest {
-            key: declared.key,
-            prompt_tokens: declared.prompt_tokens,
-            block_hashes: &[],
-            max_tokens: declared.max_tokens,
-            wants_decode: true,
-            slo: Slo { ttft: None, tbt: declared.tbt.map(Tbt) },
-            waited: Duration::ZERO,
-            max_wait: None,
-            priority: 0,
-            bypass_cache: false,
-            exclude: &[],
-            beside: &[],
-            output_tokens: 0,
-            alike: &[],
-            accepted: true,
-        };
-        let Asked { output_tokens, .. } = self.asked(&request);
+        let (prompt_tokens, max_tokens) = (declared.prompt_tokens, declared.max_tokens);
+        let output_tokens = self.output_lengths.expected_left(0, max_tokens);
         let node = charged(&mut self.nodes, start)?;
+        let Needs { blocks, kv_tokens } = Needs::of((prompt_tokens, max_tokens), output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);
         let begins = declared.first_token_ago.map_or(placed + declared.ttft, ago);
-        let asked = Asked { request: &request, output_tokens };
-        let charge = super::place::decode_charge((placed, begins), asked, node);
-        Some(DecodeCharge { begun: declared.first_token_ago.is_some(), ..charge })
+        let (tbt, begun) = (declared.tbt, declared.first_token_ago.is_some());
+        Some(DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun, charged: placed })
     }
 }
 

@@ -393,7 +393,7 @@ impl Cluster {
     }
 }
 
-pub(super) fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
+fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = asked.needs(node);
     let (prompt_tokens, max_tokens) = (asked.request.prompt_tokens, asked.request.max_tokens);
     let tbt = asked.request.slo.tbt.map(|Tbt(limit)| limit);

@@ -22,8 +22,6 @@ const KEPT: Duration = Duration::from_secs(10);
 struct Follower {
     /// Its attempts that are charged, or wait at the door.
     keys: BTreeSet<RequestKey>,
-    /// Which of its streams told so.
-    stream: u64,
     gone: Option<Instant>,
 }
 
@@ -31,19 +29,16 @@ struct Follower {
 #[derive(Debug, Default)]
 pub struct Followers {
     followers: BTreeMap<ConductorId, Follower>,
-    streams: u64,
 }
 
 impl Followers {
-    /// A conductor is here, or back, and has this. What else was charged for it is over. Gives the number of its stream.
-    pub fn on_greeted(&mut self, now: Instant, cluster: &mut Cluster, who: ConductorId, declared: &[Declared]) -> u64 {
+    /// A conductor is here, or back, and has this. What else was charged for it is over.
+    pub fn on_greeted(&mut self, now: Instant, cluster: &mut Cluster, who: ConductorId, declared: &[Declared]) {
         let before = self.followers.remove(&who).unwrap_or_default();
         let keys: BTreeSet<_> = declared.iter().map(|declared| declared.key).collect();
         before.keys.difference(&keys).for_each(|key| cluster.on_ended(now, *key));
         declared.iter().for_each(|declared| cluster.declare(now, declared));
-        self.streams += 1;
-        self.followers.insert(who, Follower { keys, stream: self.streams, gone: None });
-        self.streams
+        self.followers.insert(who, Follower { keys, gone: None });
     }
 
     /// An attempt of a conductor was charged, or waits.
@@ -60,9 +55,9 @@ impl Followers {
         }
     }
 
-    /// A stream of a conductor is over. If it has no later one, it went away.
-    pub fn on_gone(&mut self, now: Instant, who: ConductorId, stream: u64) {
-        if let Some(follower) = self.followers.get_mut(&who).filter(|follower| follower.stream == stream) {
+    /// A conductor went away.
+    pub fn on_gone(&mut self, now: Instant, who: ConductorId) {
+        if let Some(follower) = self.followers.get_mut(&who) {
             follower.gone.get_or_insert(now);
         }
     }
@@ -98,18 +93,18 @@ mod tests {
     fn what_a_conductor_had_is_given_back_if_it_stays_away() {
         let now = Instant::now();
         let (mut cluster, mut followers) = (cluster(now, PlacementKind::Baton), Followers::default());
-        let stream = followers.on_greeted(now, &mut cluster, WHO, &[]);
+        followers.on_greeted(now, &mut cluster, WHO, &[]);
         for n in 1..4 {
             place(&mut cluster, now, &request(n, &[])).unwrap();
             followers.on_charged(WHO, key(n));
         }
         cluster.on_ended(now, key(3));
         followers.on_ended(WHO, key(3));
-        followers.on_gone(now, WHO, stream);
+        followers.on_gone(now, WHO);
         assert!(followers.is_empty());
         followers.on_tick(now + KEPT - Duration::from_millis(1), &mut cluster);
         assert_eq!(cluster.placed(), 2, "it may be back");
-        followers.on_gone(now + KEPT, WHO, stream);
+        followers.on_gone(now + KEPT, WHO);
         followers.on_tick(now + KEPT, &mut cluster);
         assert!(cluster.placed() == 0 && cluster.nodes().all(|node| node.charges.is_zero()));
     }
@@ -118,7 +113,7 @@ mod tests {
     fn one_that_is_back_has_what_it_declares() {
         let now = Instant::now();
         let (mut cluster, mut followers) = (cluster(now, PlacementKind::Baton), Followers::default());
-        let stream = followers.on_greeted(now, &mut cluster, WHO, &[]);
+        followers.on_greeted(now, &mut cluster, WHO, &[]);
         let mut placed = Placed::default();
         for n in 1..4 {
             let request = request(n, &[]);
@@ -126,9 +121,9 @@ mod tests {
             placed.on_placed(now, &request, &cluster.assign(placement, None));
             followers.on_charged(WHO, key(n));
         }
+        followers.on_gone(now, WHO);
         placed.on_ended(key(2));
         followers.on_greeted(now, &mut cluster, WHO, &placed.declared(now));
-        followers.on_gone(now, WHO, stream);
         followers.on_tick(now + 2 * KEPT, &mut cluster);
         assert_eq!((cluster.placed(), followers.len()), (2, 1));
         cluster.forget_charges(now);
