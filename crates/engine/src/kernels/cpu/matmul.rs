@@ -282,12 +282,8 @@ impl Part {
     }
 }
 
-per_isa! {
-    fn rounded_products(x: &RoundedRows, w: RoundedMatrix<'_>, buffer: &mut ProductBuffer, to: Output<'_>, part: Part) = rounded_products_of<Pairs>
-}
-
-#[inline(always)]
-fn rounded_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+fn rounded_products(
+    isa: Isa,
     x: &RoundedRows,
     w: RoundedMatrix<'_>,
     buffer: &mut ProductBuffer,
@@ -298,11 +294,76 @@ fn rounded_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
     let ProductBuffer { gates, weights } = buffer;
     let room = numbers_mut(weights);
     match (w, to) {
-        (RoundedMatrix::Packed(w), Output::Rows(to)) => products::<P, _>(x, w, room, to, part),
-        (RoundedMatrix::Unpacked(w), Output::Rows(to)) => products::<P, _>(x, w, room, to, part),
-        (RoundedMatrix::Packed(w), Output::Gated(to)) => gated_products::<P, _>(x, w, room, gates, to, part),
-        (RoundedMatrix::Unpacked(w), Output::Gated(to)) => gated_products::<P, _>(x, w, room, gates, to, part),
+        (RoundedMatrix::Packed(w), Output::Rows(to)) => packed_products(isa, x, w, to, part),
+        (RoundedMatrix::Unpacked(w), Output::Rows(to)) => {
+            unpacked_products(isa, x, Unpacked { w, isa }, room, to, part)
+        }
+        (RoundedMatrix::Packed(w), Output::Gated(to)) => packed_gated(isa, x, w, gates, to, part),
+        (RoundedMatrix::Unpacked(w), Output::Gated(to)) => {
+            unpacked_gated(isa, x, Unpacked { w, isa }, room, gates, to, part)
+        }
     }
+}
+
+// Each is compiled apart: as one function they would take minutes.
+per_isa! {
+    fn packed_products(x: Operand<*const bf16>, w: &PackedMatrix, to: Destination<'_>, part: Part) = packed_products_of<Pairs>
+}
+
+per_isa! {
+    fn unpacked_products(x: Operand<*const bf16>, w: Unpacked<'_>, room: &mut [bf16], to: Destination<'_>, part: Part) = unpacked_products_of<Pairs>
+}
+
+per_isa! {
+    fn packed_gated(x: Operand<*const bf16>, w: &PackedMatrix, gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = packed_gated_of<Pairs>
+}
+
+per_isa! {
+    fn unpacked_gated(x: Operand<*const bf16>, w: Unpacked<'_>, room: &mut [bf16], gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = unpacked_gated_of<Pairs>
+}
+
+#[inline(always)]
+fn packed_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: Operand<*const bf16>,
+    w: &PackedMatrix,
+    to: Destination<'_>,
+    part: Part,
+) {
+    products::<P, _>(x, w, &mut [], to, part);
+}
+
+#[inline(always)]
+fn unpacked_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: Operand<*const bf16>,
+    w: Unpacked<'_>,
+    room: &mut [bf16],
+    to: Destination<'_>,
+    part: Part,
+) {
+    products::<P, _>(x, &w, room, to, part);
+}
+
+#[inline(always)]
+fn packed_gated_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: Operand<*const bf16>,
+    w: &PackedMatrix,
+    gates: &mut [f32],
+    to: SharedRows<'_, bf16>,
+    part: Part,
+) {
+    gated_products::<P, _>(x, w, &mut [], gates, to, part);
+}
+
+#[inline(always)]
+fn unpacked_gated_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: Operand<*const bf16>,
+    w: Unpacked<'_>,
+    room: &mut [bf16],
+    gates: &mut [f32],
+    to: SharedRows<'_, bf16>,
+    part: Part,
+) {
+    gated_products::<P, _>(x, &w, room, gates, to, part);
 }
 
 per_isa! {
@@ -353,26 +414,32 @@ impl<P: Pairs> Panels<P> for PackedMatrix {
     }
 }
 
-impl<P: Pairs<Weight = bf16>> Panels<P> for QuantizedMatrix {
+/// A quantized matrix whose weights are unpacked before their products.
+#[derive(Clone, Copy)]
+struct Unpacked<'a> {
+    w: &'a QuantizedMatrix,
+    isa: Isa,
+}
+
+impl<P: Pairs<Weight = bf16>> Panels<P> for Unpacked<'_> {
     fn inputs(&self) -> usize {
-        self.inputs()
+        self.w.inputs()
     }
 
     fn outputs(&self) -> usize {
-        self.outputs()
+        self.w.outputs()
     }
 
     #[inline(always)]
     fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [bf16]) -> *const bf16 {
         let room = &mut room[..depth.len() * PANEL];
-        // SAFETY: room for so many pairs of inputs and 32 outputs.
-        unsafe { unpack::<P>(self, panel, depth, room.as_mut_ptr()) };
+        unpack(self.isa, self.w, panel, depth, room);
         room.as_ptr()
     }
 
     #[inline(always)]
     fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
-        self.code_bytes(2 * panel, depth)
+        self.w.code_bytes(2 * panel, depth)
     }
 }
 

@@ -12,6 +12,7 @@ use baton_formats::CodeForm;
 use half::bf16;
 
 use crate::kernels::dots::QUADS;
+use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{PAIR, Pairs};
 
@@ -22,25 +23,23 @@ use super::unrolled::unrolled;
 /// Outputs that are unpacked side by side.
 const WIDE: usize = 2 * PANEL;
 
-/// Unpacks some inputs, whole blocks of them, of the `wide`th 32 outputs: `to` becomes `[depth / 2][2 x 16 outputs, pairs of inputs]`. Of outputs that there are not, the second
-/// 16 are left as they are.
-///
-/// # Safety
-/// As many pairs can be written at `to`.
+per_isa! {
+    /// Unpacks some inputs, whole blocks of them, of the `wide`th 32 outputs: `to` becomes `[depth / 2][2 x 16 outputs, pairs of inputs]`. Of outputs that there are not, the
+    /// second 16 are left as they are.
+    pub(super) fn unpack(w: &QuantizedMatrix, wide: usize, depth: Range<usize>, to: &mut [bf16]) = unpack_of<Pairs>
+}
+
 #[inline(always)]
-pub(super) unsafe fn unpack<P: Pairs<Weight = bf16>>(
-    w: &QuantizedMatrix,
-    wide: usize,
-    depth: Range<usize>,
-    to: *mut bf16,
-) {
+fn unpack_of<P: Pairs<Weight = bf16>>(w: &QuantizedMatrix, wide: usize, depth: Range<usize>, to: &mut [bf16]) {
     assert!(depth.start.is_multiple_of(BLOCK) && depth.end.is_multiple_of(BLOCK), "inputs {depth:?}");
-    // SAFETY: the caller's promise.
+    assert_eq!(to.len(), depth.len() * WIDE, "room");
+    let to = to.as_mut_ptr();
+    // SAFETY: it was checked that as many pairs can be written there.
     per_type!(w.dtype(), TYPE => unsafe { unpack_typed::<P, TYPE>(w, wide, depth, to) });
 }
 
 /// # Safety
-/// As for [`unpack`].
+/// Pairs of 32 outputs for each two inputs can be written at `to`.
 #[inline(always)]
 unsafe fn unpack_typed<P: Pairs<Weight = bf16>, const TYPE: usize>(
     w: &QuantizedMatrix,

@@ -26,7 +26,9 @@ impl Dots for ScalarDots {
         unsafe { *from.cast() }
     }
 
-    #[inline(always)]
+    // As in `lanes::Scalar`.
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn with_bit(mut codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
         for (code, plane) in codes.iter_mut().zip(plane) {
             *code |= ((plane >> from) & 1) << to;
@@ -44,7 +46,9 @@ impl Dots for ScalarDots {
         Self::dot_wide(sums, codes, inputs)
     }
 
-    #[inline(always)]
+    // As in `lanes::Scalar`.
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn dot_wide(mut sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
         let inputs = inputs.to_ne_bytes().map(|x| i32::from(x.cast_signed()));
         for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {

@@ -1,4 +1,6 @@
 //! Sixteen lanes as an array.
+//!
+//! Where it is the last resort, on x86-64, its operations are not inlined: with sixteen lanes unrolled in every kernel, they would be most of what the crate takes to compile.
 
 use half::{bf16, f16};
 
@@ -14,9 +16,93 @@ impl Scalar {
     }
 }
 
+macro_rules! per_lane {
+    ($(fn $name:ident($($args:tt)*) -> $ret:ty $body:block)+) => {
+        $(
+            #[cfg_attr(target_arch = "x86_64", inline(never))]
+            #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+            fn $name($($args)*) -> $ret $body
+        )+
+    };
+}
+
 impl F32x16 for Scalar {
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
+
+    per_lane! {
+        fn from_f16(bits: &[u16; LANES]) -> Self {
+            Self(bits.map(|b| f16::from_bits(b).to_f32()))
+        }
+
+        fn from_bf16(bits: &[u16; LANES]) -> Self {
+            Self(bits.map(|b| bf16::from_bits(b).to_f32()))
+        }
+
+        fn from_i8(bytes: &[i8; LANES]) -> Self {
+            Self(bytes.map(f32::from))
+        }
+
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+        }
+
+        fn add(self, other: Self) -> Self {
+            self.zip(other, |a, b| a + b)
+        }
+
+        fn sub(self, other: Self) -> Self {
+            self.zip(other, |a, b| a - b)
+        }
+
+        fn mul(self, other: Self) -> Self {
+            self.zip(other, |a, b| a * b)
+        }
+
+        fn div(self, other: Self) -> Self {
+            self.zip(other, |a, b| a / b)
+        }
+
+        fn abs(self) -> Self {
+            Self(self.0.map(f32::abs))
+        }
+
+        fn max(self, other: Self) -> Self {
+            self.zip(other, |a, b| if a > b { a } else { b })
+        }
+
+        fn min(self, other: Self) -> Self {
+            self.zip(other, |a, b| if a < b { a } else { b })
+        }
+
+        fn zero_where_below(self, x: Self, limit: Self) -> Self {
+            Self(std::array::from_fn(|i| if x.0[i] < limit.0[i] { 0.0 } else { self.0[i] }))
+        }
+
+        fn pow2_of_rounded(self) -> Self {
+            Self(self.0.map(|t| f32::from_bits((t.to_bits() << 23).wrapping_add(1.0f32.to_bits()))))
+        }
+
+        fn integers(self, shift: u32, mask: i32) -> Self {
+            Self(self.0.map(|x| (x.to_bits() >> shift & mask as u32) as f32))
+        }
+
+        fn low_bf16(self) -> Self {
+            Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
+        }
+
+        fn high_bf16(self) -> Self {
+            Self(self.0.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)))
+        }
+
+        fn bf16_pairs(low: Self, high: Self) -> Self {
+            low.zip(high, |low, high| f32::from_bits(u32::from(bf16_bits(low)) | u32::from(bf16_bits(high)) << 16))
+        }
+
+        fn bytes_of_rounded(self) -> [i8; LANES] {
+            self.0.map(|t| t.to_bits() as i8)
+        }
+    }
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
@@ -35,92 +121,7 @@ impl F32x16 for Scalar {
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 
-    #[inline(always)]
-    fn from_f16(bits: &[u16; LANES]) -> Self {
-        Self(bits.map(|b| f16::from_bits(b).to_f32()))
-    }
-
-    #[inline(always)]
-    fn from_bf16(bits: &[u16; LANES]) -> Self {
-        Self(bits.map(|b| bf16::from_bits(b).to_f32()))
-    }
-
-    #[inline(always)]
-    fn from_i8(bytes: &[i8; LANES]) -> Self {
-        Self(bytes.map(f32::from))
-    }
-
-    #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
-    }
-
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        self.zip(other, |a, b| a / b)
-    }
-
-    #[inline(always)]
-    fn abs(self) -> Self {
-        Self(self.0.map(f32::abs))
-    }
-
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| if a < b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn zero_where_below(self, x: Self, limit: Self) -> Self {
-        Self(std::array::from_fn(|i| if x.0[i] < limit.0[i] { 0.0 } else { self.0[i] }))
-    }
-
-    #[inline(always)]
-    fn pow2_of_rounded(self) -> Self {
-        Self(self.0.map(|t| f32::from_bits((t.to_bits() << 23).wrapping_add(1.0f32.to_bits()))))
-    }
-
-    #[inline(always)]
-    fn integers(self, shift: u32, mask: i32) -> Self {
-        Self(self.0.map(|x| (x.to_bits() >> shift & mask as u32) as f32))
-    }
-
-    #[inline(always)]
-    fn low_bf16(self) -> Self {
-        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
-    }
-
-    #[inline(always)]
-    fn high_bf16(self) -> Self {
-        Self(self.0.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)))
-    }
-
-    #[inline(always)]
-    fn bf16_pairs(low: Self, high: Self) -> Self {
-        low.zip(high, |low, high| f32::from_bits(u32::from(bf16_bits(low)) | u32::from(bf16_bits(high)) << 16))
-    }
-
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_bf16(self, to: *mut u16) {
         for (i, x) in self.0.into_iter().enumerate() {
             // SAFETY: the caller's promise.
@@ -128,17 +129,12 @@ impl F32x16 for Scalar {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_f16(self, to: *mut u16) {
         for (i, x) in self.0.into_iter().enumerate() {
             // SAFETY: the caller's promise.
             unsafe { *to.add(i) = f16::from_f32(x).to_bits() }
         }
-    }
-
-    #[inline(always)]
-    fn bytes_of_rounded(self) -> [i8; LANES] {
-        self.0.map(|t| t.to_bits() as i8)
     }
 
     #[inline(always)]
