@@ -190,7 +190,7 @@ pub struct Flags {
     /// Name of the node [default: the role and a random number]
     #[arg(long)]
     pub name: Option<String>,
-    /// The conductors to register with, by commas [default: http://127.0.0.1:7070]
+    /// The conductors to register with, by commas; each address that a name has is one [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URLS")]
     pub conductor: Option<String>,
     /// Address of the gRPC service [default: 127.0.0.1:0]

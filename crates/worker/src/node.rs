@@ -29,7 +29,6 @@ use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::service::Routes;
-use tonic::transport::Endpoint;
 
 use crate::background::Background;
 use crate::config::Settings;
@@ -41,7 +40,7 @@ use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
 use crate::readiness::{Readiness, Ready};
-use crate::register::{endpoints, keep_registered};
+use crate::register::{Name, keep_registered, names};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -167,7 +166,7 @@ pub(crate) async fn start<R: Role>(
     let readiness = Readiness::default();
     let generation = new_generation();
     let node = node_name(&settings, role)?;
-    let conductors = endpoints(&settings.conductor)?;
+    let conductors = names(&settings.conductor)?;
     check_ranges(&settings)?;
     let grace = baton_runtime::settings::seconds("grace_s", settings.grace_s, GRACES)?;
     let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
@@ -552,11 +551,11 @@ fn usual_layer(info: &NodeInfo) -> Duration {
     Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
-fn start_registration(conductor: Endpoint, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
+fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
     let (info, end) = (Arc::clone(info), tasks.clone());
     tasks.spawn("registration", async move {
         tokio::select! {
-            result = keep_registered(conductor, &info, &*clock) => result,
+            result = keep_registered(&conductor, &info, &*clock) => result,
             () = end.cancelled() => Ok(()),
         }
     });

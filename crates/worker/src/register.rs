@@ -1,16 +1,25 @@
-//! Registration: the node tells its conductor where it is, again and again.
+//! Registration: the node tells its conductors where it is, again and again. Each address that a conductor's name has is a conductor.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, url, v1};
 use baton_runtime::Clock;
 use baton_runtime::settings::BadSetting;
 use baton_types::{ErrorKind, NodeInfo};
-use tonic::transport::Endpoint;
+use futures::StreamExt;
+use futures::future::{AbortHandle, Aborted, BoxFuture, abortable};
+use futures::stream::FuturesUnordered;
+use tonic::transport::{Endpoint, Uri};
 
 /// Waits between attempts while the conductor cannot be reached.
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// How often a name is looked up.
+const LOOK_UP: Duration = Duration::from_secs(5);
 /// How long the conductor may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -27,33 +36,113 @@ pub enum RegisterError {
     },
 }
 
-/// Most conductors of a cluster.
+/// Most names, and most addresses of each.
 const MAX_CONDUCTORS: usize = 16;
 
-/// The ways to the conductors that the settings name.
-pub fn endpoints(conductors: &str) -> Result<Vec<Endpoint>, BadSetting> {
+/// Where there is a conductor, or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    host: String,
+    port: u16,
+}
+
+/// The conductors that the settings name.
+pub fn names(conductors: &str) -> Result<Vec<Name>, BadSetting> {
     let named: Vec<_> = conductors.split(',').map(str::trim).collect();
     if named.len() > MAX_CONDUCTORS {
         let problem = format!("{} addresses, but at most {MAX_CONDUCTORS} are taken", named.len());
         return Err(BadSetting::invalid("conductor", problem));
     }
-    named.into_iter().map(endpoint).collect()
+    named.into_iter().map(name).collect()
 }
 
-fn endpoint(conductor: &str) -> Result<Endpoint, BadSetting> {
+fn name(conductor: &str) -> Result<Name, BadSetting> {
     let wrong =
         || BadSetting::invalid("conductor", format!("'{conductor}' is not an address of the form http://host:port"));
-    let endpoint = Endpoint::from_shared(url(conductor)).map_err(|_| wrong())?;
-    let uri = endpoint.uri();
-    if uri.scheme_str() != Some("http") || uri.port_u16().is_none() || !matches!(uri.path(), "" | "/") {
-        return Err(wrong());
+    let uri: Uri = url(conductor).parse().map_err(|_| wrong())?;
+    match (uri.scheme_str(), uri.host(), uri.port_u16(), uri.path()) {
+        (Some("http"), Some(host), Some(port), "" | "/") => {
+            Ok(Name { host: host.trim_matches(['[', ']']).to_owned(), port })
+        }
+        _ => Err(wrong()),
     }
-    Ok(endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 
-/// Registers for ever. Returns only where trying again is pointless. Losing the conductor never stops the node: it registers again by itself.
-pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
-    let conductor = endpoint.uri().to_string().trim_end_matches('/').to_owned();
+impl Name {
+    async fn addresses(&self) -> io::Result<BTreeSet<SocketAddr>> {
+        let all: Vec<_> = tokio::net::lookup_host((self.host.as_str(), self.port)).await?.collect();
+        // A conductor that has addresses of both kinds is one conductor.
+        let is_wanted = |address: &&SocketAddr| address.is_ipv4() || !all.iter().any(SocketAddr::is_ipv4);
+        Ok(all.iter().filter(is_wanted).copied().take(MAX_CONDUCTORS).collect())
+    }
+}
+
+/// Registers with all conductors of a name, for ever. Returns only where trying again is pointless.
+pub async fn keep_registered(name: &Name, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
+    let register = |address: SocketAddr| -> BoxFuture<'_, Result<(), RegisterError>> {
+        Box::pin(async move { register_at(&format!("http://{address}"), info, clock).await })
+    };
+    keep_up(&name.host, || Box::pin(name.addresses()), register, clock).await
+}
+
+/// Has something go on for each address that is found, as long as it is.
+async fn keep_up<'a>(
+    name: &str,
+    find: impl Fn() -> BoxFuture<'a, io::Result<BTreeSet<SocketAddr>>>,
+    begin: impl Fn(SocketAddr) -> BoxFuture<'a, Result<(), RegisterError>>,
+    clock: &dyn Clock,
+) -> Result<(), RegisterError> {
+    let (mut known, mut under_way, mut wait) =
+        (BTreeMap::<SocketAddr, AbortHandle>::new(), FuturesUnordered::new(), RETRY);
+    loop {
+        let next = match meanwhile(&mut under_way, find()).await? {
+            Ok(found) => {
+                for (address, gone) in known.extract_if(.., |address, _| !found.contains(address)) {
+                    tracing::info!(name, %address, "no conductor has this address any more");
+                    gone.abort();
+                }
+                for address in found {
+                    known.entry(address).or_insert_with(|| {
+                        let (begun, handle) = abortable(begin(address));
+                        under_way.push(begun);
+                        handle
+                    });
+                }
+                wait = RETRY;
+                LOOK_UP
+            }
+            // Those that are known stay.
+            Err(error) => {
+                tracing::warn!(name, %error, retry_in = ?wait, "cannot look the conductors up");
+                let longer = (wait * 2).min(RETRY_MAX);
+                std::mem::replace(&mut wait, longer)
+            }
+        };
+        meanwhile(&mut under_way, clock.sleep(next)).await?;
+    }
+}
+
+/// Waits, while registrations go on. Of those, one that was aborted ends nothing.
+async fn meanwhile<T, F>(under_way: &mut FuturesUnordered<F>, wait: impl Future<Output = T>) -> Result<T, RegisterError>
+where
+    F: Future<Output = Result<Result<(), RegisterError>, Aborted>>,
+{
+    let mut wait = pin!(wait);
+    loop {
+        tokio::select! {
+            ended = under_way.next(), if !under_way.is_empty() => if let Some(Ok(Err(refused))) = ended {
+                return Err(refused);
+            },
+            done = &mut wait => return Ok(done),
+        }
+    }
+}
+
+/// Registers for ever. Losing the conductor never stops the node: it registers again by itself.
+async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
+    let refused = |reason: String| RegisterError::Refused { conductor: conductor.to_owned(), reason };
+    let endpoint = Endpoint::from_shared(conductor.to_owned()).map_err(|error| refused(error.to_string()))?;
+    let endpoint = endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT);
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
     loop {
@@ -62,7 +151,7 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo, clock: &dyn Cl
             Ok(response) => {
                 let response = response.into_inner();
                 if let Err(error) = check_protocol_version(response.protocol_version) {
-                    return Err(RegisterError::Refused { conductor, reason: error.to_string() });
+                    return Err(refused(error.to_string()));
                 }
                 if known.as_ref() != Some(&response.conductor_id) {
                     tracing::info!(conductor, id = response.conductor_id, "registered");
@@ -72,7 +161,7 @@ pub async fn keep_registered(endpoint: Endpoint, info: &NodeInfo, clock: &dyn Cl
                 clock.sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
             }
             Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
-                return Err(RegisterError::Refused { conductor, reason: status.message().to_owned() });
+                return Err(refused(status.message().to_owned()));
             }
             Err(status) => {
                 // Once is no news: the conductor may be about to start, or this node to stop.
@@ -159,13 +248,13 @@ mod tests {
 
     #[test]
     fn conductors_are_named_by_commas() {
-        assert_eq!(endpoints("http://a:1, b:2").unwrap().len(), 2);
-        assert_eq!(endpoints("").unwrap_err().to_string(), endpoint("").unwrap_err().to_string());
-        for wrong in ["a:1,", "a", "a:1,https://b:2", "a:1/path"] {
-            assert!(endpoints(wrong).unwrap_err().to_string().contains("host:port"), "{wrong}");
+        let name = |host: &str, port| Name { host: host.to_owned(), port };
+        assert_eq!(names("http://a:1, b:2,[::1]:3").unwrap(), [name("a", 1), name("b", 2), name("::1", 3)]);
+        for wrong in ["", "a:1,", "a", "a:1,https://b:2", "a:1/path"] {
+            assert!(names(wrong).unwrap_err().to_string().contains("host:port"), "{wrong}");
         }
         let many = vec!["a:1"; MAX_CONDUCTORS + 1].join(",");
-        assert!(endpoints(&many).unwrap_err().to_string().contains("17 addresses"));
+        assert!(names(&many).unwrap_err().to_string().contains("17 addresses"));
     }
 
     #[tokio::test]
@@ -183,8 +272,8 @@ mod tests {
             server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
         });
         let clock = TestClock::default();
-        let (info, endpoint) = (info(), endpoint(&format!("http://{address}")).unwrap());
-        let registration = keep_registered(endpoint, &info, &clock);
+        let (info, conductor) = (info(), format!("http://{address}"));
+        let registration = register_at(&conductor, &info, &clock);
         let story = async {
             // Twice away; there, twice; away again, which begins with the short wait; and then it says no for good.
             for wait in [250, 500, 2000, 2000, 250] {
@@ -201,5 +290,40 @@ mod tests {
         );
         assert!(coming.try_recv().is_err(), "it does not come again");
         tasks.join(Duration::from_secs(5)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_name_is_looked_up_again_and_conductors_come_and_go() {
+        let addresses = |ports: &[u16]| ports.iter().map(|port| SocketAddr::from(([10, 0, 0, 1], *port))).collect();
+        let away = || Err(io::Error::other("no answer"));
+        let found: Vec<io::Result<BTreeSet<SocketAddr>>> =
+            vec![away(), Ok(addresses(&[1, 2])), away(), Ok(addresses(&[2, 3])), away()];
+        let (found, running) = (&Mutex::new(VecDeque::from(found)), &Mutex::new(BTreeSet::new()));
+        /// Registered until it is dropped.
+        struct Here<'a>(&'a Mutex<BTreeSet<u16>>, u16);
+        impl Drop for Here<'_> {
+            fn drop(&mut self) {
+                self.0.lock().unwrap().remove(&self.1);
+            }
+        }
+        let find = || -> BoxFuture<'_, _> { Box::pin(async { found.lock().unwrap().pop_front().unwrap() }) };
+        let begin = |address: SocketAddr| -> BoxFuture<'_, _> {
+            Box::pin(async move {
+                running.lock().unwrap().insert(address.port());
+                let _here = Here(running, address.port());
+                std::future::pending().await
+            })
+        };
+        let clock = TestClock::default();
+        let story = async {
+            for (wait, there) in [(250, vec![]), (5000, vec![1, 2]), (250, vec![1, 2]), (5000, vec![2, 3])] {
+                clock.pass(Duration::from_millis(wait)).await;
+                assert_eq!(running.lock().unwrap().iter().copied().collect::<Vec<_>>(), there);
+            }
+        };
+        tokio::select! {
+            _ = keep_up("conductors", find, begin, &clock) => panic!("it goes on for ever"),
+            () = story => {}
+        }
     }
 }
