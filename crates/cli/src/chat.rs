@@ -110,7 +110,7 @@ impl Chat<'_> {
     async fn say(&mut self, text: String) -> Result<(), CliError> {
         self.messages.push(message("user", text));
         let prompt = conversation(self.messages.clone());
-        match answer(&self.conductor, self.args.request.request(prompt), self.json).await {
+        match answer(&mut self.conductor, self.args.request.request(prompt), self.json).await {
             Ok(Ended::Finished(record)) => {
                 self.messages.push(message("assistant", record.text().to_owned()));
                 let report = record.report();

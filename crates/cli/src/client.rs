@@ -15,30 +15,85 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A conductor that answers no ping for this long is gone, even where its machine vanished without closing the connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// Most conductors of a cluster.
+const MAX_ADDRESSES: usize = 32;
+
 /// A conductor that answered.
 #[derive(Clone)]
-pub struct Conductor(Channel);
+pub struct Conductor {
+    channel: Channel,
+    /// Its own address first, then those of the others.
+    addresses: Vec<String>,
+}
 
 impl Conductor {
-    /// Connects to `host:port` or `http://host:port`.
-    pub async fn connect(address: &str) -> Result<Self, CliError> {
-        let endpoint = endpoint(address)?;
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|error| CliError::Unreachable { address: address.to_owned(), reason: innermost(&error) })?;
-        Ok(Self(channel))
+    /// Connects to the first that answers of `host:port` or `http://host:port`, with commas between them.
+    pub async fn connect(addresses: &str) -> Result<Self, CliError> {
+        Self::first_of(split(addresses)?).await
+    }
+
+    /// Each of them, connected when it is asked.
+    pub fn each(addresses: &str) -> Result<Vec<Self>, CliError> {
+        let all = split(addresses)?;
+        let one = |index: usize| {
+            let mut addresses = all.clone();
+            addresses.rotate_left(index);
+            Ok(Self { channel: endpoint(&addresses[0])?.connect_lazy(), addresses })
+        };
+        (0..all.len()).map(one).collect()
+    }
+
+    /// Its address, as it was given.
+    pub fn address(&self) -> &str {
+        self.addresses.first().map_or("", String::as_str)
+    }
+
+    async fn first_of(mut addresses: Vec<String>) -> Result<Self, CliError> {
+        let endpoints = addresses.iter().map(|address| endpoint(address)).collect::<Result<Vec<_>, _>>()?;
+        let mut reasons = Vec::new();
+        for (index, endpoint) in endpoints.into_iter().enumerate() {
+            match endpoint.connect().await {
+                Ok(channel) => {
+                    addresses.rotate_left(index);
+                    return Ok(Self { channel, addresses });
+                }
+                Err(error) => reasons.push(innermost(&error)),
+            }
+        }
+        reasons.dedup();
+        Err(CliError::Unreachable { address: addresses.join(", "), reason: reasons.join("; ") })
+    }
+
+    /// Connects to another conductor, or to this one again if no other one answers.
+    pub async fn another(&self) -> Result<Self, CliError> {
+        let mut addresses = self.addresses.clone();
+        addresses.rotate_left(1);
+        Self::first_of(addresses).await
+    }
+
+    /// How many conductors the cluster has, as far as this command was told.
+    pub fn conductors(&self) -> usize {
+        self.addresses.len()
     }
 
     /// What clients call.
     pub fn inference(&self) -> InferenceClient<Channel> {
-        InferenceClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+        InferenceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// What operators call.
     pub fn cluster(&self) -> ClusterClient<Channel> {
-        ClusterClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+        ClusterClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
+}
+
+fn split(addresses: &str) -> Result<Vec<String>, CliError> {
+    let addresses: Vec<_> = addresses.split(',').map(|address| address.trim().to_owned()).collect();
+    if addresses.len() <= MAX_ADDRESSES {
+        return Ok(addresses);
+    }
+    let problem = format!("{} addresses, but at most {MAX_ADDRESSES} are taken", addresses.len());
+    Err(CliError::invalid("--conductor", problem))
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, CliError> {
@@ -74,5 +129,24 @@ mod tests {
         let Err(error) = Conductor::connect(&address).await else { panic!("nobody is there") };
         assert_eq!(error.exit_status(), 4);
         assert!(error.to_string().contains(&address) && error.to_string().contains("refused"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_first_conductor_that_answers_is_taken_and_then_the_next() {
+        let [gone, first, second] = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [gone_at, first_at, second_at] = [&gone, &first, &second].map(|it| it.local_addr().unwrap().to_string());
+        drop(gone);
+        // Connecting ends with the other side's greeting.
+        for listener in [first, second] {
+            listener.set_nonblocking(true).unwrap();
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            tokio::spawn(
+                tonic::transport::Server::builder().add_routes(Default::default()).serve_with_incoming(incoming),
+            );
+        }
+        let conductor = Conductor::connect(&format!("{gone_at}, {first_at},{second_at}")).await.unwrap();
+        assert_eq!(conductor.addresses, [first_at.as_str(), &second_at, &gone_at]);
+        assert_eq!(conductor.another().await.unwrap().addresses[0], second_at);
     }
 }

@@ -18,8 +18,8 @@ pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(),
     if let Some(sampling) = &mut request.sampling {
         (sampling.logprobs, sampling.prompt_logprobs) = (args.logprobs, args.prompt_logprobs);
     }
-    let conductor = Conductor::connect(conductor).await?;
-    match answer(&conductor, request, json).await.map_err(CliError::with_flag)? {
+    let mut conductor = Conductor::connect(conductor).await?;
+    match answer(&mut conductor, request, json).await.map_err(CliError::with_flag)? {
         Ended::Finished(record) => show(&record, args.timeline, json),
         Ended::Interrupted(record) => Err(CliError::Interrupted(interruption(&record))),
     }

@@ -11,9 +11,9 @@ use serde_json::Value;
 /// Of `baton bench serve`. Times have a unit: 100ms, 5s, 2m; a bare number is seconds.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// http://HOST:PORT of a server with OpenAI's completions (Baton, llama-server, vllm serve), or grpc://HOST:PORT of a conductor
-    #[arg(value_name = "URL", value_parser = parse_target)]
-    pub url: Target,
+    /// http://HOST:PORT of a server with OpenAI's completions (Baton, llama-server, vllm serve), or grpc://HOST:PORT of a conductor; of several, with commas between them, requests take turns
+    #[arg(value_name = "URL", required = true, num_args = 1, value_delimiter = ',', value_parser = parse_target)]
+    pub url: Vec<Target>,
     /// Requests per second, at times drawn as of people who know nothing of each other (Poisson)
     #[arg(long, value_name = "R", allow_negative_numbers = true, required_unless_present = "trace", value_parser = parse_rate)]
     pub rate: Option<f64>,

@@ -17,6 +17,7 @@ mod report;
 mod sse;
 mod text;
 
+use futures::future::try_join_all;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::BenchError;
@@ -28,13 +29,13 @@ use report::Report;
 /// Plays the requests, and prints the figures.
 pub(crate) async fn run(args: &ServeArgs, json: bool) -> Result<(), BenchError> {
     let arrivals = arrivals(args)?;
-    let server = Server::connect(args).await?;
+    let servers = try_join_all(args.url.iter().map(|target| Server::connect(target, args))).await?;
     let bar = progress(arrivals.len() as u64);
-    let played = play(&server, &arrivals, args, &bar).await;
+    let played = play(&servers, &arrivals, args, &bar).await;
     bar.finish_and_clear();
     let due_s = arrivals.last().map_or(0.0, |last| last.due.as_secs_f64());
     let (completed, problem) = (played.sums.completed(), played.sums.first_problem.clone());
-    let report = Report::new(args, &server, due_s, played);
+    let report = Report::new(args, &servers, due_s, played);
     report.print(json).map_err(BenchError::Output)?;
     BenchError::check_served(completed, problem)
 }

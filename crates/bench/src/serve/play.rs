@@ -43,8 +43,8 @@ pub struct Played {
 
 impl Server {
     /// Finds the model, and that there is a server.
-    pub async fn connect(args: &ServeArgs) -> Result<Self, BenchError> {
-        match &args.url {
+    pub async fn connect(target: &Target, args: &ServeArgs) -> Result<Self, BenchError> {
+        match target {
             Target::OpenAi(host) => OpenAi::connect(host, args).await.map(|server| Self::OpenAi(Box::new(server))),
             Target::Grpc(host) => Grpc::connect(host, args).await.map(Self::Grpc),
         }
@@ -87,8 +87,8 @@ where
     (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)
 }
 
-/// Plays all arrivals. A request that is late to end delays none that comes after it.
-pub async fn play(server: &Server, arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
+/// Plays all arrivals, at the servers in turn. A request that is late to end delays none that comes after it.
+pub async fn play(servers: &[Server], arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
     let limits = Limits { ttft: args.ttft_limit, tbt: args.tbt_limit };
     let (mut sums, mut under_way, mut in_flight_max) = (Sums::default(), FuturesUnordered::new(), 0);
     let start = baton_runtime::now() + LEAD;
@@ -97,7 +97,7 @@ pub async fn play(server: &Server, arrivals: &[Arrival], args: &ServeArgs, bar: 
         bar.set_message(format!("{left} under way"));
         bar.inc(1);
     };
-    for (index, arrival) in arrivals.iter().enumerate() {
+    for ((index, arrival), server) in arrivals.iter().enumerate().zip(servers.iter().cycle()) {
         let due = start + arrival.due;
         let request = server.request(index, arrival, due, args.timeout);
         let mut wait = std::pin::pin!(baton_runtime::sleep_until(due));

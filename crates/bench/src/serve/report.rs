@@ -97,16 +97,17 @@ struct Ends {
 
 impl Report {
     /// `due_s` is when the last request was due.
-    pub(super) fn new(args: &ServeArgs, server: &Server, due_s: f64, played: Played) -> Self {
+    pub(super) fn new(args: &ServeArgs, servers: &[Server], due_s: f64, played: Played) -> Self {
         let Played { sums, elapsed, in_flight_max } = played;
         let (seconds, requests) = (elapsed.as_secs_f64(), sums.requests());
         let [ttft_p50_s, ttft_p90_s, ttft_p99_s] = quantiles(&sums.ttft_s, [0.5, 0.9, 0.99]);
         let [tbt_mean_p50_s, tbt_mean_p90_s] = quantiles(&sums.tbt_mean_s, [0.5, 0.9]);
         let [tbt_tail_p50_s, tbt_tail_p90_s] = quantiles(&sums.tbt_tail_s, [0.5, 0.9]);
         let [slip_p50_s, slip_p99_s, slip_max_s] = quantiles(&sums.slip_s, [0.5, 0.99, 1.0]);
-        let (api, model) = server.names();
+        // They serve the same.
+        let (api, model) = servers.first().map_or(("", ""), Server::names);
         Self {
-            url: args.url.to_string(),
+            url: args.url.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
             api,
             model: model.to_owned(),
             seed: args.seed,

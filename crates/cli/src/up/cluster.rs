@@ -6,6 +6,7 @@ use std::time::Duration;
 use baton_proto::v1;
 use baton_runtime::{Signals, TaskSet};
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 
 use super::console::{Console, RoleLog};
@@ -38,7 +39,7 @@ struct Member {
     orders: watch::Sender<Order>,
 }
 
-/// The processes of a cluster. The conductor is the first member.
+/// The processes of a cluster.
 pub struct Cluster {
     plan: Plan,
     console: Console,
@@ -63,7 +64,7 @@ impl Cluster {
         self.console.say(text);
     }
 
-    /// Starts the conductor, then the nodes; returns when the conductor has all of them ready. A role that ends before is an error: it would end again.
+    /// Starts etcd, the conductors, then the nodes; returns when each conductor has all of them ready. A role that ends before is an error: it would end again.
     pub async fn start(&mut self) -> Result<(), CliError> {
         let timeout = self.plan.start_timeout;
         let started = tokio::time::timeout(timeout, self.start_all()).await;
@@ -75,16 +76,24 @@ impl Cluster {
     }
 
     async fn start_all(&mut self) -> Result<(), CliError> {
-        self.supervise(self.plan.conductor.clone())?;
+        if let Some(etcd) = &self.plan.etcd {
+            self.supervise(etcd.spec.clone())?;
+            self.all_ready().await?;
+        }
+        for conductor in self.plan.conductors.clone() {
+            self.supervise(conductor)?;
+        }
         self.all_ready().await?;
-        let conductor = format!("http://{}", reachable(&self.address(|ready| ready.nodes.as_ref())));
+        let conductors = self.addresses(|ready| ready.nodes.as_ref()).join(",");
         for mut spec in self.plan.nodes.clone() {
-            spec.args.extend(["--conductor".into(), conductor.clone().into()]);
+            spec.args.extend(["--conductor".into(), conductors.clone().into()]);
             self.supervise(spec)?;
         }
         self.all_ready().await?;
-        let operators = format!("http://{}", reachable(&self.address(|ready| ready.operators.as_ref())));
-        self.all_registered(&operators).await
+        for operators in self.addresses(|ready| ready.operators.as_ref()) {
+            self.all_registered(&operators).await?;
+        }
+        Ok(())
     }
 
     fn supervise(&mut self, spec: Spec) -> Result<(), CliError> {
@@ -104,7 +113,7 @@ impl Cluster {
     }
 
     async fn all_registered(&mut self, conductor: &str) -> Result<(), CliError> {
-        let names: Vec<String> = self.members.iter().skip(1).map(|member| member.name.clone()).collect();
+        let names: Vec<String> = self.nodes().map(|member| member.name.clone()).collect();
         let registered = registered(conductor.to_owned(), names);
         let mut registered = std::pin::pin!(registered);
         loop {
@@ -139,8 +148,9 @@ impl Cluster {
         if !self.members.iter().any(|member| member.role == Role::Decode) {
             self.say("no decode node: only requests for one token (--max-tokens 1) are served, until one registers");
         }
-        let address = reachable(&self.address(|_| None));
-        let flag = if address == "127.0.0.1:7070" { String::new() } else { format!(" --conductor http://{address}") };
+        let addresses = self.addresses(|_| None).join(",");
+        let flag =
+            if addresses == "http://127.0.0.1:7070" { String::new() } else { format!(" --conductor {addresses}") };
         self.say(&format!("ready: try baton{flag} chat; Ctrl-C drains and stops"));
         Ok(())
     }
@@ -157,11 +167,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the conductor, then the nodes: it ends its requests by itself, and needs them for it.
+    /// Ends the conductors, then the nodes: those end their requests by themselves, and need these for it. Then etcd, by which conductors know of each other.
     pub async fn stop(&mut self, signals: &mut Signals) -> Result<(), CliError> {
         let mut stopping = Stopping { allowed: self.plan.grace + CLOSING, problems: Vec::new() };
         self.stop_members(signals, &mut stopping, |role| role == Role::Conductor).await;
-        self.stop_members(signals, &mut stopping, |role| role != Role::Conductor).await;
+        self.stop_members(signals, &mut stopping, |role| matches!(role, Role::Prefill | Role::Decode)).await;
+        self.stop_members(signals, &mut stopping, |role| role == Role::Etcd).await;
         if let Some(path) = &self.plan.ready_file {
             remove_if_there(path)?;
         }
@@ -211,7 +222,14 @@ impl Cluster {
         let show_lines = self.plan.log_dir.is_some();
         let (console, member) = (self.console.clone(), &mut self.members[index]);
         match event.what {
-            What::Started(pid) => member.pid = pid,
+            What::Started(pid) => {
+                member.pid = pid;
+                if let Some(etcd) = self.plan.etcd.as_ref().filter(|_| member.role == Role::Etcd) {
+                    let ready = Ready { role: "etcd".to_owned(), grpc: etcd.address.clone(), ..Ready::default() };
+                    let (orders, events) = (member.orders.subscribe(), self.sender.clone());
+                    self.tasks.spawn_request("etcd", ready_once_it_answers(member.name.clone(), ready, orders, events));
+                }
+            }
             What::Progress(done, what) => console.waiting(&member.name, Some(done), &what),
             What::Ready(ready) => {
                 member.ready = Some(ready);
@@ -237,10 +255,18 @@ impl Cluster {
         }
     }
 
-    /// Where the conductor serves gRPC: the port that `own` names, if it has that, else the clients' one.
-    fn address(&self, own: impl FnOnce(&Ready) -> Option<&String>) -> String {
-        let ready = self.members.first().and_then(|member| member.ready.as_ref());
-        ready.map(|ready| own(ready).unwrap_or(&ready.grpc).clone()).unwrap_or_default()
+    /// Where the conductors serve gRPC, from here: the ports that `own` names, if they have those, else the clients' ones.
+    fn addresses(&self, own: impl Fn(&Ready) -> Option<&String>) -> Vec<String> {
+        let ready = self.of(Role::Conductor).filter_map(|member| member.ready.as_ref());
+        ready.map(|ready| format!("http://{}", reachable(own(ready).unwrap_or(&ready.grpc)))).collect()
+    }
+
+    fn of(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(move |member| member.role == role)
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| matches!(member.role, Role::Prefill | Role::Decode))
     }
 
     fn summary(&self) -> Value {
@@ -256,8 +282,10 @@ impl Cluster {
                 "operators": ready.map(|r| &r.operators),
             })
         };
-        let nodes: Vec<Value> = self.members.iter().skip(1).map(entry).collect();
-        json!({ "conductor": self.members.first().map(entry), "nodes": nodes })
+        let nodes: Vec<Value> = self.nodes().map(entry).collect();
+        let conductors: Vec<Value> = self.of(Role::Conductor).map(entry).collect();
+        let etcd = self.plan.etcd.as_ref().map(|etcd| &etcd.address);
+        json!({ "conductor": conductors.first(), "conductors": conductors, "etcd": etcd, "nodes": nodes })
     }
 
     fn render(&self, paint: Paint) -> String {
@@ -309,6 +337,28 @@ async fn registered(conductor: String, names: Vec<String>) -> Result<(), CliErro
             return Ok(());
         }
         baton_runtime::sleep(REGISTERED_POLL).await;
+    }
+}
+
+/// An etcd says that it is ready by answering.
+async fn ready_once_it_answers(
+    name: String,
+    ready: Ready,
+    mut orders: watch::Receiver<Order>,
+    events: mpsc::Sender<Event>,
+) {
+    let answers = async {
+        while TcpStream::connect(&ready.grpc).await.is_err() {
+            baton_runtime::sleep(REGISTERED_POLL).await;
+        }
+    };
+    let answers = tokio::select! {
+        () = answers => true,
+        _ = orders.wait_for(|order| *order > Order::Run) => false,
+    };
+    if answers {
+        // Nobody listens only when this process is on its way out.
+        let _ = events.send(Event { name, what: What::Ready(ready) }).await;
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, BufReader};
 const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// Where a role listens, in its own words.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Ready {
     /// conductor, prefill or decode.
     pub role: String,

@@ -46,6 +46,12 @@ pub struct UpArgs {
     /// Decode nodes
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub decode: u32,
+    /// Conductors; of several, one places the requests of all, and each takes the ports after those of the one before. They need --etcd
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub conductors: u32,
+    /// The etcd of several conductors, HOST:PORT[,HOST:PORT], or spawn: one of this cluster's own, which must be installed (Debian: etcd-server)
+    #[arg(long, value_name = "ADDR")]
+    pub etcd: Option<String>,
     /// Where the conductor serves gRPC; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7070")]
     pub grpc: String,

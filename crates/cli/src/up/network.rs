@@ -1,7 +1,7 @@
 //! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off.
 //!
 //! ```text
-//!   this namespace:  conductor -- bridge 198.18.B.1
+//!   this namespace:  conductors - bridge 198.18.B.1
 //!                                    +-- veth -- | eth0 198.18.B.2  prefill-0 |
 //!                                    +-- veth -- | eth0 198.18.B.3  decode-0  |
 //! ```
@@ -48,7 +48,9 @@ impl Network {
             ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
             enter(node, &namespace, &address);
         }
-        plan.conductor.listen.push(("--nodes", format!("{subnet}.1:0")));
+        for conductor in &mut plan.conductors {
+            conductor.listen.push(("--nodes", format!("{subnet}.1:0")));
+        }
         Ok(network)
     }
 }

@@ -1,23 +1,29 @@
 //! From the command line to what is to run.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_runtime::settings::variable;
+use tempfile::TempDir;
 
 use super::UpArgs;
 use super::lines::Ready;
 use crate::error::CliError;
 
+/// An etcd of the cluster's own.
+const SPAWN: &str = "spawn";
 /// The model, where no flag names it.
 const MODEL_VARIABLE: &str = "BATON_MODEL";
 
 /// What a process does in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The front door.
+    /// Has the conductors elect the one that places.
+    Etcd,
+    /// A front door.
     Conductor,
     /// Computes prompts.
     Prefill,
@@ -29,6 +35,7 @@ impl Role {
     /// Its name in lines, tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Etcd => "etcd",
             Self::Conductor => "conductor",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
@@ -77,12 +84,25 @@ impl Spec {
     }
 }
 
+/// An etcd of the cluster's own.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    /// The process.
+    pub spec: Spec,
+    /// Where it serves, `host:port`.
+    pub address: String,
+    /// What it keeps; removed at the end.
+    _data: Arc<TempDir>,
+}
+
 /// What is to run, and how.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Starts first, ends first.
-    pub conductor: Spec,
-    /// The nodes; they get the conductor's address when it is known.
+    /// Starts first, ends last.
+    pub etcd: Option<Etcd>,
+    /// Start before the nodes, and end before them.
+    pub conductors: Vec<Spec>,
+    /// The nodes; they get the conductors' addresses when these are known.
     pub nodes: Vec<Spec>,
     /// How long requests may take to end.
     pub grace: Duration,
@@ -118,15 +138,34 @@ impl Plan {
         }
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
-        let mut listen = vec![("--grpc", args.grpc.clone()), ("--http", args.http.clone())];
-        listen.extend(args.operators.clone().map(|operators| ("--operators", operators)));
-        let conductor = Spec {
-            name: "conductor".to_owned(),
-            role: Role::Conductor,
-            program: program("baton-conductor")?,
-            args: [common.clone(), conductor_args(args), extra(&args.conductor_arg)].concat(),
-            listen,
-        };
+        let etcd = (args.etcd.as_deref() == Some(SPAWN)).then(spawned_etcd).transpose()?;
+        let elects = etcd.as_ref().map(|etcd| &etcd.address).or(args.etcd.as_ref());
+        if args.conductors > 1 && elects.is_none() {
+            let problem = format!("{}, which need an etcd: --etcd spawn starts one", args.conductors);
+            return Err(CliError::invalid("--conductors", problem));
+        }
+        let mut conductors = Vec::new();
+        for index in 0..args.conductors {
+            let mut listen = vec![
+                ("--grpc", port_after("--grpc", &args.grpc, index)?),
+                ("--http", port_after("--http", &args.http, index)?),
+            ];
+            if let Some(operators) = &args.operators {
+                listen.push(("--operators", port_after("--operators", operators, index)?));
+            }
+            let mut elects = optional("--etcd", elects);
+            if !elects.is_empty() && reachable(&args.grpc) != args.grpc {
+                // The others are on this machine.
+                elects.extend(["--advertise-host", "127.0.0.1"].map(OsString::from));
+            }
+            conductors.push(Spec {
+                name: if args.conductors == 1 { "conductor".to_owned() } else { format!("conductor-{index}") },
+                role: Role::Conductor,
+                program: program("baton-conductor")?,
+                args: [common.clone(), conductor_args(args), elects, extra(&args.conductor_arg)].concat(),
+                listen,
+            });
+        }
         let total = (args.prefill + args.decode) as usize;
         let mut nodes = Vec::with_capacity(total);
         for (role, binary, count) in
@@ -147,7 +186,8 @@ impl Plan {
             }
         }
         Ok(Self {
-            conductor,
+            etcd,
+            conductors,
             nodes,
             grace: Duration::from_secs_f64(args.grace),
             start_timeout: Duration::from_secs_f64(args.start_timeout),
@@ -155,6 +195,46 @@ impl Plan {
             ready_file: args.ready_file.clone(),
         })
     }
+}
+
+/// The address of conductor `index`: as given, on the port that comes so many later. Port 0 takes a free one.
+fn port_after(flag: &str, address: &str, index: u32) -> Result<String, CliError> {
+    let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+    match parts {
+        Some((host, port)) if port > 0 && index > 0 => match u16::try_from(u32::from(port) + index) {
+            Ok(port) => Ok(format!("{host}:{port}")),
+            Err(_) => Err(CliError::invalid(flag, format!("{address}: there is no port {index} after it"))),
+        },
+        _ => Ok(address.to_owned()),
+    }
+}
+
+/// On free ports of loopback, in a folder of its own.
+fn spawned_etcd() -> Result<Etcd, CliError> {
+    let wrong = |problem: String| CliError::invalid("--etcd", problem);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("etcd")).find(|program| program.is_file());
+    let program = found.ok_or_else(|| wrong("there is no etcd in PATH (Debian: etcd-server)".to_owned()))?;
+    let cannot = |error: std::io::Error| wrong(error.to_string());
+    let data = tempfile::Builder::new().prefix("baton-etcd-").tempdir().map_err(cannot)?;
+    // Held together: else both may be the same.
+    let ports = [TcpListener::bind("127.0.0.1:0").map_err(cannot)?, TcpListener::bind("127.0.0.1:0").map_err(cannot)?];
+    let [client, peer] = ports.map(|port| port.local_addr().map(|address| address.to_string()));
+    let (client, peer) = (client.map_err(cannot)?, peer.map_err(cannot)?);
+    let mut args: Vec<OsString> = vec!["--data-dir".into(), data.path().join("data").into()];
+    // Of what goes well it would say much.
+    args.extend(["--logger", "zap", "--log-level", "warn"].map(OsString::from));
+    for (flag, address) in [
+        ("--listen-client-urls", &client),
+        ("--advertise-client-urls", &client),
+        ("--listen-peer-urls", &peer),
+        ("--initial-advertise-peer-urls", &peer),
+    ] {
+        args.extend([flag.into(), format!("http://{address}").into()]);
+    }
+    args.extend(["--initial-cluster".into(), format!("default=http://{peer}").into()]);
+    let spec = Spec { name: "etcd".to_owned(), role: Role::Etcd, program, args, listen: Vec::new() };
+    Ok(Etcd { spec, address: client, _data: Arc::new(data) })
 }
 
 fn beside_this_binary() -> Result<PathBuf, CliError> {
@@ -272,7 +352,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn binaries() -> tempfile::TempDir {
+    fn binaries() -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in ["baton-conductor", "baton-prefill", "baton-decode"] {
             std::fs::write(folder.path().join(name), "").unwrap();
@@ -300,7 +380,7 @@ mod tests {
         );
         let plan = plan.unwrap();
         assert_eq!(
-            line(&plan.conductor),
+            line(&plan.conductors[0]),
             "--engine mock --grace-s 3 --log warn --block-tokens 8 --kv-dtype f32 --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
@@ -320,6 +400,26 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn several_conductors_have_ports_one_after_the_other_and_an_etcd() {
+        let plan = plan("--engine mock --conductors 2 --etcd 10.0.0.9:2379 --http 127.0.0.1:0", None).unwrap();
+        let lines: Vec<String> = plan.conductors.iter().map(line).collect();
+        assert!(lines[0].ends_with("--etcd 10.0.0.9:2379 --grpc 127.0.0.1:7070 --http 127.0.0.1:0"), "{lines:?}");
+        assert!(lines[1].ends_with("--etcd 10.0.0.9:2379 --grpc 127.0.0.1:7071 --http 127.0.0.1:0"), "{lines:?}");
+        let names: Vec<&str> = plan.conductors.iter().map(|spec| spec.name.as_str()).collect();
+        assert_eq!((names, plan.etcd.is_none()), (vec!["conductor-0", "conductor-1"], true));
+        for (flags, said) in [
+            ("--conductors 2", "--conductors: 2, which need an etcd: --etcd spawn starts one"),
+            (
+                "--conductors 2 --etcd h:1 --grpc 127.0.0.1:65535",
+                "--grpc: 127.0.0.1:65535: there is no port 1 after it",
+            ),
+        ] {
+            let error = self::plan(&format!("--engine mock {flags}"), None).unwrap_err();
+            assert_eq!((error.exit_status(), error.to_string().as_str()), (2, said));
+        }
     }
 
     #[test]
@@ -385,8 +485,8 @@ mod tests {
             operators: None,
             nodes: None,
         };
-        plan.conductor.keep_address(&ready);
-        assert_eq!(plan.conductor.listen, [("--grpc", "1.1.1.1:1".to_owned()), ("--http", "1.1.1.1:2".to_owned())]);
+        plan.conductors[0].keep_address(&ready);
+        assert_eq!(plan.conductors[0].listen, [("--grpc", "1.1.1.1:1".to_owned()), ("--http", "1.1.1.1:2".to_owned())]);
         plan.nodes[0].keep_address(&ready);
         assert_eq!(plan.nodes[0].listen[0].1, "127.0.0.1:0");
         assert_eq!(
