@@ -20,8 +20,13 @@ async fn chaos(cluster: &[&str], arguments: &[&str]) -> anyhow::Result<Value> {
         .stderr(Stdio::null())
         .spawn()?;
     let ready = read_ready(&ready_file, None).await?;
-    let conductor = format!("http://{}", ready["conductor"]["grpc"].as_str().context("an address")?);
-    let output = baton(&[&["--json", "--conductor", &conductor, "chaos"][..], arguments].concat())?.output().await?;
+    let conductors = ready["conductors"].as_array().context("conductors")?;
+    let conductors: Vec<_> = conductors.iter().filter_map(|conductor| conductor["grpc"].as_str()).collect();
+    let (conductors, mut arguments) = (conductors.join(","), arguments.to_vec());
+    if let Some(etcd) = ready["etcd"].as_str() {
+        arguments.extend(["--etcd", etcd]);
+    }
+    let output = baton(&[&["--json", "--conductor", &conductors, "chaos"][..], &arguments].concat())?.output().await?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let report: Value = serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
     println!("{report:#}");
@@ -42,6 +47,18 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
     let faults: usize =
         report["faults"].as_array().context("faults")?.iter().map(|of| count(of, "longest_gap_s")).sum();
     assert!(faults >= 8, "{report}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_conductors_and_nodes_die_and_stop_and_answers_are_those_of_peace() -> anyhow::Result<()> {
+    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn"];
+    let faults = ["--faults", "kill,stop,term", "--longest", "5", "--duration", "30", "--every", "2"];
+    let report = chaos(&cluster, &faults).await?;
+    assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
+    let of = |role: &str| report["faults"].as_array().is_some_and(|all| all.iter().any(|of| of["role"] == role));
+    assert!(of("conductor") && of("etcd") && report["asked_again"].as_u64() > Some(0), "{report}");
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use crate::up::UpArgs;
 #[derive(Debug, Parser)]
 #[command(name = "baton", version)]
 pub struct Cli {
-    /// gRPC address of a conductor
+    /// gRPC addresses of the conductors, with commas between them: the first that answers is asked, and the next one if it is lost
     #[arg(long, global = true, value_name = "ADDR", env = "BATON_CONDUCTOR", default_value = "http://127.0.0.1:7070")]
     pub conductor: String,
     /// Print JSON, for programs
@@ -90,7 +90,7 @@ pub struct GenerateArgs {
     /// Alternatives at each position of the prompt, up to 20; bypasses cached prefixes
     #[arg(long, value_name = "N")]
     pub prompt_logprobs: Option<u32>,
-    /// While a request with this key is running, another one with the same key is refused
+    /// Who asks again with the same key gets the same answer, from its first token
     #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
     pub idempotency_key: String,
     /// Print where the time went, on stderr
@@ -193,7 +193,10 @@ pub struct ChaosArgs {
     /// Time from one fault to the next, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_interval)]
     pub every: f64,
-    /// What may happen to a node
+    /// The etcd of several conductors, HOST:PORT on this host: it may be hurt, too
+    #[arg(long, value_name = "ADDR")]
+    pub etcd: Option<String>,
+    /// What may happen to a process; a conductor, if there are several, and etcd are killed, stopped or asked to end
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
     pub faults: Vec<FaultKind>,
     /// Longest that a node is stopped, cut off or slow, seconds

@@ -7,12 +7,16 @@ use baton_proto::v1;
 use baton_sim::Random;
 use clap::ValueEnum;
 
+use super::ANSWER;
 use super::cable::Cable;
 use super::processes::Process;
 use crate::args::ChaosArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
 
+/// Roles of those that are no nodes.
+pub const CONDUCTOR: &str = "conductor";
+pub const ETCD: &str = "etcd";
 /// Of so many faults one goes to the node with the most work.
 const AT_BUSIEST: (u64, u64) = (3, 10);
 /// Shortest that a node is stopped, cut off or slow, seconds.
@@ -20,7 +24,7 @@ const SHORTEST_S: f64 = 1.0;
 /// How long a node stays drained.
 const DRAINED: Duration = Duration::from_secs(8);
 
-/// What can happen to a node.
+/// What can happen to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum FaultKind {
     /// SIGKILL.
@@ -53,6 +57,11 @@ impl FaultKind {
     /// Whether it needs a cable that can be hurt.
     pub const fn is_of_cable(self) -> bool {
         matches!(self, Self::Cut | Self::Slow)
+    }
+
+    /// Whether it happens to any process, and not to nodes alone.
+    const fn is_of_any(self) -> bool {
+        matches!(self, Self::Kill | Self::Stop | Self::Term)
     }
 }
 
@@ -135,10 +144,14 @@ impl Faults {
     }
 
     /// Hurts a node, if one can be spared; says what was done.
-    pub async fn next(&mut self, conductor: &Conductor, nodes: &[v1::NodeStatus]) -> Result<Option<String>, CliError> {
-        self.undrain(conductor).await?;
+    pub async fn next(
+        &mut self,
+        conductors: &[Conductor],
+        nodes: &[v1::NodeStatus],
+    ) -> Result<Option<String>, CliError> {
+        self.undrain(conductors).await;
         let kind = self.kinds[self.random.below(self.kinds.len() as u64) as usize];
-        let Some((info, load)) = self.victim(nodes) else { return Ok(None) };
+        let Some((info, load)) = self.victim(nodes, kind) else { return Ok(None) };
         let Some(process) = Process::listening(&info.address) else { return Ok(None) };
         let cable = kind.is_of_cable().then(|| Cable::of(process)).flatten();
         let stopped = SHORTEST_S + (self.longest - SHORTEST_S) * self.random.unit().powi(2);
@@ -157,7 +170,11 @@ impl Faults {
                 for_a_while
             }
             (FaultKind::Drain, _) => {
-                conductor.cluster().drain(v1::DrainRequest { node: info.name.clone() }).await?;
+                let asked = v1::DrainRequest { node: info.name.clone() };
+                let drain = async |conductor: &Conductor| conductor.cluster().drain(asked.clone()).await.is_ok();
+                if !any(conductors, drain).await {
+                    return Ok(None);
+                }
                 Some(DRAINED)
             }
             (FaultKind::Cut, Some(cable)) => {
@@ -178,8 +195,8 @@ impl Faults {
         Ok(Some(format!("{} {}{how}, with {work} requests", kind.as_str(), info.name)))
     }
 
-    /// A node whose role has another one that is well.
-    fn victim<'a>(&mut self, nodes: &'a [v1::NodeStatus]) -> Option<(&'a v1::NodeInfo, v1::Load)> {
+    /// One whose role has another one that is well. Without etcd, all goes on.
+    fn victim<'a>(&mut self, nodes: &'a [v1::NodeStatus], kind: FaultKind) -> Option<(&'a v1::NodeInfo, v1::Load)> {
         let well = |node: &&v1::NodeStatus| {
             let name = node.info.as_ref().map(|info| info.name.as_str());
             node.state == "ready" && name.is_some_and(|name| !self.hurt.contains_key(name))
@@ -187,7 +204,10 @@ impl Faults {
         let well: Vec<_> =
             nodes.iter().filter(well).filter_map(|node| Some((node.info.as_ref()?, node.load?))).collect();
         let of_role = |role: &str| well.iter().filter(|(info, _)| info.role == role).count();
-        let mut spare: Vec<_> = well.iter().filter(|(info, _)| of_role(&info.role) > 1).copied().collect();
+        let is_node = |info: &v1::NodeInfo| info.role != CONDUCTOR && info.role != ETCD;
+        let can_be_spared = |info: &v1::NodeInfo| of_role(&info.role) > 1 || info.role == ETCD;
+        let spare = well.iter().filter(|(info, _)| can_be_spared(info) && (kind.is_of_any() || is_node(info)));
+        let mut spare: Vec<_> = spare.copied().collect();
         if spare.is_empty() {
             return None;
         }
@@ -197,24 +217,36 @@ impl Faults {
         Some(spare[index])
     }
 
-    async fn undrain(&mut self, conductor: &Conductor) -> Result<(), CliError> {
+    /// What no conductor takes now is tried again.
+    async fn undrain(&mut self, conductors: &[Conductor]) {
         let now = baton_runtime::now();
         for (name, hurt) in self.hurt.iter_mut().filter(|(_, hurt)| hurt.kind == FaultKind::Drain) {
-            if hurt.until.take_if(|until| *until <= now).is_some() {
-                conductor.cluster().undrain(v1::UndrainRequest { node: name.clone() }).await?;
+            let asked = v1::UndrainRequest { node: name.clone() };
+            let undrain = async |conductor: &Conductor| conductor.cluster().undrain(asked.clone()).await.is_ok();
+            if hurt.until.is_some_and(|until| until <= now) && any(conductors, undrain).await {
+                hurt.until = None;
             }
         }
-        Ok(())
     }
 
     /// Makes all well that do not get well by themselves.
-    pub async fn undo(&mut self, conductor: &Conductor) -> Result<(), CliError> {
+    pub async fn undo(&mut self, conductors: &[Conductor]) {
         for hurt in self.hurt.values_mut() {
             hurt.until = hurt.until.map(|_| baton_runtime::now());
             hurt.end();
         }
-        self.undrain(conductor).await
+        self.undrain(conductors).await;
     }
+}
+
+/// Whether any conductor does something. One that is stopped does not, and one that was just started does not know the node.
+async fn any(conductors: &[Conductor], does: impl AsyncFn(&Conductor) -> bool) -> bool {
+    for conductor in conductors {
+        if tokio::time::timeout(ANSWER, does(conductor)).await == Ok(true) {
+            return true;
+        }
+    }
+    false
 }
 
 impl Drop for Faults {
@@ -246,7 +278,7 @@ mod tests {
         let nodes = [node("prefill-0", 1, 0), node("decode-0", 1, 0), node("decode-1", 1, 5)];
         let mut busiest = 0;
         for _ in 0..200 {
-            let (info, _) = faults.victim(&nodes).unwrap();
+            let (info, _) = faults.victim(&nodes, FaultKind::Kill).unwrap();
             assert_ne!(info.name, "prefill-0", "the only one");
             busiest += u32::from(info.name == "decode-1");
         }
@@ -257,10 +289,10 @@ mod tests {
         let process = Process::listening(&listener.local_addr().unwrap().to_string()).unwrap();
         let hurt = Hurt { kind: FaultKind::Kill, process, generation: "1".into(), until: None, cable: None };
         faults.hurt.insert("decode-1".into(), hurt);
-        assert!(faults.victim(&nodes).is_none(), "the other one may be the last");
+        assert!(faults.victim(&nodes, FaultKind::Kill).is_none(), "the other one may be the last");
         faults.look(&nodes);
-        assert!(faults.victim(&nodes).is_none(), "the conductor has not noticed");
+        assert!(faults.victim(&nodes, FaultKind::Kill).is_none(), "the conductor has not noticed");
         faults.look(&[node("decode-1", 2, 0)]);
-        assert!(faults.victim(&nodes).is_some(), "it was started again");
+        assert!(faults.victim(&nodes, FaultKind::Kill).is_some(), "it was started again");
     }
 }

@@ -1,9 +1,10 @@
 //! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more than a pause.
 //!
-//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a node of this
-//! host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network. One node of each
-//! role is left alone at any time. Whoever started the nodes has to start them again, as `baton up` does. At the end
-//! the nodes prove that every block is accounted for.
+//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a process of
+//! this host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network: a node, if
+//! there are several a conductor, and if it is named etcd. One of each role is left alone at any time, but etcd. Whoever
+//! started the processes has to start them again, as `baton up` does. A client whose conductor is lost asks the next
+//! one, with its key. At the end the nodes prove that every block is accounted for.
 
 mod cable;
 mod faults;
@@ -25,7 +26,7 @@ use crate::screen::{Waiting, line};
 
 use cable::Cable;
 pub use faults::FaultKind;
-use faults::Faults;
+use faults::{CONDUCTOR, ETCD, Faults};
 use processes::Process;
 use report::{Memory, Report};
 use streams::{Ends, Streams};
@@ -35,12 +36,14 @@ use streams::{Ends, Streams};
 const AFTERMATH: Duration = Duration::from_secs(90);
 /// How often is looked at the nodes.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a conductor may take to say how the nodes are. One that is stopped does not.
+pub const ANSWER: Duration = Duration::from_secs(1);
 
 /// Runs the streams and the faults, and says what came of them.
 pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(address).await?;
-    let nodes = nodes(&conductor).await?;
-    check_here(&nodes, &args.faults)?;
+    let conductors = Conductor::each(address)?;
+    check_here(&nodes(&conductor).await?, &args.faults)?;
     let began = baton_runtime::now();
     let mut waiting = Waiting::new("asking each request in peace", json);
     let streams = Streams::in_peace(&conductor, args.requests, args.seed, args.max_tokens).await?;
@@ -50,20 +53,20 @@ pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliE
     let mut signals = Signals::new()?;
     let mut faults = Faults::new(args);
     let mut memory = Memory::default();
-    let clients = (0..args.streams).map(|client| streams.client(&conductor, client, args.streams));
+    let clients = (0..args.streams).map(|client| streams.client(&conductors, client, args.streams));
     let faulty = async {
         let ended = tokio::select! {
-            ended = disturb(args, &conductor, &streams, &mut faults, (&mut memory, address), json) => ended,
+            ended = disturb(args, &conductors, &streams, &mut faults, &mut memory, json) => ended,
             signal = signals.recv() => Err(CliError::Interrupted(format!("{signal}: nodes are left as they were"))),
         };
         streams.stop.store(true, Ordering::Relaxed);
-        let undone = faults.undo(&conductor).await;
-        ended.and(undone)
+        faults.undo(&conductors).await;
+        ended
     };
     let (ends, disturbed) = tokio::join!(join_all(clients), faulty);
     disturbed?;
     let over = baton_runtime::now();
-    let aftermath = aftermath(&conductor).await.map_or_else(|| Ok(over.elapsed()), Err);
+    let aftermath = aftermath(&conductors).await.map_or_else(|| Ok(over.elapsed()), Err);
     memory.at_end();
     let report = Report::new(Ends::of_all(ends), &faults, &streams, &memory, aftermath);
     line(&if json { report.json().to_string() } else { report.text() })?;
@@ -97,12 +100,39 @@ fn check_here(nodes: &[v1::NodeStatus], faults: &[FaultKind]) -> Result<(), CliE
     }
 }
 
+/// How all are: the nodes, as a conductor says that answers, and of several conductors each, and etcd, as if they were nodes.
+async fn all(conductors: &[Conductor], etcd: Option<&str>) -> Vec<v1::NodeStatus> {
+    let asked = conductors.iter().map(|conductor| tokio::time::timeout(ANSWER, nodes(conductor)));
+    let answers = join_all(asked).await;
+    let is_well: Vec<_> = answers.iter().map(|answer| matches!(answer, Ok(Ok(_)))).collect();
+    // A conductor that was just started knows few of the nodes.
+    let known = answers.into_iter().filter_map(|answer| answer.ok()?.ok()).max_by_key(Vec::len);
+    let mut all = known.unwrap_or_default();
+    if conductors.len() > 1 {
+        let each = conductors.iter().zip(is_well).enumerate();
+        all.extend(each.filter_map(|(index, (conductor, is_well))| {
+            other(format!("{CONDUCTOR}-{index}"), CONDUCTOR, conductor.address(), is_well)
+        }));
+    }
+    all.extend(etcd.and_then(|address| other(ETCD.to_owned(), ETCD, address, true)));
+    all
+}
+
+/// A process that is no node; `None` while it is not there.
+fn other(name: String, role: &str, address: &str, is_well: bool) -> Option<v1::NodeStatus> {
+    let generation = Process::listening(address)?.start();
+    let info =
+        v1::NodeInfo { name, role: role.to_owned(), address: address.to_owned(), generation, ..Default::default() };
+    let state = if is_well { "ready" } else { "lost" }.to_owned();
+    Some(v1::NodeStatus { info: Some(info), state, load: Some(v1::Load::default()), ..Default::default() })
+}
+
 async fn disturb(
     args: &ChaosArgs,
-    conductor: &Conductor,
+    conductors: &[Conductor],
     streams: &Streams,
     faults: &mut Faults,
-    (memory, address): (&mut Memory, &str),
+    memory: &mut Memory,
     json: bool,
 ) -> Result<(), CliError> {
     let (began, every) = (baton_runtime::now(), Duration::from_secs_f64(args.every));
@@ -110,17 +140,19 @@ async fn disturb(
     let mut next = every;
     while began.elapsed() < duration {
         baton_runtime::sleep(LOOK).await;
-        let nodes = nodes(conductor).await?;
+        let nodes = all(conductors, args.etcd.as_deref()).await;
         faults.look(&nodes);
         if !memory.has_begun() && began.elapsed() >= (duration / 5).min(Duration::from_secs(120)) {
             let infos = nodes.iter().filter_map(|node| node.info.as_ref());
-            memory.begin(infos.map(|info| (info.name.clone(), info.address.clone())), address);
+            let infos = infos.map(|info| (info.name.clone(), info.address.clone()));
+            let only = conductors.first().filter(|_| conductors.len() == 1);
+            memory.begin(infos.chain(only.map(|it| (CONDUCTOR.to_owned(), it.address().to_owned()))));
         }
         if began.elapsed() < next || began.elapsed() + every > duration {
             continue;
         }
         next += every;
-        if let Some(done) = faults.next(conductor, &nodes).await? {
+        if let Some(done) = faults.next(conductors, &nodes).await? {
             streams.faults().on_fault(baton_runtime::now());
             say(json, &format!("{:6.1} s  {done}", began.elapsed().as_secs_f64()))?;
         }
@@ -129,14 +161,14 @@ async fn disturb(
 }
 
 /// What is left when all is over: `None` if nothing is.
-async fn aftermath(conductor: &Conductor) -> Option<String> {
+async fn aftermath(conductors: &[Conductor]) -> Option<String> {
     let began = baton_runtime::now();
     loop {
-        let left = match left(conductor).await {
-            Ok(None) => return None,
-            Ok(Some(left)) => left,
-            Err(error) => error.to_string(),
-        };
+        let looked = join_all(conductors.iter().map(left)).await.into_iter().map(|left| match left {
+            Ok(left) => left,
+            Err(error) => Some(error.to_string()),
+        });
+        let Some(left) = looked.flatten().next() else { return None };
         if began.elapsed() > AFTERMATH {
             return Some(left);
         }

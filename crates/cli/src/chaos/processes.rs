@@ -50,6 +50,11 @@ impl Process {
         None
     }
 
+    /// Tells its starts apart.
+    pub fn start(self) -> String {
+        format!("{}-{}", self.pid, self.started)
+    }
+
     /// Whether it is still there.
     pub fn is_there(self) -> bool {
         started(self.pid) == Some(self.started)

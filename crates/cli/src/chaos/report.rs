@@ -20,6 +20,7 @@ impl Ends {
     pub fn of_all(ends: Vec<Self>) -> Self {
         ends.into_iter().fold(Self::default(), |mut all, one| {
             all.right += one.right;
+            all.again += one.again;
             all.different.extend(one.different);
             all.failed.extend(one.failed);
             all.refused.extend(one.refused);
@@ -40,9 +41,8 @@ impl Memory {
         !self.before.is_empty()
     }
 
-    /// Looks for the first time, at nodes by name and address, and at the conductor.
-    pub fn begin(&mut self, nodes: impl Iterator<Item = (String, String)>, conductor: &str) {
-        let all = nodes.chain([("conductor".to_owned(), conductor.to_owned())]);
+    /// Looks for the first time, at processes by name and address.
+    pub fn begin(&mut self, all: impl Iterator<Item = (String, String)>) {
         let of = |(name, address): (String, String)| {
             let process = Process::listening(&address)?;
             Some((name, process, process.resident_bytes()?))
@@ -97,7 +97,7 @@ impl Report {
     }
 
     pub fn text(&self) -> String {
-        let Ends { right, different, failed, refused } = &self.ends;
+        let Ends { right, again, different, failed, refused } = &self.ends;
         let mut lines = vec![format!(
             "{} requests: {right} as in peace, {} different, {} failed, {} refused",
             self.ends.count(),
@@ -107,6 +107,9 @@ impl Report {
         )];
         for (what, list) in [("different", different), ("failed", failed), ("refused", refused)] {
             lines.extend(list.iter().take(TOLD).map(|one| format!("  {what}: {one}")));
+        }
+        if *again > 0 {
+            lines.push(format!("{again} of them were asked for again, at another conductor"));
         }
         for Gaps { kind, role, longest } in &self.gaps {
             let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
@@ -130,13 +133,13 @@ impl Report {
     }
 
     pub fn json(&self) -> Value {
-        let Ends { right, different, failed, refused } = &self.ends;
+        let Ends { right, again, different, failed, refused } = &self.ends;
         let gaps = |gaps: &Gaps| {
             let seconds: Vec<_> = gaps.longest.iter().map(Duration::as_secs_f64).collect();
             json!({ "fault": gaps.kind.as_str(), "role": gaps.role, "longest_gap_s": seconds })
         };
         json!({
-            "requests": self.ends.count(), "right": right, "different": different, "failed": failed, "refused": refused,
+            "requests": self.ends.count(), "right": right, "asked_again": again, "different": different, "failed": failed, "refused": refused,
             "faults": self.gaps.iter().map(gaps).collect::<Vec<_>>(),
             "memory_growth": self.growth.iter().map(|(name, grown)| json!({ "process": name, "growth": grown })).collect::<Vec<_>>(),
             "left": self.aftermath.as_ref().err(),

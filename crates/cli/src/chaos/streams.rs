@@ -4,24 +4,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::{kind_of_status, v1};
+use baton_runtime::random_u64;
 use baton_sim::Random;
+use baton_types::ErrorKind;
 use futures::future::join_all;
 
 use crate::client::Conductor;
 use crate::error::CliError;
 
+/// Whoever has lost a conductor asks the next one after this long.
+const LOST: Duration = Duration::from_millis(100);
 /// A refused client comes again after this long.
 const COME_AGAIN: Duration = Duration::from_millis(500);
 /// A stream that says nothing for so long is taken to be hung.
 const HUNG: Duration = Duration::from_secs(60);
+/// Where there are several conductors, another one is asked after this.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So often a request is asked for, if conductors are lost.
+const TRIES: usize = 8;
 /// A gap that a fault makes begins less than this before the fault.
 const FELT_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a request gave: tokens and the bits of their log-probabilities.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Said {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
@@ -34,6 +42,8 @@ pub struct Said {
 pub struct Ends {
     /// As in peace.
     pub right: u64,
+    /// Those of them that were asked for again, because their conductor was lost.
+    pub again: u64,
     /// Ids of those that came out differently.
     pub different: Vec<String>,
     /// Why others failed after they were taken in.
@@ -54,6 +64,8 @@ pub struct Streams {
     requests: Vec<v1::GenerateRequest>,
     expected: Vec<Said>,
     faults: Mutex<Felt>,
+    /// Of this run's keys.
+    run: u64,
     pub stop: AtomicBool,
 }
 
@@ -103,28 +115,47 @@ impl Streams {
     /// Asks each of `count` requests once, in peace: what it says then it has to say always.
     pub async fn in_peace(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
         let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
-        let asked = join_all(requests.iter().map(|request| ask(conductor, request.clone(), |_, _| {}))).await;
+        let ask_one = async |request: &v1::GenerateRequest| {
+            let mut answer = Asked::new(HUNG);
+            answer.ask(conductor, request.clone(), |_, _| {}).await.map(|()| answer.said)
+        };
+        let asked = join_all(requests.iter().map(ask_one)).await;
         let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
         let expected = expected.map_err(|end| CliError::Cluster(format!("in peace: {}", end.told())))?;
-        Ok(Self { requests, expected, faults: Mutex::default(), stop: AtomicBool::new(false) })
+        let (faults, run, stop) = (Mutex::default(), random_u64(), AtomicBool::new(false));
+        Ok(Self { requests, expected, faults, run, stop })
     }
 
-    /// One client: one request after the other, until it is to stop.
-    pub async fn client(&self, conductor: &Conductor, first: usize, step: usize) -> Ends {
+    /// One client: one request after the other, until it is to stop. It has a conductor of its own, and asks the next one if that is lost.
+    pub async fn client(&self, conductors: &[Conductor], first: usize, step: usize) -> Ends {
         let mut ends = Ends::default();
-        for n in (first..).step_by(step) {
+        for count in (first..).step_by(step) {
             if self.stop.load(Ordering::Relaxed) {
                 return ends;
             }
-            let n = n % self.requests.len();
-            match ask(conductor, self.requests[n].clone(), |began, ended| self.faults().on_gap(began, ended)).await {
-                Ok(said) if said == self.expected[n] => ends.right += 1,
-                Ok(_) => ends.different.push(format!("request {n}")),
-                Err(Failed::Refused(why)) => {
+            let n = count % self.requests.len();
+            let mut request = self.requests[n].clone();
+            if conductors.len() > 1 {
+                request.idempotency_key = format!("{:016x} {count}", self.run);
+            }
+            let mut answer = Asked::new(if conductors.len() > 1 { PATIENCE } else { HUNG });
+            let mut end = Ok(());
+            for (again, conductor) in conductors.iter().cycle().skip(first).take(TRIES).enumerate() {
+                ends.again += u64::from(again == 1);
+                end = answer.ask(conductor, request.clone(), |from, to| self.faults().on_gap(from, to)).await;
+                match &end {
+                    Err(Failed::Lost(..)) if conductors.len() > 1 => baton_runtime::sleep(LOST).await,
+                    _ => break,
+                }
+            }
+            match end {
+                Ok(()) if answer.said == self.expected[n] => ends.right += 1,
+                Ok(()) => ends.different.push(format!("request {n}")),
+                Err(Failed::Refused(why) | Failed::Lost(why, false)) => {
                     ends.refused.push(why);
                     baton_runtime::sleep(COME_AGAIN).await;
                 }
-                Err(Failed::Ended(why)) => ends.failed.push(why),
+                Err(Failed::Lost(why, true) | Failed::Ended(why)) => ends.failed.push(why),
             }
         }
         ends
@@ -137,58 +168,93 @@ impl Streams {
 
 enum Failed {
     Refused(String),
+    /// Its conductor went away, or says nothing; after it was taken in, or before.
+    Lost(String, bool),
     Ended(String),
 }
 
 impl Failed {
     fn told(&self) -> &str {
         match self {
-            Self::Refused(why) | Self::Ended(why) => why,
+            Self::Refused(why) | Self::Lost(why, _) | Self::Ended(why) => why,
+        }
+    }
+
+    fn of(id: &str, status: &tonic::Status) -> Self {
+        let why = format!("{id}: {:?}: {}", status.code(), status.message());
+        match kind_of_status(status) {
+            ErrorKind::Unavailable => Self::Lost(why, !id.is_empty()),
+            _ if id.is_empty() => Self::Refused(why),
+            _ => Self::Ended(why),
         }
     }
 }
 
-async fn ask(
-    conductor: &Conductor,
-    request: v1::GenerateRequest,
-    mut on_gap: impl FnMut(Instant, Instant),
-) -> Result<Said, Failed> {
-    let refused = |status: tonic::Status| Failed::Refused(format!("{:?}: {}", status.code(), status.message()));
-    let mut stream = conductor.inference().generate(request).await.map_err(refused)?.into_inner();
-    let mut said = Said { tokens: Vec::new(), logprobs: Vec::new(), finish: String::new(), prompt_tokens: 0 };
-    let (mut id, mut last) = (String::new(), None::<Instant>);
-    loop {
-        let message = tokio::time::timeout(HUNG, stream.message()).await;
-        let ended = |why: String| Failed::Ended(format!("{id}: {why}"));
-        let message = message.map_err(|_| ended(format!("silent for {HUNG:?}")))?;
-        let event = match message.map_err(|status| ended(format!("{:?}: {}", status.code(), status.message())))? {
-            Some(response) => response.event,
-            None => break,
-        };
-        match event {
-            Some(Event::Accepted(accepted)) => id = accepted.request_id,
-            Some(Event::Delta(delta)) => {
-                let now = baton_runtime::now();
-                if let Some(last) = last.replace(now) {
-                    on_gap(last, now);
+/// A request on its way, however often it was asked for.
+struct Asked {
+    said: Said,
+    /// When its client got a token that it did not have.
+    last: Option<Instant>,
+    /// Most tokens that it had.
+    had: usize,
+    patience: Duration,
+}
+
+impl Asked {
+    fn new(patience: Duration) -> Self {
+        Self { said: Said::default(), last: None, had: 0, patience }
+    }
+
+    /// Asks for it, from its first token on.
+    async fn ask(
+        &mut self,
+        conductor: &Conductor,
+        request: v1::GenerateRequest,
+        mut on_gap: impl FnMut(Instant, Instant),
+    ) -> Result<(), Failed> {
+        self.said = Said::default();
+        let (mut id, patience) = (String::new(), self.patience);
+        let silent = |id: &str| Failed::Lost(format!("{id}: silent for {patience:?}"), !id.is_empty());
+        // While nobody leads it waits, too.
+        let begun = tokio::time::timeout(HUNG, conductor.inference().generate(request)).await;
+        let begun = begun.map_err(|_| silent(&id))?;
+        let mut stream = begun.map_err(|status| Failed::of(&id, &status))?.into_inner();
+        loop {
+            let message = tokio::time::timeout(patience, stream.message()).await.map_err(|_| silent(&id))?;
+            let event = match message.map_err(|status| Failed::of(&id, &status))? {
+                Some(response) => response.event,
+                None => break,
+            };
+            match event {
+                Some(Event::Accepted(accepted)) => id = accepted.request_id,
+                Some(Event::Delta(delta)) => {
+                    let said = &mut self.said;
+                    if delta.index as usize != said.tokens.len() {
+                        let why = format!("{id}: token {} came as number {}", said.tokens.len(), delta.index);
+                        return Err(Failed::Ended(why));
+                    }
+                    said.tokens.extend(delta.token_ids);
+                    said.logprobs.extend(delta.logprobs.iter().filter_map(|one| Some(one.logprob?.to_bits())));
+                    if said.tokens.len() > self.had {
+                        self.had = said.tokens.len();
+                        let now = baton_runtime::now();
+                        if let Some(last) = self.last.replace(now) {
+                            on_gap(last, now);
+                        }
+                    }
                 }
-                if delta.index as usize != said.tokens.len() {
-                    return Err(ended(format!("token {} came as number {}", said.tokens.len(), delta.index)));
+                Some(Event::Finished(finished)) => {
+                    self.said.finish = finished.finish_reason;
+                    self.said.prompt_tokens = finished.usage.map_or(0, |usage| usage.prompt_tokens);
                 }
-                said.tokens.extend(delta.token_ids);
-                said.logprobs.extend(delta.logprobs.iter().filter_map(|one| Some(one.logprob?.to_bits())));
+                _ => {}
             }
-            Some(Event::Finished(finished)) => {
-                said.finish = finished.finish_reason;
-                said.prompt_tokens = finished.usage.map_or(0, |usage| usage.prompt_tokens);
-            }
-            _ => {}
         }
+        if self.said.finish.is_empty() {
+            return Err(Failed::Ended(format!("{id}: the stream ended without a word")));
+        }
+        Ok(())
     }
-    if said.finish.is_empty() {
-        return Err(Failed::Ended(format!("{id}: the stream ended without a word")));
-    }
-    Ok(said)
 }
 
 #[cfg(test)]
