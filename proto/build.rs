@@ -14,6 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // The last message is ten times as large as those with tokens, which are moved once per token.
     let finished = ".baton.v1.GenerateResponse.event.finished";
-    tonic_prost_build::configure().boxed(finished).compile_fds(descriptors)?;
+    // In order: requests are compared by their bytes.
+    let biases = ".baton.v1.SamplingParameters.logit_bias";
+    tonic_prost_build::configure().boxed(finished).btree_map(biases).compile_fds(descriptors)?;
     Ok(())
 }

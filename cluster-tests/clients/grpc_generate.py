@@ -139,9 +139,14 @@ def an_idempotency_key_runs_once():
     keyed.CopyFrom(ENDLESS)
     keyed.idempotency_key = "mine"
     stream = inference.Generate(keyed)
-    next(stream)
-    assert code(keyed) == grpc.StatusCode.INVALID_ARGUMENT
+    request = next(stream).accepted.request_id
     stream.cancel()
+    again = inference.Generate(keyed)
+    assert next(again).accepted.request_id == request, "the same one"
+    keyed.n = 2
+    assert code(keyed) == grpc.StatusCode.ALREADY_EXISTS
+    inference.Abort(pb.AbortRequest(request_id=request))
+    assert raises(grpc.RpcError, lambda: list(again)).code() == grpc.StatusCode.CANCELLED
     wait_for("end of the request", is_idle)
 
 

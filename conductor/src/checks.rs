@@ -10,6 +10,7 @@ use prost::Message;
 use tokio::sync::Semaphore;
 
 use crate::error::GenerateError;
+use crate::keyed;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
@@ -39,7 +40,9 @@ impl Checks {
         limits: Limits,
         shutdown: &Shutdown,
     ) -> Result<CheckedRequest, GenerateError> {
-        let seed = random_u64();
+        // One that is asked for again, at another conductor, has the same tokens.
+        let key = &request.idempotency_key;
+        let seed = if key.is_empty() { random_u64() } else { keyed::seed(key) };
         let tokenized = if request.encoded_len() <= TOKENIZE_INLINE_BYTES {
             model.tokenized(request, limits, seed)?
         } else {

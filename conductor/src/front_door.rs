@@ -5,17 +5,16 @@ use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64, within};
-use baton_scheduler::{
-    Cluster, Explanation, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits,
-};
+use baton_scheduler::{Cluster, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits};
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, KvDtype, NodeId, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::mpsc;
 
 use crate::budget::Budget;
 use crate::checks::Checks;
 use crate::error::GenerateError;
-use crate::leader::Desk;
-use crate::live::{EnterError, Entry, LiveRequests};
+use crate::keyed::KeyedAnswers;
+use crate::leader::{Answer, Asked, Desk};
+use crate::live::{Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::other_answers::{Decodes, OtherAnswers};
@@ -27,14 +26,17 @@ use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
 /// Responses on their way to a client's connection. What that does not take is kept by its relay, within bounds.
-const QUEUED_RESPONSES: usize = 64;
+pub(crate) const QUEUED_RESPONSES: usize = 64;
 
 /// Most answers of a request.
 const MAX_ANSWERS: u32 = 128;
+/// Longest idempotency key, bytes.
+pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
 /// Longest id that a client gives its request, bytes.
 pub const MAX_CLIENT_ID_BYTES: usize = 128;
 
 /// One message to a client.
+#[derive(Debug, Clone)]
 pub struct Outgoing {
     /// The message, or the error that ends the request.
     pub response: Result<v1::GenerateResponse, GenerateError>,
@@ -75,7 +77,7 @@ pub struct FrontDoorLimits {
     pub request: RequestLimits,
     /// How all nodes keep KV.
     pub kv: KvFormat,
-    /// Bytes that clients may leave unread together.
+    /// Bytes that clients may leave unread together, and as many that are kept for those who may ask again.
     pub unread_bytes: usize,
 }
 
@@ -116,6 +118,8 @@ pub struct FrontDoor {
     pub shutdown: Shutdown,
     /// For what clients have not read.
     pub unread: Budget,
+    /// Of requests with an idempotency key.
+    pub keyed: KeyedAnswers,
     /// Where the questions of requests go.
     pub desk: Desk,
     cluster: Mutex<Cluster>,
@@ -156,6 +160,7 @@ impl FrontDoor {
             tasks,
             shutdown,
             unread: Budget::new(limits.unread_bytes),
+            keyed: KeyedAnswers::new(limits.unread_bytes),
             desk: Desk::new(),
             cluster: Mutex::new(cluster),
             hot_prefixes,
@@ -179,6 +184,34 @@ impl FrontDoor {
     /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
     /// Its answers have the id and those that follow it.
     pub async fn generate(
+        self: &Arc<Self>,
+        id: RequestId,
+        request: v1::GenerateRequest,
+    ) -> Result<Responses, GenerateError> {
+        if request.idempotency_key.is_empty() {
+            return self.begin(id, request).await;
+        }
+        self.check_keyed(id, &request)?;
+        self.generate_keyed(id, request).await
+    }
+
+    fn check_keyed(&self, id: RequestId, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
+        let checked = check_idempotency_key(&request.idempotency_key);
+        let checked = checked.and_then(|()| check_client_id(&request.client_request_id).map(|_| ()));
+        checked.inspect_err(|error| self.on_refused(id, error))
+    }
+
+    /// A request was refused before it was begun.
+    pub(crate) fn on_refused(&self, id: RequestId, error: &GenerateError) {
+        let told = error.to_string();
+        tracing::info!(request = %id, error = told, "request refused");
+        let outcome: Result<(), _> = Err(error.clone());
+        self.metrics.on_admission(&outcome);
+        self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
+    }
+
+    /// The same of a request that no other one has begun.
+    pub(crate) async fn begin(
         self: &Arc<Self>,
         id: RequestId,
         request: v1::GenerateRequest,
@@ -237,11 +270,9 @@ impl FrontDoor {
         }
         // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
         self.model.check_size(&request)?;
-        let enter =
-            |id, key: &str| self.live.enter(id, Arc::clone(client_id), key).map_err(|error| self.cannot_enter(error));
-        let entry = enter(id, &request.idempotency_key)?;
-        let more =
-            (1..self.check_n(request.n)?).map(|sample| enter(id.plus(sample), "")).collect::<Result<Vec<_>, _>>()?;
+        let enter = |id| self.live.enter(id, Arc::clone(client_id)).map_err(|_| self.full());
+        let entry = enter(id)?;
+        let more = (1..self.check_n(request.n)?).map(|sample| enter(id.plus(sample))).collect::<Result<Vec<_>, _>>()?;
         let time = self.time(timeout(request.timeout_ms)?);
         let checking = within(&*self.clock, time, self.check(request)).await;
         let checked = checking.ok_or(RequestError::TimedOut(time))??;
@@ -283,7 +314,7 @@ impl FrontDoor {
     }
 
     /// How long a request may take that asks for so much.
-    fn time(&self, wanted: Option<Duration>) -> Duration {
+    pub(crate) fn time(&self, wanted: Option<Duration>) -> Duration {
         wanted.map_or(self.limits.max_time, |wanted| wanted.min(self.limits.max_time))
     }
 
@@ -297,18 +328,9 @@ impl FrontDoor {
         }
     }
 
-    fn full(&self) -> GenerateError {
+    pub(crate) fn full(&self) -> GenerateError {
         let message = format!("this conductor serves {} requests, as many as it may", self.limits.max_requests);
         GenerateError::FrontDoor { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
-    }
-
-    fn cannot_enter(&self, error: EnterError) -> GenerateError {
-        match error {
-            EnterError::Full => self.full(),
-            EnterError::Duplicate(running) => {
-                GenerateError::invalid("idempotency_key", format!("request {running} with the same key is running"))
-            }
-        }
     }
 
     /// Sends a command that an operator waits for.
@@ -335,16 +357,22 @@ impl FrontDoor {
         })
     }
 
-    /// What placement would decide for a request now, and why; with the tokens of its prompt.
-    pub async fn explain(&self, request: v1::GenerateRequest) -> Result<(u32, Explanation), GenerateError> {
+    /// What would be decided for a request now, and why: by the one that places.
+    pub async fn explain(&self, request: v1::GenerateRequest) -> Result<v1::ExplainResponse, GenerateError> {
         self.model.check_size(&request)?;
         let checked = self.check(request).await?;
         let id = new_request_id();
         let job = self.job(id, checked)?;
         let key = RequestKey { request: id, attempt: Attempt(0) };
         let wanted = job.placement_request(key, 0, (&[], &[]), Duration::ZERO);
-        let explanation = self.cluster().explain(self.clock.now(), &wanted, &mut random_u64);
-        Ok((wanted.prompt_tokens, explanation))
+        let answer = match self.ask_why(&wanted) {
+            Asked::Answered(answer) => Some(answer),
+            Asked::Later(later) => later.await.ok(),
+        };
+        match answer {
+            Some(Answer::Explained(Some(explanation))) => Ok(*explanation),
+            _ => Err(no_leader()),
+        }
     }
 
     /// The tokens of a prompt, and how many of prompt and output a request may have.
@@ -378,6 +406,19 @@ fn check_client_id(id: &str) -> Result<&str, GenerateError> {
     }
     let problem = format!("{} bytes, but at most {MAX_CLIENT_ID_BYTES} are taken", id.len());
     Err(GenerateError::invalid("client_request_id", problem))
+}
+
+fn check_idempotency_key(key: &str) -> Result<(), GenerateError> {
+    if key.len() <= MAX_IDEMPOTENCY_KEY_BYTES {
+        return Ok(());
+    }
+    let problem = format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", key.len());
+    Err(GenerateError::invalid("idempotency_key", problem))
+}
+
+fn no_leader() -> GenerateError {
+    let message = "no conductor leads: nothing is placed".to_owned();
+    GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
 }
 
 fn no_node() -> GenerateError {

@@ -23,6 +23,7 @@ mod front_door;
 mod grpc;
 mod health;
 mod http;
+mod keyed;
 mod leader;
 mod live;
 mod membership;

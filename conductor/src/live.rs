@@ -36,25 +36,17 @@ struct Live {
     at: Vec<NodeId>,
     /// Cancelled by `Abort`: it must reach a request that waits for its client, too.
     aborted: CancellationToken,
-    idempotency_key: String,
 }
 
 #[derive(Default)]
 struct Inner {
     requests: HashMap<RequestId, Live>,
-    /// Requests that run under an idempotency key.
-    keys: HashMap<String, RequestId>,
     entered: u64,
 }
 
-/// Why a request cannot be entered.
+/// The conductor serves as many requests as it may.
 #[derive(Debug, PartialEq, Eq)]
-pub enum EnterError {
-    /// The conductor serves as many as it may.
-    Full,
-    /// A request with this idempotency key is running.
-    Duplicate(RequestId),
-}
+pub struct Full;
 
 /// The registry. Cheap to clone.
 #[derive(Clone)]
@@ -93,23 +85,17 @@ impl LiveRequests {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a request; an empty idempotency key is none.
-    pub fn enter(&self, request: RequestId, client_id: Arc<str>, idempotency_key: &str) -> Result<Entry, EnterError> {
+    /// Enters a request.
+    pub fn enter(&self, request: RequestId, client_id: Arc<str>) -> Result<Entry, Full> {
         let mut inner = self.lock();
         if inner.requests.len() >= self.limit {
-            return Err(EnterError::Full);
-        }
-        if !idempotency_key.is_empty() {
-            if let Some(running) = inner.keys.get(idempotency_key) {
-                return Err(EnterError::Duplicate(*running));
-            }
-            inner.keys.insert(idempotency_key.to_owned(), request);
+            return Err(Full);
         }
         let (events, receiver) = mpsc::unbounded_channel();
-        let (idempotency_key, aborted) = (idempotency_key.to_owned(), CancellationToken::new());
+        let aborted = CancellationToken::new();
         let number = inner.entered;
         inner.entered += 1;
-        let live = Live { events, number, at: Vec::new(), aborted: aborted.clone(), idempotency_key };
+        let live = Live { events, number, at: Vec::new(), aborted: aborted.clone() };
         inner.requests.insert(request, live);
         Ok(Entry { registry: self.clone(), request, client_id, events: receiver, aborted })
     }
@@ -177,10 +163,7 @@ impl Entry {
 
     /// Gives the place up.
     pub fn leave(&self) {
-        let mut inner = self.registry.lock();
-        if let Some(live) = inner.requests.remove(&self.request) {
-            inner.keys.remove(&live.idempotency_key);
-        }
+        self.registry.lock().requests.remove(&self.request);
     }
 }
 
@@ -195,7 +178,7 @@ mod tests {
     #[test]
     fn a_request_is_told_until_it_leaves() {
         let live = LiveRequests::new(4);
-        let mut entry = live.enter(RequestId(1), "".into(), "").unwrap();
+        let mut entry = live.enter(RequestId(1), "".into()).unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
         assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
         let node = NodeId::new("p").unwrap();
@@ -213,14 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_requests_and_the_keys_are_bounded() {
+    fn the_number_of_requests_is_bounded() {
         let live = LiveRequests::new(2);
-        let first = live.enter(RequestId(1), "".into(), "k").unwrap();
-        assert_eq!(live.enter(RequestId(2), "".into(), "k").err(), Some(EnterError::Duplicate(RequestId(1))));
-        let _second = live.enter(RequestId(3), "".into(), "").unwrap();
-        assert_eq!(live.enter(RequestId(4), "".into(), "").err(), Some(EnterError::Full));
+        let first = live.enter(RequestId(1), "".into()).unwrap();
+        let _second = live.enter(RequestId(2), "".into()).unwrap();
+        assert_eq!(live.enter(RequestId(3), "".into()).err(), Some(Full));
         drop(first);
-        assert!(live.enter(RequestId(5), "".into(), "k").is_ok());
-        assert_eq!(live.lock().keys.len(), 0);
+        assert!(live.enter(RequestId(4), "".into()).is_ok());
     }
 }

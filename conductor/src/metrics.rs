@@ -12,6 +12,7 @@ use crate::front_door::FrontDoor;
 
 const REQUESTS: &str = "baton_conductor_requests_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
+const ATTACHED: &str = "baton_conductor_requests_attached_total";
 const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
@@ -66,6 +67,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Accepted requests that ended, by outcome: stop, length, or the kind of error.",
     ),
     doc(REJECTIONS, MetricKind::Counter, &["kind"], "Requests refused before any work, by kind of error."),
+    doc(
+        ATTACHED,
+        MetricKind::Counter,
+        &[],
+        "Requests that were answered with what another one with the same idempotency key had begun.",
+    ),
     doc(
         HELD,
         MetricKind::Counter,
@@ -170,6 +177,7 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 
 /// Handles, made once.
 pub struct Metrics {
+    attached: Counter,
     held: Counter,
     retries: Counter,
     grants_redirected: Counter,
@@ -220,6 +228,7 @@ impl EstimateMetrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
+            attached: counter!(ATTACHED),
             held: counter!(HELD),
             retries: counter!(RETRIES),
             grants_redirected: counter!(GRANTS_REFUSED, "outcome" => "redirected"),
@@ -256,6 +265,11 @@ impl Metrics {
         if let Err(error) = outcome {
             counter!(REJECTIONS, "kind" => error.kind().as_str()).increment(1);
         }
+    }
+
+    /// A request is answered as another one with its key is.
+    pub fn on_attached(&self) {
+        self.attached.increment(1);
     }
 
     /// A request waits at the door.

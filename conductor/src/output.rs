@@ -198,7 +198,6 @@ mod tests {
             slo: Slo::default(),
             timeout: None,
             priority: 0,
-            idempotency_key: String::new(),
         }
     }
 

@@ -15,8 +15,6 @@ use serde_json::Value;
 use crate::answer_form::{AnswerForm, Reader};
 use crate::error::GenerateError;
 
-/// Longest idempotency key, bytes.
-const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 65_536;
 /// Most tools, and most documents.
@@ -73,8 +71,6 @@ pub struct CheckedRequest {
     pub timeout: Option<Duration>,
     /// Larger goes first.
     pub priority: i32,
-    /// Empty is none.
-    pub idempotency_key: String,
 }
 
 /// A request whose prompt is tokens. What it says of its answer is still to be made a grammar.
@@ -97,11 +93,6 @@ impl TokenizedRequest {
 impl TextModel {
     /// The checks that cost nothing: what is too large is refused before it waits for its turn.
     pub fn check_size(&self, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
-        if request.idempotency_key.len() > MAX_IDEMPOTENCY_KEY_BYTES {
-            let problem =
-                format!("{} bytes, but at most {MAX_IDEMPOTENCY_KEY_BYTES} are taken", request.idempotency_key.len());
-            return Err(GenerateError::invalid("idempotency_key", problem));
-        }
         let form = request.sampling.as_ref().and_then(|sampling| sampling.structured_output.as_ref());
         check_bytes("structured_output", form.map_or(0, Message::encoded_len), MAX_GRAMMAR_BYTES)?;
         match &request.prompt {
@@ -157,9 +148,8 @@ impl TextModel {
         check_tokens(&tokens, limits)?;
         check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
-        let (priority, idempotency_key) = (request.priority, request.idempotency_key);
-        let checked =
-            CheckedRequest { tokens, sampling, stop: wire.stop, parser: None, slo, timeout, priority, idempotency_key };
+        let (priority, stop) = (request.priority, wire.stop);
+        let checked = CheckedRequest { tokens, sampling, stop, parser: None, slo, timeout, priority };
         Ok(TokenizedRequest { checked, form, is_rendered, thoughts, ignores_eos: wire.ignore_eos })
     }
 

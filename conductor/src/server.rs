@@ -103,7 +103,7 @@ impl Server {
         let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
         tracing::info!(signal = first, requests = door.live.len(), ?drain, "draining");
         let drained = async || {
-            while !door.live.is_empty() {
+            while !door.live.is_empty() || door.keyed.readers() > 0 {
                 clock.sleep(DRAIN_POLL).await;
             }
         };

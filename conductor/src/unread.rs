@@ -11,11 +11,16 @@ use crate::budget::{Budget, Reservation};
 use crate::front_door::Outgoing;
 
 /// Most bytes of one answer: a context full of tokens with their texts.
-const MAX_BYTES: usize = 8 << 20;
+pub(crate) const MAX_BYTES: usize = 8 << 20;
 /// So many bytes of one answer do not count: they are a moment's, of a client that reads.
 const ALLOWED: usize = 64 << 10;
 /// What a message takes beside its own bytes.
 const OVERHEAD: usize = 256;
+
+/// What a message takes.
+pub(crate) fn size(outgoing: &Outgoing) -> usize {
+    OVERHEAD + outgoing.response.as_ref().map_or(0, Message::encoded_len)
+}
 
 /// Why a client is told nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +76,7 @@ impl Unread {
     }
 
     fn keep(&mut self, now: Instant, outgoing: Outgoing) -> Result<(), Lost> {
-        let bytes = OVERHEAD + outgoing.response.as_ref().map_or(0, Message::encoded_len);
+        let bytes = size(&outgoing);
         let too_much = Lost::TooMuch(self.bytes);
         if self.bytes + bytes > MAX_BYTES {
             return Err(too_much);

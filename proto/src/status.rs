@@ -8,13 +8,14 @@ use tonic::{Code, Status};
 /// Trailer of a refusal: seconds after which a retry may succeed.
 pub const RETRY_AFTER_METADATA: &str = "retry-after";
 
-const TABLE: [(ErrorKind, Code, u16); 8] = [
+const TABLE: [(ErrorKind, Code, u16); 9] = [
     (ErrorKind::Invalid, Code::InvalidArgument, 400),
     (ErrorKind::Overloaded, Code::ResourceExhausted, 429),
     (ErrorKind::Unavailable, Code::Unavailable, 503),
     (ErrorKind::Cancelled, Code::Cancelled, 499),
     (ErrorKind::DeadlineExceeded, Code::DeadlineExceeded, 504),
     (ErrorKind::NotFound, Code::NotFound, 404),
+    (ErrorKind::Conflict, Code::AlreadyExists, 409),
     (ErrorKind::DataLoss, Code::DataLoss, 500),
     (ErrorKind::Internal, Code::Internal, 500),
 ];

@@ -13,15 +13,15 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long everybody may take to know who leads.
-const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(20);
 
-async fn conductor(etcd: &Etcd, folder: &std::path::Path, name: &str) -> anyhow::Result<Process> {
-    let arguments = ["--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--etcd", etcd.address()];
-    let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
+pub async fn conductor(etcd: &Etcd, engine: &[&str], folder: &std::path::Path, name: &str) -> anyhow::Result<Process> {
+    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--etcd", etcd.address()];
+    let arguments: Vec<_> = engine.iter().chain(&ports).map(ToString::to_string).collect();
     Process::start("baton-conductor", &arguments, folder.join(format!("{name}.log"))).await
 }
 
-async fn channel(conductor: &Process) -> anyhow::Result<Channel> {
+pub async fn channel(conductor: &Process) -> anyhow::Result<Channel> {
     Ok(Endpoint::from_shared(format!("http://{}", conductor.ready.grpc))?.connect().await?)
 }
 
@@ -127,8 +127,8 @@ async fn leads(conductor: &Process) -> anyhow::Result<()> {
 async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() -> anyhow::Result<()> {
     let mut etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
-    let mut first = conductor(&etcd, folder.path(), "first").await?;
-    let mut second = conductor(&etcd, folder.path(), "second").await?;
+    let mut first = conductor(&etcd, &["--engine", "mock"], folder.path(), "first").await?;
+    let mut second = conductor(&etcd, &["--engine", "mock"], folder.path(), "second").await?;
     let both = format!("{},{}", first.ready.grpc, second.ready.grpc);
     let builder = Cluster::mock();
     let mut nodes = Vec::new();
@@ -206,7 +206,7 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     assert_eq!(first.metric("baton_conductor_leads").await?, 1.0);
 
     // One that leaves in order does not make others wait for its lease.
-    let third = conductor(&etcd, folder.path(), "third").await?;
+    let third = conductor(&etcd, &["--engine", "mock"], folder.path(), "third").await?;
     first.stop().await?;
     leads(&third).await
 }

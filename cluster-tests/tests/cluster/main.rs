@@ -6,6 +6,7 @@
 
 mod abandoned;
 mod apis;
+mod asking_again;
 mod bad_input;
 mod bench_engine;
 mod bench_index;

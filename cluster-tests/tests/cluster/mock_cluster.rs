@@ -411,20 +411,6 @@ async fn health_and_reflection_are_the_standard_ones() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_key_names_one_running_request_at_a_time() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
-    let mut ask = Ask::tokens(prompt(40, 1)).max_tokens(50).ignore_eos();
-    ask.0.idempotency_key = "order-7".into();
-    let mut running = cluster.inference().generate(ask.0.clone()).await?.into_inner();
-    running.message().await?;
-    let (code, message) = cluster.refused(ask.clone()).await;
-    assert!(code == Code::InvalidArgument && message.contains("idempotency_key"), "{code} {message}");
-    while running.message().await?.is_some() {}
-    assert_eq!(cluster.ask(ask).await?.token_ids.len(), 50, "the key is free again");
-    cluster.stop().await
-}
-
-#[tokio::test]
 async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "50000"]).start().await?;
     let mut ask = Ask::tokens(prompt(400, 1)).max_tokens(5);

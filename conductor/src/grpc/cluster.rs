@@ -59,8 +59,7 @@ impl v1::cluster_server::Cluster for ClusterService {
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
         let request = required("request", request.into_inner().request)?;
-        let (prompt_tokens, explanation) = self.0.explain(request).await.map_err(|error| Status::from(&error))?;
-        Ok(Response::new(super::explain::response(prompt_tokens, &explanation)))
+        Ok(Response::new(self.0.explain(request).await.map_err(|error| Status::from(&error))?))
     }
 
     async fn cluster_load(

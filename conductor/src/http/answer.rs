@@ -6,7 +6,7 @@ use std::pin::Pin;
 use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use baton_api::{Answer, Call, Chunk, FieldNames};
+use baton_api::{Answer, BadRequest, Call, Chunk, FieldNames};
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_types::RequestId;
@@ -19,10 +19,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::Shared;
 use super::error::{self, HttpError, REQUEST_ID};
 use crate::budget::Reservation;
-use crate::front_door::{Outgoing, new_request_id};
+use crate::front_door::{MAX_IDEMPOTENCY_KEY_BYTES, Outgoing, new_request_id};
 
 /// What the requests of a call bring, each with its number.
 type Brought = SelectAll<BoxStream<'static, (usize, Outgoing)>>;
+
+/// As the IETF's draft has it (draft-ietf-httpapi-idempotency-key-header).
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Longest one, bytes: what tells the requests of one call apart is added to it.
+const MAX_KEY_BYTES: usize = MAX_IDEMPOTENCY_KEY_BYTES - 8;
 
 /// Memory of an answer that is sent whole, at most so many times what it takes on the wire between processes: a log-probability takes 18 bytes there, 90
 /// here, and 80 more as JSON.
@@ -32,24 +37,29 @@ const KEPT_FACTOR: usize = 10;
 pub(super) async fn serve(shared: &Shared, headers: &HeaderMap, call: Call, taken_in: Reservation) -> Response {
     let id = new_request_id();
     let client_id = error::client_id(headers).unwrap_or_default();
-    let response = answer(shared, (id, client_id), call, taken_in).await.unwrap_or_else(IntoResponse::into_response);
+    let response = match idempotency_key(headers) {
+        Ok(key) => answer(shared, (id, client_id, key), call, taken_in).await,
+        Err(error) => Err(error),
+    };
+    let response = response.unwrap_or_else(IntoResponse::into_response);
     ([(REQUEST_ID, id.to_string())], response).into_response()
 }
 
 /// Whatever refuses one of a call's requests does so before the answer begins.
 async fn answer(
     shared: &Shared,
-    (id, client_id): (RequestId, &str),
+    (id, client_id, key): (RequestId, &str, &str),
     call: Call,
     taken_in: Reservation,
 ) -> Result<Response, HttpError> {
     let Call { requests, streams, fields, mut answer } = call;
     let refused = |error| HttpError::of(&error, fields);
     let mut next_id = id;
-    let generated = requests.into_iter().map(|request| {
+    let generated = requests.into_iter().enumerate().map(|(index, request)| {
         let id = next_id;
         next_id = id.plus(request.n.max(1));
-        shared.door.generate(id, v1::GenerateRequest { client_request_id: client_id.to_owned(), ..request })
+        let (client_request_id, idempotency_key) = (client_id.to_owned(), key_of(key, index));
+        shared.door.generate(id, v1::GenerateRequest { client_request_id, idempotency_key, ..request })
     });
     let responses = try_join_all(generated).await.map_err(refused)?;
     drop(taken_in);
@@ -72,6 +82,25 @@ async fn answer(
         return Err(HttpError::cut_off());
     }
     Ok(([(header::CONTENT_TYPE, "application/json")], answer.body()).into_response())
+}
+
+/// Empty is none.
+fn idempotency_key(headers: &HeaderMap) -> Result<&str, HttpError> {
+    let Some(given) = headers.get(IDEMPOTENCY_KEY) else { return Ok("") };
+    let wrong = || {
+        let problem = format!("expected 1 to {MAX_KEY_BYTES} characters of ASCII");
+        BadRequest { param: IDEMPOTENCY_KEY.to_owned(), problem }.into()
+    };
+    given.to_str().ok().filter(|key| (1..=MAX_KEY_BYTES).contains(&key.len())).ok_or_else(wrong)
+}
+
+/// Of one of a call's requests. No header has this separator in it.
+fn key_of(key: &str, index: usize) -> String {
+    match index {
+        _ if key.is_empty() => String::new(),
+        0 => key.to_owned(),
+        _ => format!("{key}\0{index}"),
+    }
 }
 
 /// With the id of the call: whichever of its requests is heard first, its answer has one.

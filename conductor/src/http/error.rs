@@ -7,6 +7,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
 use baton_scheduler::RequestError;
+use baton_types::ErrorKind;
 
 use crate::body::BodyError;
 use crate::error::{GenerateError, NO_ROOM_RETRY};
@@ -57,7 +58,8 @@ impl HttpError {
         };
         // Its client does not wait any longer, or more nodes may die of it; and it would be computed again.
         let ends = |error: &RequestError| matches!(error, RequestError::TimedOut(_) | RequestError::NodesDied(_));
-        let is_final = matches!(error, GenerateError::Request(error) if ends(error));
+        let is_final =
+            matches!(error, GenerateError::Request(error) if ends(error)) || error.kind() == ErrorKind::Conflict;
         Self { failure, retry_after, is_final }
     }
 

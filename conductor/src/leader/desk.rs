@@ -88,6 +88,8 @@ pub enum Answer {
     Redirected(Option<DecodeTarget>),
     /// To a question for another decode node that goes on.
     Moved(Option<MoveAssignment>),
+    /// What would be decided, and why; `None`: nobody leads.
+    Explained(Option<Box<v1::ExplainResponse>>),
 }
 
 /// When the answer comes.
@@ -255,6 +257,22 @@ impl FrontDoor {
             }
             _ => desk.ask(now, wanted.key, Message::Place(wire::question_to_wire(wanted))),
         }
+    }
+
+    /// Asks what would be decided now. Nothing is charged.
+    pub fn ask_why(&self, wanted: &PlacementRequest<'_>) -> Asked {
+        let mut desk = self.desk.lock();
+        let now = self.clock.now();
+        self.settle(&mut desk, now);
+        match &desk.role {
+            Role::Leads { settles: None, .. } => Asked::Answered(self.explained(now, wanted)),
+            _ => desk.ask(now, wanted.key, Message::Explain(wire::question_to_wire(wanted))),
+        }
+    }
+
+    fn explained(&self, now: Instant, wanted: &PlacementRequest<'_>) -> Answer {
+        let explanation = self.cluster().explain(now, wanted, &mut random_u64);
+        Answer::Explained(Some(Box::new(explain::response(wanted.prompt_tokens, &explanation))))
     }
 
     fn decide(&self, wanted: &PlacementRequest<'_>) -> Decided {
@@ -474,6 +492,7 @@ impl FrontDoor {
                     Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
                 }
                 Message::Redirect(_) => Answer::Redirected(None),
+                Message::Explain(_) => Answer::Explained(None),
                 _ => Answer::Moved(None),
             };
             desk.answer(now, key, answer);
@@ -504,6 +523,7 @@ impl FrontDoor {
                 let (moved, to) = wire::moved(to)?;
                 (moved, Answer::Moved(to))
             }
+            Told::Explained(told) => (key(told.key)?, Answer::Explained(told.explanation.map(Box::new))),
         };
         desk.answer(now, answered, answer);
         Ok(())
@@ -582,6 +602,11 @@ impl FrontDoor {
                 let (keys, tokens, exclude) = wire::move_question(question)?;
                 Ok((keys.1, Answer::Moved(self.move_to(now, keys, tokens, &exclude))))
             }
+            Message::Explain(question) => {
+                let question = wire::PlaceQuestion::try_from(question)?;
+                let wanted = question.request();
+                Ok((wanted.key, self.explained(now, &wanted)))
+            }
             Message::Greet(_) | Message::Book(_) => {
                 Err(InvalidMessage { field: "message", found: "no question".to_owned() })
             }
@@ -614,5 +639,8 @@ fn to_wire(asked: RequestKey, answer: Answer) -> Told {
         }),
         Answer::Redirected(to) => Told::Redirected(v1::RedirectAnswer { key, decode: to.as_ref().map(Into::into) }),
         Answer::Moved(to) => Told::Moved(wire::move_to_wire(asked, to.as_ref())),
+        Answer::Explained(explanation) => {
+            Told::Explained(v1::ExplainAnswer { key, explanation: explanation.map(|explanation| *explanation) })
+        }
     }
 }

@@ -93,15 +93,3 @@ pub async fn conductor_takes_so_many_requests_at_once() {
     drop(answer);
     w.ends().await;
 }
-
-pub async fn idempotency_key_is_taken_once_at_a_time() {
-    let mut w = World::with(&["p0", "d0"]).await;
-    let keyed = v1::GenerateRequest { idempotency_key: "key".into(), ..request("hi", 1) };
-    let answer = w.generate(keyed.clone()).await;
-    let status = w.refusal(keyed.clone()).await;
-    assert!(status.code() == Code::InvalidArgument && status.message().starts_with("idempotency_key"), "{status}");
-    drop(answer);
-    w.ends().await;
-    drop(w.generate(keyed).await);
-    w.ends().await;
-}

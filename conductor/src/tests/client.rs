@@ -26,10 +26,16 @@ pub fn connect(address: SocketAddr, change: impl FnOnce(Endpoint) -> Endpoint) -
 
 /// Status and whole answer of an HTTP request; with a body it is a POST.
 pub fn http(address: SocketAddr, path: &str, body: &str) -> JoinHandle<(u16, String)> {
+    http_with(address, path, &[], body)
+}
+
+/// With these headers.
+pub fn http_with(address: SocketAddr, path: &str, more: &[(&str, &str)], body: &str) -> JoinHandle<(u16, String)> {
     let (method, length) = (if body.is_empty() { "GET" } else { "POST" }, body.len());
     let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
-    let head = format!("{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n");
-    let message = head + body;
+    let head = format!("{head}content-type: application/json\r\ncontent-length: {length}\r\n");
+    let more: String = more.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let message = format!("{head}{more}\r\n{body}");
     tokio::spawn(async move {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(message.as_bytes()).await.unwrap();

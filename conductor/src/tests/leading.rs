@@ -73,6 +73,28 @@ pub async fn refusal_of_the_leader_is_the_clients() {
     assert_eq!((leader.placed(), leader.door.cluster().requests_held()), (0, 0));
 }
 
+pub async fn follower_explains_by_the_books_of_the_leader() {
+    let (mut leader, mut w) = two(&["p0", "d0"]).await;
+    let link = w.follows(&leader).await;
+    // Only the leader's books have it.
+    let _answer = leader.generate(request("first", 2)).await;
+    leader.job().await;
+    let explain = |of: &World| {
+        let mut operator = of.operator();
+        let asked = v1::ExplainRequest { request: Some(request("second", 2)) };
+        tokio::spawn(async move { operator.explain(asked).await.map(tonic::Response::into_inner) })
+    };
+    let why = soon(explain(&w)).await.unwrap().unwrap();
+    assert_eq!((why.prefill[0].pending, why.prompt_tokens), (1, 7), "{why:?}");
+    assert_eq!(why, soon(explain(&leader)).await.unwrap().unwrap());
+    leader.door.step_down();
+    soon(link).await.unwrap().unwrap_err();
+    let why = explain(&w);
+    w.pass_ms(10_500).await;
+    let status = soon(why).await.unwrap().unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "no conductor leads: nothing is placed"));
+}
+
 pub async fn grants_and_moves_of_a_follower_are_the_leaders() {
     let (mut leader, mut w) = two(&["p0", "d0", "d1"]).await;
     leader.report().await;

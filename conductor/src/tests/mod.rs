@@ -6,6 +6,7 @@ mod admission;
 mod client;
 mod clients;
 mod failures;
+mod keyed;
 mod leading;
 mod migration;
 mod node;
@@ -80,8 +81,15 @@ stories! {
         full_cluster_refuses_what_has_no_objective,
         held_request_is_placed_once_there_is_room,
         held_request_is_refused_at_its_deadline,
-        conductor_takes_so_many_requests_at_once,
-        idempotency_key_is_taken_once_at_a_time;
+        conductor_takes_so_many_requests_at_once;
+    keyed:
+        request_that_is_asked_for_again_gets_the_same_answer,
+        key_of_another_request_is_refused,
+        answer_is_kept_for_a_while_after_its_reader_left,
+        request_that_nobody_reads_is_ended,
+        request_whose_first_try_failed_is_served_anew,
+        request_over_http_is_asked_for_again,
+        seed_follows_from_the_key;
     clients:
         client_that_leaves_while_held_is_forgotten,
         client_that_leaves_has_both_nodes_forget_its_request,
@@ -102,6 +110,7 @@ stories! {
     leading:
         request_of_a_follower_is_placed_by_the_leader,
         refusal_of_the_leader_is_the_clients,
+        follower_explains_by_the_books_of_the_leader,
         grants_and_moves_of_a_follower_are_the_leaders,
         node_that_left_since_it_was_chosen_is_replaced,
         request_outlives_its_leader,

@@ -215,7 +215,7 @@ pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {
 }
 
 /// JSON has no numbers for keys.
-pub(crate) fn logit_bias(biases: &[(String, f32)]) -> Result<std::collections::HashMap<u32, f32>, BadRequest> {
+pub(crate) fn logit_bias(biases: &[(String, f32)]) -> Result<std::collections::BTreeMap<u32, f32>, BadRequest> {
     let token = |(token, bias): &(String, f32)| match token.parse() {
         Ok(token) => Ok((token, *bias)),
         Err(_) => Err(BadRequest::new(format!("logit_bias.{}", cut(token)), "a key must be the id of a token")),

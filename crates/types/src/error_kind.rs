@@ -18,6 +18,8 @@ pub enum ErrorKind {
     DeadlineExceeded,
     /// Something named by the caller does not exist.
     NotFound,
+    /// It contradicts what was asked before.
+    Conflict,
     /// Bytes were lost or damaged.
     DataLoss,
     /// A bug in Baton.
@@ -26,13 +28,14 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Invalid,
         Self::Overloaded,
         Self::Unavailable,
         Self::Cancelled,
         Self::DeadlineExceeded,
         Self::NotFound,
+        Self::Conflict,
         Self::DataLoss,
         Self::Internal,
     ];
@@ -46,6 +49,7 @@ impl ErrorKind {
             Self::Cancelled => "cancelled",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
             Self::DataLoss => "data_loss",
             Self::Internal => "internal",
         }
