@@ -38,7 +38,9 @@ fn check_ends(outcome: &Outcome) {
         let ends = [served, record.rejected, record.failed.is_some()];
         assert_eq!(ends.iter().filter(|end| **end).count(), 1, "{record:?}");
         assert!(!served || record.ttft.is_some_and(|ttft| !ttft.is_zero()), "{record:?}");
-        assert_eq!(served && record.output_tokens > 1, record.tbt.is_some(), "{record:?}");
+        // A first token that is kept back may come with the second: then there is no gap between two.
+        let (some, all) = (served && record.output_tokens > 1, served && record.output_tokens > 2);
+        assert!(if record.tbt.is_some() { some } else { !all }, "{record:?}");
         let tokens = record.local_tokens + record.fetched_tokens + record.ssd_tokens + record.computed_tokens;
         assert!(!served || tokens == record.prompt_tokens, "{record:?}");
     }
