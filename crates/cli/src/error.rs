@@ -107,7 +107,7 @@ impl CliError {
             Self::Interrupted(_) => 130,
             Self::Output(_) if self.is_closed_pipe() => 0,
             _ => match self.kind() {
-                ErrorKind::Invalid | ErrorKind::NotFound => 2,
+                ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Conflict => 2,
                 ErrorKind::Overloaded => 3,
                 ErrorKind::Unavailable => 4,
                 _ => 1,
@@ -178,7 +178,7 @@ mod tests {
     fn exit_statuses_follow_the_kind() {
         let status_of = |kind| CliError::from(baton_proto::status(kind, "m", None)).exit_status();
         let statuses: Vec<u8> = ErrorKind::ALL.into_iter().map(status_of).collect();
-        assert_eq!(statuses, [2, 3, 4, 1, 1, 2, 1, 1]);
+        assert_eq!(statuses, [2, 3, 4, 1, 1, 2, 2, 1, 1]);
         assert_eq!(CliError::Interrupted("x".into()).exit_status(), 130);
         assert_eq!(CliError::Output(io::ErrorKind::StorageFull.into()).exit_status(), 1);
         let closed = CliError::Output(io::ErrorKind::BrokenPipe.into());

@@ -168,7 +168,7 @@ async fn aftermath(conductors: &[Conductor]) -> Option<String> {
             Ok(left) => left,
             Err(error) => Some(error.to_string()),
         });
-        let Some(left) = looked.flatten().next() else { return None };
+        let left = looked.flatten().next()?;
         if began.elapsed() > AFTERMATH {
             return Some(left);
         }
