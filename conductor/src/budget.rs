@@ -67,6 +67,19 @@ impl Reservation {
         Ok(())
     }
 
+    /// Reserves so many in all, more or fewer than now.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        match bytes.checked_sub(self.bytes) {
+            // Also if others have taken all meanwhile.
+            Some(0) => Ok(()),
+            Some(more) => self.grow(more),
+            None => {
+                self.shrink(self.bytes - bytes);
+                Ok(())
+            }
+        }
+    }
+
     /// Gives some of it back.
     pub fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
@@ -95,6 +108,14 @@ mod tests {
         drop(one);
         assert_eq!(budget.reserve().grow(75), Ok(()));
         assert_eq!(*budget.0.reserved(), 0);
+    }
+
+    #[test]
+    fn a_reservation_is_resized_within_what_is_left() {
+        let budget = Budget::new(100);
+        let (mut one, mut other) = (budget.reserve(), budget.reserve());
+        assert_eq!((one.resize(50), other.resize(36), other.resize(37)), (Ok(()), Ok(()), Err(Exhausted)));
+        assert_eq!((one.resize(50), one.resize(10), other.resize(60)), (Ok(()), Ok(()), Ok(())));
     }
 
     #[test]

@@ -60,8 +60,6 @@ struct Answer {
     /// Of the messages.
     bytes: usize,
     reserved: Reservation,
-    /// Of the budget.
-    reserved_bytes: usize,
     /// Readers so far.
     readers: u64,
 }
@@ -118,7 +116,7 @@ async fn digested(mut request: v1::GenerateRequest) -> Result<(v1::GenerateReque
 impl Answer {
     fn new(budget: &Budget) -> Self {
         let (messages, reserved) = (VecDeque::new(), budget.reserve());
-        Self { state: State::Asked, messages, dropped: 0, bytes: 0, reserved, reserved_bytes: 0, readers: 0 }
+        Self { state: State::Asked, messages, dropped: 0, bytes: 0, reserved, readers: 0 }
     }
 
     /// Adds a message. `false`: it is not kept as a whole any more.
@@ -139,13 +137,7 @@ impl Answer {
 
     /// Whether there is room for the messages.
     fn fits(&mut self) -> bool {
-        let more = self.bytes.saturating_sub(self.reserved_bytes);
-        if self.bytes > MAX_BYTES || more > 0 && self.reserved.grow(more).is_err() {
-            return false;
-        }
-        self.reserved.shrink(self.reserved_bytes.saturating_sub(self.bytes));
-        self.reserved_bytes = self.bytes;
-        true
+        self.bytes <= MAX_BYTES && self.reserved.resize(self.bytes).is_ok()
     }
 
     /// Some of what comes after `next` messages; `None` if it is not kept any more.
@@ -179,7 +171,8 @@ impl FrontDoor {
         id: RequestId,
         request: v1::GenerateRequest,
     ) -> Result<Responses, GenerateError> {
-        let until = self.clock.now() + self.time(timeout(request.timeout_ms)?);
+        let limit = self.time(timeout(request.timeout_ms)?);
+        let until = self.clock.now() + limit;
         self.model.check_size(&request)?;
         let (request, asked) = digested(request).await?;
         let reading = self.reading()?;
@@ -197,12 +190,12 @@ impl FrontDoor {
                     let time = until.saturating_duration_since(self.clock.now());
                     let begun =
                         within(&*self.clock, time, answer.wait_for(|answer| answer.state != State::Asked)).await;
-                    let timed_out = || RequestError::TimedOut(self.limits.max_time);
+                    let timed_out = || RequestError::TimedOut(limit);
                     // It ends without an answer if the other one is refused, or its client leaves before it was placed.
                     if begun.ok_or_else(timed_out)?.is_ok() {
                         tracing::info!(request = %id, answered_as = %first, "another request with its key is answered");
                         self.metrics.on_attached();
-                        return Ok(self.read(answer, reading, Some(until)));
+                        return Ok(self.read(answer, reading, Some((until, limit))));
                     }
                 }
             }
@@ -231,17 +224,25 @@ impl FrontDoor {
         Ok(Claim::Mine(Key { door: Arc::clone(self), key: key.to_owned(), answer }))
     }
 
-    /// Hands an answer to a client, until `until` if it has attached. Of the first one, how long the messages took on their way counts.
-    fn read(self: &Arc<Self>, answer: watch::Receiver<Answer>, reading: Reading, until: Option<Instant>) -> Responses {
+    /// Hands an answer to a client: if it has attached, until its own time is over. Of the first one, how long the messages took on their way counts.
+    fn read(
+        self: &Arc<Self>,
+        answer: watch::Receiver<Answer>,
+        reading: Reading,
+        attached: Option<(Instant, Duration)>,
+    ) -> Responses {
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let (clock, limits) = (Arc::clone(&self.clock), self.limits);
-        // The relay's time, and that for what was left unread.
-        let time = until.map_or(limits.max_time * 2, |until| until.saturating_duration_since(clock.now()));
-        let mut reader = Reader { answer, out, is_first: until.is_none(), stall: limits.request.stall_timeout };
+        let (time, limit) = match attached {
+            Some((until, limit)) => (until.saturating_duration_since(clock.now()), limit),
+            // The relay's time, and that for what was left unread.
+            None => (limits.max_time * 2, limits.max_time),
+        };
+        let mut reader = Reader { answer, out, is_first: attached.is_none(), stall: limits.request.stall_timeout };
         self.tasks.spawn_request("reader of a keyed answer", async move {
             let _reading = reading;
             if within(&*clock, time, reader.forward(&*clock)).await.is_none() {
-                let response = Err(RequestError::TimedOut(limits.max_time).into());
+                let response = Err(RequestError::TimedOut(limit).into());
                 // One that does not read is cut off.
                 let _ = reader.out.try_send(Outgoing { response, heard: None });
             }
@@ -393,16 +394,12 @@ impl Drop for Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn message(bytes: usize) -> Outgoing {
-        let delta = v1::Delta { text: "x".repeat(bytes), ..v1::Delta::default() };
-        let event = Some(v1::generate_response::Event::Delta(delta));
-        Outgoing { response: Ok(v1::GenerateResponse { event, sample: 0 }), heard: None }
-    }
+    use crate::unread::tests::message;
 
     #[test]
     fn a_large_message_is_there_for_its_reader_and_is_not_kept_for_another_one() {
-        let mut answer = Answer::new(&Budget::new(100 << 20));
+        let budget = Budget::new(100 << 20);
+        let mut answer = Answer::new(&budget);
         assert!(answer.push(message(1)) && !answer.push(message(MAX_BYTES)) && !answer.push(message(1)));
         assert_eq!(answer.after(0).map(|some| some.len()), Some(3));
         for _ in 0..QUEUED_RESPONSES {
@@ -410,7 +407,7 @@ mod tests {
         }
         assert!(answer.after(1).is_none(), "nor for one that is far behind");
         assert_eq!(answer.after(2).map(|some| some.len()), Some(AT_ONCE));
-        assert!(answer.reserved_bytes == answer.bytes && answer.bytes < MAX_BYTES, "what is gone is given back");
+        assert!(answer.bytes < MAX_BYTES && budget.reserve().fits(74 << 20), "what is gone is given back");
     }
 
     #[test]

@@ -165,13 +165,13 @@ impl Unread {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use baton_proto::v1;
     use baton_runtime::ManualClock;
 
     use super::*;
 
-    fn message(text_bytes: usize) -> Outgoing {
+    pub(crate) fn message(text_bytes: usize) -> Outgoing {
         let delta = v1::Delta { text: "x".repeat(text_bytes), ..v1::Delta::default() };
         let event = Some(v1::generate_response::Event::Delta(delta));
         Outgoing { response: Ok(v1::GenerateResponse { event, sample: 0 }), heard: None }
