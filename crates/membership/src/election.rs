@@ -3,22 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_runtime::{Clock, random_u64, within};
+use baton_runtime::{Clock, random_u64};
 use baton_types::ConductorId;
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions,
+    Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions,
     Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::connect::{answered, connect};
 use crate::{Candidate, Etcd, EtcdError, LEASE, Leadership};
 
 /// How often the lease is renewed: three times in its life, and once more.
 const RENEW: Duration = Duration::from_millis(500);
-/// How long etcd may take to answer.
-const ANSWER: Duration = Duration::from_secs(1);
 /// Waits between attempts while etcd cannot be reached.
 const RETRY: Duration = Duration::from_millis(100);
 /// Well within the lease: a leader whose etcd is back must be there before its lease ends.
@@ -294,17 +293,4 @@ impl Election {
         }
         Ok(())
     }
-}
-
-async fn connect(etcd: &Etcd, clock: &dyn Clock) -> Result<Client, EtcdError> {
-    let options = ConnectOptions::new().with_connect_timeout(ANSWER);
-    answered(clock, Client::connect(&etcd.endpoints, Some(options))).await
-}
-
-/// What etcd says in time.
-async fn answered<T>(
-    clock: &dyn Clock,
-    asked: impl Future<Output = Result<T, etcd_client::Error>>,
-) -> Result<T, EtcdError> {
-    Ok(within(clock, ANSWER, asked).await.ok_or(EtcdError::Silent(ANSWER))??)
 }

@@ -1,15 +1,18 @@
-//! Which conductor leads, as etcd says.
+//! Which conductor leads, and what is set for all of them, as etcd says.
 //!
 //! A conductor that wants to lead puts a key under a lease of two seconds, if nobody has it. While it keeps the lease alive, it leads. If it dies or is stopped, the lease ends, the key
 //! goes, and another one puts its own. Without etcd everything goes on as it was last known: what a leader that others do not see any more orders, nodes refuse by its term.
 
+mod connect;
 mod election;
+mod shared;
 
 use std::time::Duration;
 
 use baton_types::ConductorId;
 
 pub use election::Election;
+pub use shared::{ChangeError, SettingsStore, SharedSettings};
 
 /// Where etcd is, and which of its keys are ours.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -139,6 +139,8 @@ pub enum Origin {
     Variable(String),
     /// A flag.
     Flag,
+    /// Set for the whole cluster while it runs.
+    Shared,
 }
 
 /// Where each value came from, and so what to call its setting.
@@ -163,6 +165,7 @@ impl Origins {
             Origin::File(path) => format!("{key} (in {})", path.display()),
             Origin::Variable(name) => name.clone(),
             Origin::Flag => flag_name(key),
+            Origin::Shared => key.to_owned(),
         }
     }
 
@@ -179,9 +182,10 @@ impl Origins {
     }
 
     /// As [`Origin`]'s name in what is printed.
-    fn told(&self, key: &str) -> String {
+    pub fn told(&self, key: &str) -> String {
         match self.of(key) {
             Origin::Default => "default".to_owned(),
+            Origin::Shared => "set at run time".to_owned(),
             Origin::File(path) => path.display().to_string(),
             Origin::Variable(_) | Origin::Flag => self.name(key),
         }
@@ -195,6 +199,13 @@ pub struct Loaded<T> {
     pub settings: T,
     /// What decided each of them.
     pub origins: Origins,
+}
+
+impl<T> From<T> for Loaded<T> {
+    /// As if nobody had given any.
+    fn from(settings: T) -> Self {
+        Self { settings, origins: Origins::default() }
+    }
 }
 
 /// Puts the layers together. `flags` serializes to the keys given on the command line, with `null` for those that were not.
@@ -309,17 +320,25 @@ impl Layers {
     /// Variables that name no setting are somebody else's.
     fn environment<T: DeserializeOwned>(&mut self, name: &str, value: String) -> Result<(), SettingsError> {
         let Some(key) = name.strip_prefix("BATON_").map(str::to_ascii_lowercase) else { return Ok(()) };
-        let Some(default) = self.values.get(&key).filter(|_| !value.is_empty()) else { return Ok(()) };
+        if value.is_empty() || !self.values.contains_key(&key) {
+            return Ok(());
+        }
+        self.text::<T>(&key, value, Origin::Variable(name.to_owned()))
+    }
+
+    /// Sets a key to a value that was given as text.
+    fn text<T: DeserializeOwned>(&mut self, key: &str, value: String, origin: Origin) -> Result<(), SettingsError> {
+        let default = self.values.get(key).unwrap_or(&Value::Null);
         // The variable is text; the setting's default says what it is to be. One without a default takes it as text where it can.
         let parsed: Option<Value> = serde_json::from_str(&value).ok();
         let text = Value::String(value);
         let value = match (default, parsed) {
             (Value::String(_), _) | (_, None) => text,
-            (Value::Null, Some(parsed)) if self.fits::<T>(&key, text.clone()).is_err() => parsed,
+            (Value::Null, Some(parsed)) if self.fits::<T>(key, text.clone()).is_err() => parsed,
             (Value::Null, Some(_)) => text,
             (_, Some(parsed)) => parsed,
         };
-        self.set::<T>(&key, value, Origin::Variable(name.to_owned()))
+        self.set::<T>(key, value, origin)
     }
 
     /// Whether the settings hold with this value.
@@ -351,7 +370,30 @@ impl Layers {
     }
 }
 
+impl<T: Serialize + DeserializeOwned> Loaded<T> {
+    /// These, with values that were given as text while the process runs.
+    ///
+    /// # Errors
+    /// One of them is no setting, or has not its form.
+    pub fn with<'a>(&self, values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, SettingsError> {
+        let mut layers = Layers { values: object(&self.settings), origins: self.origins.clone() };
+        for (key, value) in values {
+            layers.text::<T>(key, value.to_owned(), Origin::Shared)?;
+        }
+        layers.finish()
+    }
+}
+
 impl<T: Serialize> Loaded<T> {
+    /// A setting's value as it would be given; `None`: it is not set.
+    pub fn value(&self, key: &str) -> Option<String> {
+        match object(&self.settings).get(key)? {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            value => Some(value.to_string()),
+        }
+    }
+
     /// The settings as TOML, each with where it came from: what `--print-config` prints.
     pub fn print(&self) -> String {
         let mut text = String::new();
@@ -462,6 +504,18 @@ mod tests {
         let loaded = load::<Sample>(Some(config.path()), empty, &Flags::default()).unwrap();
         let expected = Sample { threads: 2, name: Some("n".into()), ..Sample::default() };
         assert_eq!((loaded.settings, loaded.origins.of("listen")), (expected, &Origin::Default));
+    }
+
+    #[test]
+    fn what_is_set_at_run_time_goes_before_all_and_is_checked_alike() {
+        let loaded = load::<Sample>(None, env(&[]), &Flags { threads: Some(4), ..Flags::default() }).unwrap();
+        let with = loaded.with([("threads", "5"), ("limit", "6"), ("name", "7")]).unwrap();
+        assert_eq!((with.settings.threads, with.settings.limit, with.settings.name.as_deref()), (5, Some(6), Some("7")));
+        assert_eq!((with.origins.told("threads"), with.origins.told("grace_s")), ("set at run time".into(), "default".into()));
+        assert_eq!((with.value("limit"), loaded.value("limit"), loaded.value("listen")), (Some("6".into()), None, Some("127.0.0.1:0".into())));
+        let error = |key, value| loaded.with([(key, value)]).unwrap_err().to_string();
+        assert_eq!(error("threads", "many"), "threads: 'many': expected a whole number, 0 or more");
+        assert!(error("thread", "1").starts_with("thread: there is no such setting (in set at run time)"));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Logs and metrics.
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
 
 use crate::settings::BadSetting;
 
@@ -78,16 +80,42 @@ pub enum LogFormat {
 
 /// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
-    check_filter(filter)?;
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(log_filter(filter)?).with_writer(std::io::stderr);
     // An error means that a subscriber is installed already.
     let _ = match format {
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => {
+            let builder = builder.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder.try_init().map(|()| SET_FILTER.set(Box::new(move |filter| drop(handle.reload(filter)))))
+        }
+        LogFormat::Json => {
+            let builder = builder.json().with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder.try_init().map(|()| SET_FILTER.set(Box::new(move |filter| drop(handle.reload(filter)))))
+        }
     };
     Ok(())
+}
+
+type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
+
+/// The filter of log lines is the process's, as the subscriber is.
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+/// Has log lines filtered by this from now on, if [`init_logs`] was called.
+pub fn set_log_filter(filter: EnvFilter) {
+    if let Some(set) = SET_FILTER.get() {
+        set(filter);
+    }
+}
+
+/// A filter of log lines.
+///
+/// # Errors
+/// It is none.
+pub fn log_filter(filter: &str) -> Result<EnvFilter, BadSetting> {
+    check_filter(filter)?;
+    EnvFilter::try_new(filter).map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))
 }
 
 /// A word that is no level would be taken for a target, and nothing would be logged.

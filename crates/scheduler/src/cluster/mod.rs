@@ -228,6 +228,11 @@ impl Cluster {
         }
     }
 
+    /// Decides by other rules from now on. What is known of the nodes, and what is charged, stays.
+    pub fn set_rules(&mut self, config: ClusterConfig, policies: Policies) {
+        (self.config, self.placement, self.admission) = (config, policies.placement, policies.admission);
+    }
+
     /// Every node, those that left lately included: prefill nodes before decode nodes, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &ClusterNode> {
         self.nodes.values()
