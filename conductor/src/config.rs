@@ -1,12 +1,37 @@
 //! The conductor's settings.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use baton_runtime::LogFormat;
+use baton_runtime::settings::{self, BadSetting};
 use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
 use baton_types::KvDtype;
 use serde::{Deserialize, Deserializer, Serialize};
+
+/// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten seconds.
+pub const STALL_TIMEOUTS: RangeInclusive<f64> = 1.0..=24.0 * 3600.0;
+/// Longest that a setting lets a request wait.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+
+/// A setting that is a word.
+///
+/// # Errors
+/// It is another one.
+pub fn parsed<T: FromStr<Err: Display>>(key: &'static str, value: &str) -> Result<T, BadSetting> {
+    value.parse().map_err(|error: T::Err| BadSetting::invalid(key, error.to_string()))
+}
+
+/// A setting that is a time, more than none.
+///
+/// # Errors
+/// It is none, or too long.
+pub fn positive_seconds(key: &'static str, seconds: f64) -> Result<Duration, BadSetting> {
+    settings::seconds(key, seconds, 0.001..=LONGEST_WAIT.as_secs_f64())
+}
 
 /// A time in milliseconds, or `off`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,17 +44,24 @@ pub enum MillisOrOff {
 }
 
 impl MillisOrOff {
-    /// The time; `None` where it is off.
+    fn off() -> Self {
+        Self::Word("off".to_owned())
+    }
+
+    /// The time of this setting; `None` if it is off.
     ///
     /// # Errors
     /// It is neither.
-    pub fn time(&self) -> Result<Option<Duration>, String> {
+    pub fn of(&self, key: &'static str) -> Result<Option<Duration>, BadSetting> {
+        let wrong = |problem| BadSetting::invalid(key, problem);
         let millis = match self {
             Self::Millis(millis) => *millis,
             Self::Word(word) if word == "off" => return Ok(None),
-            Self::Word(word) => word.parse().map_err(|_| format!("'{word}', but must be milliseconds, or off"))?,
+            Self::Word(word) => {
+                word.parse().map_err(|_| wrong(format!("'{word}', but must be milliseconds, or off")))?
+            }
         };
-        positive_millis(millis).map(Some)
+        positive_millis(millis).map(Some).map_err(wrong)
     }
 }
 
@@ -110,10 +142,10 @@ pub struct Settings {
     pub admission: String,
     /// Requests that would wait longer than this for others, by estimate, are refused: milliseconds, or off.
     pub max_wait_ms: MillisOrOff,
-    /// Objective of the time to first token of requests that have none of their own, milliseconds.
-    pub ttft_slo_ms: Option<f64>,
-    /// Objective of the time between tokens of requests that have none of their own, milliseconds.
-    pub tbt_slo_ms: Option<f64>,
+    /// Objective of the time to first token of requests that have none of their own: milliseconds, or off.
+    pub ttft_slo_ms: MillisOrOff,
+    /// Objective of the time between tokens of requests that have none of their own: milliseconds, or off.
+    pub tbt_slo_ms: MillisOrOff,
     /// Longest that a request may take, seconds, whatever it asks for.
     pub max_request_s: f64,
     /// How long a prompt waits for room at a prefill node, seconds.
@@ -168,9 +200,9 @@ impl Default for Settings {
             admission: AdmissionKind::default().as_str().into(),
             max_wait_ms: cluster
                 .max_wait
-                .map_or(MillisOrOff::Word("off".into()), |wait| MillisOrOff::Millis(wait.as_secs_f64() * 1e3)),
-            ttft_slo_ms: None,
-            tbt_slo_ms: None,
+                .map_or(MillisOrOff::off(), |wait| MillisOrOff::Millis(wait.as_secs_f64() * 1e3)),
+            ttft_slo_ms: MillisOrOff::off(),
+            tbt_slo_ms: MillisOrOff::off(),
             max_request_s: 3600.0,
             queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
             max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
@@ -241,12 +273,12 @@ pub struct Flags {
     /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
     #[arg(long, value_name = "MS")]
     pub max_wait_ms: Option<String>,
-    /// Objective of the time to first token where a request has none, milliseconds [default: none]
+    /// Objective of the time to first token if a request has none, milliseconds, or off [default: off]
     #[arg(long, value_name = "MS")]
-    pub ttft_slo_ms: Option<f64>,
-    /// Objective of the time between tokens where a request has none, milliseconds [default: none]
+    pub ttft_slo_ms: Option<String>,
+    /// Objective of the time between tokens if a request has none, milliseconds, or off [default: off]
     #[arg(long, value_name = "MS")]
-    pub tbt_slo_ms: Option<f64>,
+    pub tbt_slo_ms: Option<String>,
     /// Longest that a request may take, seconds [default: 3600]
     #[arg(long, value_name = "SECONDS")]
     pub max_request_s: Option<f64>,

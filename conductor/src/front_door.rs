@@ -22,6 +22,7 @@ use crate::output::OutputText;
 use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
 use crate::records::Records;
 use crate::relay::Relay;
+use crate::rules::{Rules, RunTimeSettings};
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
@@ -75,10 +76,8 @@ pub struct FrontDoorLimits {
     pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
-    /// How all nodes keep KV.
-    pub kv: KvFormat,
-    /// Bytes that clients may leave unread together, and as many that are kept for those who may ask again.
-    pub unread_bytes: usize,
+    /// How often is looked for prefixes to copy.
+    pub replicate_every: Duration,
 }
 
 /// How nodes keep KV. Only nodes that do it alike can serve together.
@@ -96,8 +95,11 @@ pub struct FrontDoor {
     pub id: ConductorId,
     /// The model's text side.
     pub model: Arc<TextModel>,
-    /// Bounds.
-    pub limits: FrontDoorLimits,
+    /// How all nodes keep KV.
+    pub kv: KvFormat,
+    /// Its settings.
+    pub settings: RunTimeSettings,
+    limits: Mutex<FrontDoorLimits>,
     /// The requests being served.
     pub live: LiveRequests,
     /// The way to the nodes.
@@ -135,21 +137,24 @@ impl FrontDoor {
     pub fn new(
         id: ConductorId,
         model: TextModel,
-        limits: FrontDoorLimits,
+        settings: RunTimeSettings,
+        rules: &Rules,
         nodes: NodeSessions,
         metrics: Metrics,
         clock: Arc<dyn Clock>,
         tasks: TaskSet,
         shutdown: Shutdown,
-        cluster: Cluster,
     ) -> Self {
+        let own = &settings.in_force().borrow().settings.settings.clone();
+        let (limits, cluster) = (rules.limits, rules.cluster());
         let live = LiveRequests::new(limits.max_requests);
         let index = cluster.index();
         let hot_prefixes = Mutex::new(HotPrefixes::new(clock.now()));
         Self {
             id,
             model: Arc::new(model),
-            limits,
+            kv: KvFormat { block_tokens: own.block_tokens, dtype: own.kv_dtype },
+            limits: Mutex::new(limits),
             live,
             nodes,
             transfers: Transfers::default(),
@@ -159,14 +164,27 @@ impl FrontDoor {
             clock,
             tasks,
             shutdown,
-            unread: Budget::new(limits.unread_bytes),
-            keyed: KeyedAnswers::new(limits.unread_bytes),
+            unread: Budget::new(own.max_body_bytes_total),
+            keyed: KeyedAnswers::new(own.max_body_bytes_total),
+            settings,
             desk: Desk::new(),
             cluster: Mutex::new(cluster),
             hot_prefixes,
             index,
             checks: Checks::default(),
         }
+    }
+
+    /// Bounds, as they are now.
+    pub fn limits(&self) -> FrontDoorLimits {
+        // It is plain data: a panic leaves it whole.
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Other bounds from now on.
+    pub fn set_limits(&self, limits: FrontDoorLimits) {
+        self.live.set_limit(limits.max_requests);
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// The conductor's picture of the cluster. Never held across an await.
@@ -265,7 +283,7 @@ impl FrontDoor {
         if self.shutdown.phase() >= Phase::Draining {
             return Err(RequestError::GoingDown.into());
         }
-        if self.live.len() >= self.limits.max_requests {
+        if self.live.len() >= self.limits().max_requests {
             return Err(self.full());
         }
         // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
@@ -293,7 +311,7 @@ impl FrontDoor {
     ) -> Relay {
         let client_id = Arc::clone(&entry.client_id);
         let record = self.records.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
-        let core = RequestCore::new(self.clock.now(), arrived, job, self.limits.request);
+        let core = RequestCore::new(self.clock.now(), arrived, job, self.limits().request);
         Relay::new(Arc::clone(self), (sample, decodes), core, text, record, entry, out)
     }
 
@@ -306,7 +324,7 @@ impl FrontDoor {
             tokens: checked.tokens.into(),
             sampling: Arc::new(checked.sampling),
             block_hashes: block_hashes.into(),
-            slo: checked.slo.or(self.limits.default_slo),
+            slo: checked.slo.or(self.limits().default_slo),
             timeout: self.time(checked.timeout),
             priority: checked.priority,
             beside: Vec::new(),
@@ -315,12 +333,13 @@ impl FrontDoor {
 
     /// How long a request may take that asks for so much.
     pub(crate) fn time(&self, wanted: Option<Duration>) -> Duration {
-        wanted.map_or(self.limits.max_time, |wanted| wanted.min(self.limits.max_time))
+        let most = self.limits().max_time;
+        wanted.map_or(most, |wanted| wanted.min(most))
     }
 
     /// How many answers are wanted.
     fn check_n(&self, n: u32) -> Result<u32, GenerateError> {
-        let most = usize::try_from(MAX_ANSWERS).unwrap_or(usize::MAX).min(self.limits.max_requests);
+        let most = usize::try_from(MAX_ANSWERS).unwrap_or(usize::MAX).min(self.limits().max_requests);
         match n {
             0 => Ok(1),
             _ if n as usize <= most => Ok(n),
@@ -329,7 +348,7 @@ impl FrontDoor {
     }
 
     pub(crate) fn full(&self) -> GenerateError {
-        let message = format!("this conductor serves {} requests, as many as it may", self.limits.max_requests);
+        let message = format!("this conductor serves {} requests, as many as it may", self.limits().max_requests);
         GenerateError::FrontDoor { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
     }
 

@@ -204,7 +204,7 @@ impl FrontDoor {
 
     fn reading(&self) -> Result<Reading, GenerateError> {
         let reading = Reading(Arc::clone(&self.keyed.readers));
-        match reading.0.fetch_add(1, Ordering::Relaxed) < self.limits.max_requests {
+        match reading.0.fetch_add(1, Ordering::Relaxed) < self.limits().max_requests {
             true => Ok(reading),
             false => Err(self.full()),
         }
@@ -232,7 +232,7 @@ impl FrontDoor {
         attached: Option<(Instant, Duration)>,
     ) -> Responses {
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let (clock, limits) = (Arc::clone(&self.clock), self.limits);
+        let (clock, limits) = (Arc::clone(&self.clock), self.limits());
         let (time, limit) = match attached {
             Some((until, limit)) => (until.saturating_duration_since(clock.now()), limit),
             // The relay's time, and that for what was left unread.

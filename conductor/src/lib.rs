@@ -35,6 +35,7 @@ mod prompt;
 mod records;
 mod relay;
 mod replicate;
+mod rules;
 mod server;
 mod tally;
 #[cfg(test)]

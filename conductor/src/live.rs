@@ -42,6 +42,7 @@ struct Live {
 struct Inner {
     requests: HashMap<RequestId, Live>,
     entered: u64,
+    limit: usize,
 }
 
 /// The conductor serves as many requests as it may.
@@ -52,7 +53,6 @@ pub struct Full;
 #[derive(Clone)]
 pub struct LiveRequests {
     inner: Arc<Mutex<Inner>>,
-    limit: usize,
 }
 
 /// A request's place in the registry, given up when dropped.
@@ -77,7 +77,12 @@ impl Entry {
 impl LiveRequests {
     /// A registry of at most `limit` requests.
     pub fn new(limit: usize) -> Self {
-        Self { inner: Arc::default(), limit }
+        Self { inner: Arc::new(Mutex::new(Inner { limit, ..Inner::default() })) }
+    }
+
+    /// As many from now on. Those that are here stay.
+    pub fn set_limit(&self, limit: usize) {
+        self.lock().limit = limit;
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -88,7 +93,7 @@ impl LiveRequests {
     /// Enters a request.
     pub fn enter(&self, request: RequestId, client_id: Arc<str>) -> Result<Entry, Full> {
         let mut inner = self.lock();
-        if inner.requests.len() >= self.limit {
+        if inner.requests.len() >= inner.limit {
             return Err(Full);
         }
         let (events, receiver) = mpsc::unbounded_channel();

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         print!("{}", loaded.print());
         return ExitCode::SUCCESS;
     }
-    match baton_conductor::run(loaded.settings) {
+    match baton_conductor::run(loaded.clone()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let (said, status) = loaded.origins.last_words(error.as_ref());

@@ -51,7 +51,7 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
     }
     // It may be restarted with another one, under the same name: this node stays and asks again.
     let stays = |message: String| Err(Refused { kind: ErrorKind::Unavailable, message });
-    let (layout, wanted) = (&info.layout, door.limits.kv);
+    let (layout, wanted) = (&info.layout, door.kv);
     if layout.block_tokens != wanted.block_tokens {
         let (node, has, wanted) = (&info.node, layout.block_tokens, wanted.block_tokens);
         return stays(format!("block_tokens: node {node} has {has}, this conductor's setting is {wanted}"));

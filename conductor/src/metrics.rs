@@ -22,6 +22,7 @@ const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
 const SPLIT: &str = "baton_conductor_split_prompts_total";
 const LEADS: &str = "baton_conductor_leads";
+const SETTINGS: &str = "baton_conductor_settings_version";
 const RUNNING: &str = "baton_conductor_requests_running";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
@@ -118,6 +119,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Whether this conductor places the requests of all, 1, or asks the one that does, 0.",
     ),
     doc(
+        SETTINGS,
+        MetricKind::Gauge,
+        &[],
+        "Version of the settings at run time that this conductor goes by; 0 before the first change.",
+    ),
+    doc(
         TTFT,
         MetricKind::Histogram(LATENCY_BUCKETS),
         &[],
@@ -189,6 +196,7 @@ pub struct Metrics {
     split: Counter,
     running: Gauge,
     leads: Gauge,
+    settings: Gauge,
     ttft: Histogram,
     gap: Histogram,
     /// Of tokens: from their node to their client's connection.
@@ -240,6 +248,7 @@ impl Default for Metrics {
             split: counter!(SPLIT),
             running: gauge!(RUNNING),
             leads: gauge!(LEADS),
+            settings: gauge!(SETTINGS),
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
             relayed: histogram!(RELAY),
@@ -335,6 +344,11 @@ impl Metrics {
         self.prompt_tokens.increment(u64::from(usage.prompt_tokens));
         self.generation_tokens.increment(u64::from(usage.completion_tokens));
         self.cached_tokens.increment(u64::from(usage.cached_tokens));
+    }
+
+    /// Other settings are in force.
+    pub fn on_settings(&self, version: u64) {
+        self.settings.set(version as f64);
     }
 
     /// A node's session ended.

@@ -168,7 +168,7 @@ impl Relay {
             // Also while one event follows the other.
             self.flush();
         }
-        let stalls = self.unread.stalls_at(self.door.limits.request.stall_timeout);
+        let stalls = self.unread.stalls_at(self.door.limits().request.stall_timeout);
         if let Some(due) = self.core.next_wakeup().into_iter().chain(stalls).min()
             && self.timer_set.is_none_or(|set| due < set)
         {
@@ -224,7 +224,7 @@ impl Relay {
 
     fn on_time(&mut self) {
         (self.timer_set, self.heard) = (None, None);
-        let (now, stall) = (self.now(), self.door.limits.request.stall_timeout);
+        let (now, stall) = (self.now(), self.door.limits().request.stall_timeout);
         if self.unread.stalls_at(stall).is_some_and(|at| at <= now) {
             return self.cut_off(RequestError::Stalled(stall));
         }
@@ -462,7 +462,7 @@ impl Relay {
             self.entry.leave();
         }
         self.unread.send_last(self.now(), last);
-        let (limits, clock) = (self.door.limits, Arc::clone(&self.door.clock));
+        let (limits, clock) = (self.door.limits(), Arc::clone(&self.door.clock));
         let drained = self.unread.drain(limits.request.stall_timeout, &*clock);
         tokio::select! {
             _ = within(&*clock, limits.max_time, drained) => {}

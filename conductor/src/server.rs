@@ -1,8 +1,5 @@
 //! From settings to a serving process, and down again.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,48 +7,39 @@ use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
 use baton_proto::MAX_MESSAGE_BYTES;
-use baton_runtime::settings::{self, BadSetting};
+use baton_runtime::settings::{self, BadSetting, Loaded};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
     Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64, within,
 };
-use baton_scheduler::{
-    AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits, TICK_INTERVAL,
-};
+use baton_scheduler::TICK_INTERVAL;
 use baton_text::{ChatTemplate, Tokenizer};
-use baton_types::{ConductorId, Slo, Tbt, Ttft};
+use baton_types::ConductorId;
 
-use crate::config::{Settings, positive_millis};
-use crate::front_door::{FrontDoor, FrontDoorLimits, KvFormat};
+use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings};
+use crate::front_door::FrontDoor;
 use crate::leader;
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
 use crate::ports::{Addresses, Ports};
 use crate::prompt::TextModel;
+use crate::rules::{Rules, RunTimeSettings};
 
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// To look for prefixes to copy takes a look at every counted one.
-const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
-/// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten seconds.
-const STALL_TIMEOUTS: RangeInclusive<f64> = 1.0..=24.0 * 3600.0;
-/// Longest that a setting lets a request wait.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
-/// One of so many of the requests served at once may wait at the door.
-const HELD_SHARE: usize = 32;
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// Serves until a signal, then drains.
-pub fn run(settings: Settings) -> anyhow::Result<()> {
-    init_logs(settings.log_format, &settings.log)?;
+pub fn run(loaded: Loaded<Settings>) -> anyhow::Result<()> {
+    init_logs(loaded.settings.log_format, &loaded.settings.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("conductor").build()?;
-    runtime.block_on(serve(settings))
+    runtime.block_on(serve(loaded))
 }
 
-async fn serve(settings: Settings) -> anyhow::Result<()> {
+async fn serve(loaded: Loaded<Settings>) -> anyhow::Result<()> {
     let telemetry = Telemetry::install(&[METRICS]).context("metrics")?;
-    let server = Server::start(&settings, Arc::new(SystemClock), telemetry, Metrics::default()).await?;
+    let server = Server::start(&loaded, Arc::new(SystemClock), telemetry, Metrics::default()).await?;
     // Who reads that it serves may end it at once.
     let mut signals = Signals::new()?;
     announce(server.addresses);
@@ -71,11 +59,12 @@ pub struct Server {
 impl Server {
     /// Binds the ports and serves them. `metrics` are handles that `telemetry` renders.
     pub async fn start(
-        settings: &Settings,
+        loaded: &Loaded<Settings>,
         clock: Arc<dyn Clock>,
         telemetry: Telemetry,
         metrics: Metrics,
     ) -> anyhow::Result<Self> {
+        let settings = &loaded.settings;
         check_ranges(settings)?;
         let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
         let grace = settings::seconds("grace_s", settings.grace_s, 0.0..=LONGEST_WAIT.as_secs_f64())?;
@@ -83,11 +72,12 @@ impl Server {
         let drain = Drain { not_ready, grace };
         let ports = Ports::bind(settings, stall_timeout).await?;
         let addresses = ports.addresses()?;
-        let door = Arc::new(front_door(settings, clock, metrics)?);
+        let door = Arc::new(front_door(loaded, clock, metrics)?);
         ports.serve(&door, &telemetry, &door.tasks)?;
         leader::start(&door, settings, addresses.nodes.unwrap_or(addresses.grpc))?;
         start_upkeep(Arc::clone(&door), telemetry);
-        start_replication(settings, Arc::clone(&door))?;
+        start_replication(Arc::clone(&door));
+        start_settings(Arc::clone(&door));
         Ok(Self { door, addresses, drain })
     }
 
@@ -120,48 +110,19 @@ impl Server {
     }
 }
 
-fn front_door(settings: &Settings, clock: Arc<dyn Clock>, metrics: Metrics) -> anyhow::Result<FrontDoor> {
+fn front_door(loaded: &Loaded<Settings>, clock: Arc<dyn Clock>, metrics: Metrics) -> anyhow::Result<FrontDoor> {
+    let settings = &loaded.settings;
     let model = text_model(settings)?;
-    let default_slo = default_slo(settings)?;
-    let stall_timeout = settings::seconds("stall_timeout_s", settings.stall_timeout_s, STALL_TIMEOUTS)?;
-    let request = RequestLimits { stall_timeout, max_attempts: settings.max_attempts };
-    let max_time = positive_seconds("max_request_s", settings.max_request_s)?;
-    let kv = KvFormat { block_tokens: settings.block_tokens, dtype: settings.kv_dtype };
-    let (max_requests, unread_bytes) = (settings.max_requests, settings.max_body_bytes_total);
-    let limits = FrontDoorLimits { max_requests, default_slo, max_time, request, kv, unread_bytes };
-    let placement: PlacementKind = parsed("placement", &settings.placement)?;
-    let admission: AdmissionKind = parsed("admission", &settings.admission)?;
-    let (fetches, replicas) = (settings.fetch_prefixes, settings.replicate_prefixes);
-    let prompts_at_decode: PromptsAtDecode = parsed("prompts_at_decode", &settings.prompts_at_decode)?;
-    let queue_timeout = positive_seconds("queue_timeout_s", settings.queue_timeout_s)?;
-    let max_overtaken = positive_seconds("max_overtaken_s", settings.max_overtaken_s)?;
-    if max_overtaken > queue_timeout / 2 {
-        // Whoever waited for others must still be served before the queue's own deadline.
-        let problem = format!("{max_overtaken:?}, but must be at most half of queue_timeout_s, {queue_timeout:?}");
-        bail!(BadSetting::invalid("max_overtaken_s", problem));
-    }
-    let config = ClusterConfig {
-        fetches,
-        replicas,
-        max_wait: settings.max_wait_ms.time().map_err(|problem| BadSetting::invalid("max_wait_ms", problem))?,
-        max_overtaken,
-        queue_timeout,
-        max_held: (settings.max_requests / HELD_SHARE).max(1),
-        prompts_at_decode,
-        splits_prompts: settings.split_prompts,
-        ..ClusterConfig::default()
-    };
-    let cluster = Cluster::new(config, Policies::new(placement, admission));
+    let rules = Rules::new(settings)?;
+    let settings = RunTimeSettings::new(loaded.clone(), leader::etcd(settings)?, Arc::clone(&clock));
     let (id, tasks, shutdown) = (ConductorId(random_u64()), TaskSet::new(), Shutdown::new());
     tracing::info!(%id, model = model.name, "conductor starting");
-    Ok(FrontDoor::new(id, model, limits, NodeSessions::default(), metrics, clock, tasks, shutdown, cluster))
+    Ok(FrontDoor::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))
 }
 
 /// Numbers that are used as they are.
 fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
-    settings::within("max_requests", settings.max_requests, 1..=1_000_000)?;
     settings::within("max_connections", settings.max_connections, 1..=1_000_000)?;
-    settings::within("max_attempts", settings.max_attempts, 1..=100)?;
     settings::within("block_tokens", settings.block_tokens, 1..=1024)?;
     settings::within("max_prompt_bytes", settings.max_prompt_bytes, 1..=MAX_MESSAGE_BYTES)?;
     settings::within("max_body_bytes_total", settings.max_body_bytes_total, 1 << 16..=1 << 40)?;
@@ -169,22 +130,6 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
         settings::name("model_name", name)?;
     }
     Ok(())
-}
-
-fn parsed<T: FromStr<Err: Display>>(key: &'static str, value: &str) -> Result<T, BadSetting> {
-    value.parse().map_err(|error: T::Err| BadSetting::invalid(key, error.to_string()))
-}
-
-fn positive_seconds(key: &'static str, seconds: f64) -> Result<Duration, BadSetting> {
-    settings::seconds(key, seconds, 0.001..=LONGEST_WAIT.as_secs_f64())
-}
-
-fn default_slo(settings: &Settings) -> Result<Slo, BadSetting> {
-    let limit = |key, millis: Option<f64>| {
-        millis.map(positive_millis).transpose().map_err(|problem| BadSetting::invalid(key, problem))
-    };
-    let (ttft, tbt) = (limit("ttft_slo_ms", settings.ttft_slo_ms)?, limit("tbt_slo_ms", settings.tbt_slo_ms)?);
-    Ok(Slo { ttft: ttft.map(Ttft), tbt: tbt.map(Tbt) })
 }
 
 /// The chat template that goes before the model's own.
@@ -248,14 +193,31 @@ fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry) {
 }
 
 /// Looks for hot prefixes that more nodes should hold.
-fn start_replication(settings: &Settings, door: Arc<FrontDoor>) -> anyhow::Result<()> {
-    let seconds = settings.replicate_interval_s;
-    let range = SHORTEST_REPLICATION.as_secs_f64()..=LONGEST_WAIT.as_secs_f64();
-    let interval = settings::seconds("replicate_interval_s", seconds, range)?;
-    if settings.fetch_prefixes && settings.replicate_prefixes >= 2 {
-        every(interval, "replication", door, |door| door.replicate());
-    }
-    Ok(())
+fn start_replication(door: Arc<FrontDoor>) {
+    let tasks = door.tasks.clone();
+    tasks.spawn("replication", async move {
+        let mut settings = door.settings.in_force();
+        loop {
+            tokio::select! {
+                () = door.clock.sleep(door.limits().replicate_every) => door.replicate(),
+                // The time between may be another one.
+                Ok(()) = settings.changed() => {}
+                () = door.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+}
+
+/// Follows what is set at run time.
+fn start_settings(door: Arc<FrontDoor>) {
+    let tasks = door.tasks.clone();
+    tasks.spawn("settings", async move {
+        tokio::select! {
+            () = door.follow_settings() => {}
+            () = door.tasks.cancelled() => {}
+        }
+        Ok::<(), anyhow::Error>(())
+    });
 }
 
 /// Does something again and again, with so much time between, until the process ends.

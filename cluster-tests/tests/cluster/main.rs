@@ -34,6 +34,7 @@ mod other_answers;
 mod overload;
 mod prefix_fetch;
 mod prompts_at_decode;
+mod settings;
 mod split_prompts;
 mod ssd_tier;
 mod storm;

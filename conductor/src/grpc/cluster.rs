@@ -24,6 +24,29 @@ pub struct ClusterService(pub Arc<FrontDoor>);
 
 #[tonic::async_trait]
 impl v1::cluster_server::Cluster for ClusterService {
+    type WatchSettingsStream = super::settings::Changes;
+
+    async fn get_settings(&self, _: Request<v1::GetSettingsRequest>) -> Result<Response<v1::RunTimeSettings>, Status> {
+        Ok(Response::new(super::settings::response(&self.0.settings.in_force().borrow())))
+    }
+
+    async fn set_settings(
+        &self,
+        request: Request<v1::SetSettingsRequest>,
+    ) -> Result<Response<v1::RunTimeSettings>, Status> {
+        let v1::SetSettingsRequest { values, by } = request.into_inner();
+        let values: Vec<_> = values.into_iter().collect();
+        let changed = self.0.change_settings(&values, &by).await.map_err(|error| Status::from(&error))?;
+        Ok(Response::new(super::settings::response(&changed)))
+    }
+
+    async fn watch_settings(
+        &self,
+        _: Request<v1::WatchSettingsRequest>,
+    ) -> Result<Response<Self::WatchSettingsStream>, Status> {
+        Ok(Response::new(super::settings::changes(&self.0)))
+    }
+
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
         let now = self.0.clock.now();
         let cluster = self.0.cluster();

@@ -9,6 +9,7 @@ mod inference;
 mod intake;
 mod load;
 mod membership;
+mod settings;
 mod wire;
 
 pub use cluster::ClusterService;

@@ -29,14 +29,21 @@ const SETTLE: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// The etcd of these settings, if there is one.
+pub fn etcd(settings: &Settings) -> Result<Option<Etcd>, BadSetting> {
+    if settings.etcd.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Etcd { endpoints: settings.etcd.clone(), prefix: prefix(&settings.etcd_prefix)?.to_owned() }))
+}
+
 /// This conductor leads, alone or as it is elected, until it drains.
 pub fn start(door: &Arc<FrontDoor>, settings: &Settings, own: SocketAddr) -> Result<(), BadSetting> {
-    if settings.etcd.is_empty() {
+    let Some(etcd) = etcd(settings)? else {
         door.lead(0, Duration::ZERO);
         return Ok(());
-    }
+    };
     let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
-    let etcd = Etcd { endpoints: settings.etcd.clone(), prefix: prefix(&settings.etcd_prefix)?.to_owned() };
     let latest = Arc::clone(door);
     let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest());
     let (leadership, resigned) = (election.leadership(), election.resigned());

@@ -125,6 +125,7 @@ stories! {
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,
         operators_are_told_why_and_what_became_of_a_request,
+        settings_change_while_it_serves,
         health_and_metrics_are_told;
     shutdown:
         conductor_is_not_ready_then_drains_then_is_down,

@@ -119,6 +119,45 @@ pub async fn operators_are_told_why_and_what_became_of_a_request() {
     w.ends().await;
 }
 
+pub async fn settings_change_while_it_serves() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let mut operator = w.operator();
+    let watched = soon(operator.watch_settings(v1::WatchSettingsRequest {})).await.unwrap();
+    let mut watched = watched.into_inner();
+    let of = |settings: &v1::RunTimeSettings, key: &str| {
+        let setting = settings.settings.iter().find(|setting| setting.key == key).unwrap();
+        (setting.value.clone().unwrap(), setting.origin.clone())
+    };
+    let first = soon(watched.message()).await.unwrap().unwrap();
+    assert_eq!((first.version, of(&first, "max_requests")), (0, ("16384".into(), "default".into())));
+
+    let set = |key: &str, value: &str| {
+        let values = [(key.to_owned(), value.to_owned())].into();
+        v1::SetSettingsRequest { values, by: "me".into() }
+    };
+    soon(operator.set_settings(set("max_requests", "1"))).await.unwrap();
+    let told = soon(watched.message()).await.unwrap().unwrap();
+    assert_eq!((told.version, &*told.by, of(&told, "max_requests").1), (1, "me", "set at run time".into()));
+    let mut answer = w.generate(request("hi", 2)).await;
+    let job = w.job().await;
+    assert_eq!(w.refusal(request("hi", 2)).await.code(), Code::ResourceExhausted);
+    w.node("p0").computes(job.key, 'a');
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+
+    let wrong = soon(operator.set_settings(set("max_requests", "none"))).await.unwrap_err();
+    assert_eq!(wrong.code(), Code::InvalidArgument);
+    assert_eq!(wrong.message(), "max_requests: 'none': expected a whole number, 0 or more");
+    let (_, metrics) = w.get("/metrics").await;
+    assert!(metrics.contains("baton_conductor_settings_version 1"), "the wrong one made none");
+    // A drain does not wait for those who watch.
+    w.ends().await;
+    w.signal();
+    assert!(soon(watched.message()).await.unwrap().is_none());
+    w.pass_ms(50).await;
+    w.down().await.unwrap();
+}
+
 pub async fn health_and_metrics_are_told() {
     let mut w = World::with(&[]).await;
     let mut health = HealthClient::new(w.channel());

@@ -91,7 +91,7 @@ impl World {
     /// On a clock that others share.
     pub async fn on(clock: ManualClock, settings: Settings, nodes: &[&str]) -> Self {
         let (telemetry, metrics) = Telemetry::local(&[METRICS], Metrics::default).unwrap();
-        let server = Server::start(&settings, Arc::new(clock.clone()), telemetry, metrics).await.unwrap();
+        let server = Server::start(&settings.into(), Arc::new(clock.clone()), telemetry, metrics).await.unwrap();
         let (door, addresses) = (Arc::clone(&server.door), server.addresses);
         let (signals, mut signalled) = mpsc::unbounded_channel();
         let server = tokio::spawn(server.run(async move || match signalled.recv().await {

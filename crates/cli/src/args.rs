@@ -58,6 +58,9 @@ pub enum Command {
     Undrain(UndrainArgs),
     /// Show what the nodes have before them, what is taken in, and how good the predictions are
     Load(LoadArgs),
+    /// Show the settings that may change while the cluster runs, set them for all conductors, or say when they change
+    #[command(subcommand)]
+    Settings(SettingsCommand),
     /// Show what the prefix caches hold and which prefixes are hot, look a prompt up in them, or clear them
     Cache(Box<CacheArgs>),
     /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id or its first 6 digits, where that one went and what came of it. Nothing is generated
@@ -129,6 +132,37 @@ pub struct LoadArgs {
     /// Print again every so many seconds, until Ctrl-C
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
     pub watch: Option<f64>,
+}
+
+/// Of `baton settings`.
+#[derive(Debug, Subcommand)]
+pub enum SettingsCommand {
+    /// Show what is in force, and where each value is from
+    Get {
+        /// Settings to show [default: all]
+        #[arg(value_name = "KEY")]
+        keys: Vec<String>,
+    },
+    /// Set values for all conductors, and wait until all that --conductor names go by them
+    Set(SettingsSetArgs),
+    /// Show what is in force, and each change of it, until Ctrl-C
+    Watch,
+}
+
+/// Of `baton settings set`.
+#[derive(Debug, Args)]
+pub struct SettingsSetArgs {
+    /// With nothing after the =, each conductor goes by the value that it was started with
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
+    pub values: Vec<(String, String)>,
+    /// Who sets them, for the log [default: user@host]
+    #[arg(long, value_name = "NAME")]
+    pub by: Option<String>,
+}
+
+fn parse_setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| "expected KEY=VALUE, as in ttft_slo_ms=500".to_owned())?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
 /// Of `baton cache`.

@@ -27,6 +27,7 @@ mod prompt;
 mod record;
 mod report;
 mod screen;
+mod settings;
 mod table;
 mod timeline;
 mod up;
@@ -58,6 +59,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Explain(args) => explain::run(args, &cli.conductor, cli.json).await,
             Command::Cache(args) => cache::run(args, &cli.conductor, cli.json).await,
             Command::Load(args) => load::run(args, &cli.conductor, cli.json).await,
+            Command::Settings(command) => settings::run(command, &cli.conductor, cli.json).await,
             Command::Chaos(args) => chaos::run(args, &cli.conductor, cli.json).await,
             Command::Drain(args) => drain::drain(args, &cli.conductor, cli.json).await,
             Command::Undrain(args) => drain::undrain(args, &cli.conductor, cli.json).await,

@@ -223,6 +223,29 @@ fn load_is_shown_once_or_again_and_again() {
 }
 
 #[test]
+fn settings_are_shown_and_set() {
+    let fake = Fake::start();
+    let (output, out, err) = run(&fake, &["settings", "get"]);
+    assert!(output.status.success(), "{err}");
+    assert!(out.contains("log      debug  set at run time") && out.contains("version 1, set by me"), "{out}");
+    let (_, out, _) = run(&fake, &["settings", "get", "log", "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["settings"]["log"]["value"], "debug");
+    let (output, _, err) = run(&fake, &["settings", "get", "loud"]);
+    assert_eq!(
+        (output.status.code(), err.as_str()),
+        (Some(2), "baton: loud: not among those that change at run time: log\n")
+    );
+    let (output, out, _) = run(&fake, &["settings", "set", "log=debug"]);
+    assert_eq!((output.status.code(), out.as_str()), (Some(0), "version 1 is in force at 1 of 1 conductors\n"));
+    let (output, _, err) = run(&fake, &["settings", "set", "log=loud"]);
+    assert_eq!((output.status.code(), err.as_str()), (Some(2), "baton: log: 'loud', but must be a level\n"));
+    let (output, _, err) = run(&fake, &["settings", "set", "log=debug", "--by", "late"]);
+    assert!(output.status.code() == Some(1) && err.contains("version 2 is set, but not in force yet at"), "{err}");
+    let (output, _, err) = run(&fake, &["settings", "set", "log"]);
+    assert!(output.status.code() == Some(2) && err.contains("expected KEY=VALUE"), "{err}");
+}
+
+#[test]
 fn a_request_is_explained_by_its_id() {
     let fake = Fake::start();
     let (known, unknown) = ("a".repeat(32), "b".repeat(32));

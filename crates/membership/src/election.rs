@@ -6,8 +6,8 @@ use std::time::Duration;
 use baton_runtime::{Clock, random_u64};
 use baton_types::ConductorId;
 use etcd_client::{
-    Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions,
-    Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
+    Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
+    TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;

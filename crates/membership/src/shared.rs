@@ -192,6 +192,5 @@ fn key(etcd: &Etcd) -> String {
 }
 
 fn parse(etcd: &Etcd, value: &KeyValue) -> Result<SharedSettings, EtcdError> {
-    serde_json::from_slice(value.value())
-        .map_err(|error| EtcdError::Key { key: key(etcd), problem: error.to_string() })
+    serde_json::from_slice(value.value()).map_err(|error| EtcdError::Key { key: key(etcd), problem: error.to_string() })
 }

@@ -510,9 +510,18 @@ mod tests {
     fn what_is_set_at_run_time_goes_before_all_and_is_checked_alike() {
         let loaded = load::<Sample>(None, env(&[]), &Flags { threads: Some(4), ..Flags::default() }).unwrap();
         let with = loaded.with([("threads", "5"), ("limit", "6"), ("name", "7")]).unwrap();
-        assert_eq!((with.settings.threads, with.settings.limit, with.settings.name.as_deref()), (5, Some(6), Some("7")));
-        assert_eq!((with.origins.told("threads"), with.origins.told("grace_s")), ("set at run time".into(), "default".into()));
-        assert_eq!((with.value("limit"), loaded.value("limit"), loaded.value("listen")), (Some("6".into()), None, Some("127.0.0.1:0".into())));
+        assert_eq!(
+            (with.settings.threads, with.settings.limit, with.settings.name.as_deref()),
+            (5, Some(6), Some("7"))
+        );
+        assert_eq!(
+            (with.origins.told("threads"), with.origins.told("grace_s")),
+            ("set at run time".into(), "default".into())
+        );
+        assert_eq!(
+            (with.value("limit"), loaded.value("limit"), loaded.value("listen")),
+            (Some("6".into()), None, Some("127.0.0.1:0".into()))
+        );
         let error = |key, value| loaded.with([(key, value)]).unwrap_err().to_string();
         assert_eq!(error("threads", "many"), "threads: 'many': expected a whole number, 0 or more");
         assert!(error("thread", "1").starts_with("thread: there is no such setting (in set at run time)"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::EnvFilter;
+pub use tracing_subscriber::EnvFilter;
 
 use crate::settings::BadSetting;
 

@@ -144,6 +144,11 @@ impl v1::inference_server::Inference for Service {
     }
 }
 
+fn settings(version: u64) -> v1::RunTimeSettings {
+    let log = v1::RunTimeSetting { key: "log".into(), value: Some("debug".into()), origin: "set at run time".into() };
+    v1::RunTimeSettings { version, by: "me".into(), set_at_ms: 7, settings: vec![log] }
+}
+
 fn node(name: &str, role: &str) -> v1::NodeStatus {
     let info = v1::NodeInfo { name: name.into(), role: role.into(), ..Default::default() };
     v1::NodeStatus { info: Some(info), state: "ready".into(), ..Default::default() }
@@ -151,6 +156,32 @@ fn node(name: &str, role: &str) -> v1::NodeStatus {
 
 #[tonic::async_trait]
 impl v1::cluster_server::Cluster for Service {
+    type WatchSettingsStream = ReceiverStream<Result<v1::RunTimeSettings, Status>>;
+
+    async fn get_settings(&self, _: Request<v1::GetSettingsRequest>) -> Result<Response<v1::RunTimeSettings>, Status> {
+        Ok(Response::new(settings(1)))
+    }
+
+    async fn set_settings(
+        &self,
+        request: Request<v1::SetSettingsRequest>,
+    ) -> Result<Response<v1::RunTimeSettings>, Status> {
+        let asked = request.into_inner();
+        if asked.values.get("log").is_some_and(|value| value == "loud") {
+            return Err(baton_proto::status(ErrorKind::Invalid, "log: 'loud', but must be a level", None));
+        }
+        // One that is never in force.
+        let version = if asked.by == "late" { 2 } else { 1 };
+        Ok(Response::new(settings(version)))
+    }
+
+    async fn watch_settings(
+        &self,
+        _: Request<v1::WatchSettingsRequest>,
+    ) -> Result<Response<Self::WatchSettingsStream>, Status> {
+        Err(Status::unimplemented("watch_settings"))
+    }
+
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
         let path = v1::TransferPath { node: "decode-0".into(), transport: "shm".into(), ..Default::default() };
         let transfer = Some(v1::TransferReport { addresses: Vec::new(), paths: vec![path] });

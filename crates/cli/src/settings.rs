@@ -1,0 +1,173 @@
+//! `baton settings`.
+
+use std::time::Duration;
+
+use baton_proto::v1;
+use serde_json::{Value, json};
+
+use crate::args::{SettingsCommand, SettingsSetArgs};
+use crate::client::Conductor;
+use crate::error::CliError;
+use crate::screen::{Paint, line};
+use crate::table::table;
+
+/// How long the other conductors may take to follow.
+const FOLLOW: Duration = Duration::from_secs(2);
+/// How often they are asked.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Shows settings, sets them, or says when they change.
+pub async fn run(command: &SettingsCommand, conductor: &str, json: bool) -> Result<(), CliError> {
+    match command {
+        SettingsCommand::Get { keys } => get(keys, conductor, json).await,
+        SettingsCommand::Set(args) => set(args, conductor, json).await,
+        SettingsCommand::Watch => watch(conductor, json).await,
+    }
+}
+
+async fn get(keys: &[String], conductor: &str, json: bool) -> Result<(), CliError> {
+    let conductor = Conductor::connect(conductor).await?;
+    let mut settings = conductor.cluster().get_settings(v1::GetSettingsRequest {}).await?.into_inner();
+    if let Some(unknown) = keys.iter().find(|key| settings.settings.iter().all(|setting| setting.key != **key)) {
+        let known: Vec<_> = settings.settings.into_iter().map(|setting| setting.key).collect();
+        return Err(CliError::invalid(
+            unknown,
+            format!("not among those that change at run time: {}", known.join(", ")),
+        ));
+    }
+    settings.settings.retain(|setting| keys.is_empty() || keys.contains(&setting.key));
+    let text = if json { to_json(&settings).to_string() } else { render(&settings, Paint::stdout()) };
+    Ok(line(&text)?)
+}
+
+async fn set(args: &SettingsSetArgs, addresses: &str, json: bool) -> Result<(), CliError> {
+    let values = args.values.iter().cloned().collect();
+    let by = args.by.clone().unwrap_or_else(user);
+    let conductor = Conductor::connect(addresses).await?;
+    let set = conductor.cluster().set_settings(v1::SetSettingsRequest { values, by }).await?.into_inner();
+    let all = Conductor::each(addresses)?;
+    let mut late = Vec::new();
+    for other in &all {
+        if !follows(other, set.version).await {
+            late.push(other.address());
+        }
+    }
+    if !late.is_empty() {
+        let (version, late) = (set.version, late.join(", "));
+        return Err(CliError::Cluster(format!("version {version} is set, but not in force yet at {late}")));
+    }
+    let text = match json {
+        true => to_json(&set).to_string(),
+        false => format!("version {} is in force at {} of {} conductors", set.version, all.len(), all.len()),
+    };
+    Ok(line(&text)?)
+}
+
+async fn follows(conductor: &Conductor, version: u64) -> bool {
+    let until = baton_runtime::now() + FOLLOW;
+    while baton_runtime::now() < until {
+        if let Ok(settings) = conductor.cluster().get_settings(v1::GetSettingsRequest {}).await
+            && settings.get_ref().version >= version
+        {
+            return true;
+        }
+        baton_runtime::sleep(LOOK).await;
+    }
+    false
+}
+
+async fn watch(conductor: &str, json: bool) -> Result<(), CliError> {
+    let conductor = Conductor::connect(conductor).await?;
+    let mut changes = conductor.cluster().watch_settings(v1::WatchSettingsRequest {}).await?.into_inner();
+    let mut before: Option<v1::RunTimeSettings> = None;
+    loop {
+        let settings = tokio::select! {
+            change = changes.message() => change?,
+            signal = tokio::signal::ctrl_c() => return Ok(signal?),
+        };
+        let Some(settings) = settings else {
+            return Err(CliError::Cluster("the conductor goes down: ask another one".to_owned()));
+        };
+        let text = match (&before, json) {
+            (_, true) => to_json(&settings).to_string(),
+            (None, false) => render(&settings, Paint::stdout()),
+            (Some(before), false) => changed(before, &settings),
+        };
+        line(&text)?;
+        before = Some(settings);
+    }
+}
+
+/// Who asks: `user@host`.
+fn user() -> String {
+    let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}@{}", user.unwrap_or_else(|| "unknown".to_owned()), host.trim())
+}
+
+/// `version 2 by me@here: ttft_slo_ms = 500 (was off)`.
+fn changed(before: &v1::RunTimeSettings, after: &v1::RunTimeSettings) -> String {
+    let value = |setting: &v1::RunTimeSetting| setting.value.clone().unwrap_or_default();
+    let changes = after.settings.iter().filter_map(|setting| {
+        let was = before.settings.iter().find(|was| was.key == setting.key)?;
+        (was.value != setting.value).then(|| format!("{} = {} (was {})", setting.key, value(setting), value(was)))
+    });
+    let changes = changes.collect::<Vec<_>>().join(", ");
+    format!("version {} by {}: {changes}", after.version, after.by)
+}
+
+fn render(settings: &v1::RunTimeSettings, paint: Paint) -> String {
+    let row = |setting: &v1::RunTimeSetting| {
+        vec![setting.key.clone(), setting.value.clone().unwrap_or_else(|| "-".to_owned()), setting.origin.clone()]
+    };
+    let rows: Vec<_> = settings.settings.iter().map(row).collect();
+    let rows = table(&["SETTING", "VALUE", "FROM"], &rows, paint, |_, _, cell| cell.to_owned());
+    match settings.version {
+        0 => format!("{rows}\n\nversion 0: nothing was set at run time"),
+        version => format!("{rows}\n\nversion {version}, set by {}", settings.by),
+    }
+}
+
+fn to_json(settings: &v1::RunTimeSettings) -> Value {
+    let values = settings
+        .settings
+        .iter()
+        .map(|setting| (setting.key.clone(), json!({ "value": setting.value, "from": setting.origin })));
+    json!({
+        "version": settings.version, "by": settings.by, "set_at_ms": settings.set_at_ms,
+        "settings": values.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(version: u64, ttft: &str) -> v1::RunTimeSettings {
+        let setting = |key: &str, value: &str, origin: &str| v1::RunTimeSetting {
+            key: key.into(),
+            value: Some(value.into()),
+            origin: origin.into(),
+        };
+        let settings = vec![setting("log", "info", "default"), setting("ttft_slo_ms", ttft, "set at run time")];
+        v1::RunTimeSettings { version, by: "me@here".into(), set_at_ms: 7, settings }
+    }
+
+    #[test]
+    fn people_see_values_and_where_they_are_from() {
+        let expected = "\
+SETTING      VALUE  FROM
+log          info   default
+ttft_slo_ms  500    set at run time
+
+version 2, set by me@here";
+        assert_eq!(render(&settings(2, "500"), Paint::none()), expected);
+        assert_eq!(to_json(&settings(2, "500"))["settings"]["ttft_slo_ms"]["value"], json!("500"));
+    }
+
+    #[test]
+    fn a_change_is_told_with_what_was_before() {
+        let told = changed(&settings(1, "off"), &settings(2, "500"));
+        assert_eq!(told, "version 2 by me@here: ttft_slo_ms = 500 (was off)");
+    }
+}
