@@ -17,6 +17,7 @@ const HELD: &str = "baton_conductor_requests_held_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
 const RELAY: &str = "baton_conductor_relay_seconds";
+const PLACEMENT: &str = "baton_conductor_placement_seconds";
 const MOVES: &str = "baton_conductor_moves_total";
 const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
@@ -137,6 +138,12 @@ pub const METRICS: &[MetricDoc] = &[
         &[],
         "From a token's arrival from its node to its being written to its gRPC client's connection: what this conductor adds. Tokens after the first, which may be kept back to even the gaps out.",
     ),
+    doc(
+        PLACEMENT,
+        MetricKind::Histogram(RELAY_BUCKETS),
+        &[],
+        "From asking where an attempt goes to the answer: with several conductors, a hop to the one that places, or the wait for one.",
+    ),
     doc(E2E, MetricKind::Histogram(LATENCY_BUCKETS), &[], "From a request's arrival to its end."),
     doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "The part of a KV transfer after the last layer's compute."),
     doc(PROMPT_TOKENS, MetricKind::Counter, &[], "Tokens of the prompts of ended requests."),
@@ -201,6 +208,8 @@ pub struct Metrics {
     gap: Histogram,
     /// Of tokens: from their node to their client's connection.
     pub relayed: Histogram,
+    /// Of answers to where an attempt goes.
+    pub placement: Histogram,
     e2e: Histogram,
     exposed: Histogram,
     prompt_tokens: Counter,
@@ -252,6 +261,7 @@ impl Default for Metrics {
             ttft: histogram!(TTFT),
             gap: histogram!(GAP),
             relayed: histogram!(RELAY),
+            placement: histogram!(PLACEMENT),
             e2e: histogram!(E2E),
             exposed: histogram!(EXPOSED),
             prompt_tokens: counter!(PROMPT_TOKENS),

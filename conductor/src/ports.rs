@@ -107,8 +107,20 @@ impl Ports {
     /// Serves until `tasks` are cancelled.
     pub fn serve(self, door: &Arc<FrontDoor>, telemetry: &Telemetry, tasks: &TaskSet) -> anyhow::Result<()> {
         let services = Services { door, intake: Arc::new(Intake::new(FILE_DESCRIPTORS, self.budget.clone())?) };
-        let port =
-            |name, listener, protocol, connections| Port { name, listener, protocol, limits: self.limits, connections };
+        let limits = self.limits;
+        let port = |name, listener, protocol, connections| Port {
+            name,
+            listener,
+            protocol,
+            limits,
+            connections,
+            leaves: None,
+        };
+        // Requests go to another conductor, and so do those of clients that keep their connection.
+        let of_clients = |name, listener, protocol, connections| Port {
+            leaves: Some(door.shutdown.clone()),
+            ..port(name, listener, protocol, connections)
+        };
         let (operators_here, nodes_here) = (self.operators.is_none(), self.nodes.is_none());
         let operators = || Tells::Operators(telemetry.clone());
         if let Some(listener) = self.operators {
@@ -125,7 +137,7 @@ impl Ports {
         }
         let clients = Connections::new(connections_within_descriptors(self.max_connections));
         let (relayed, clock) = (door.metrics.relayed.clone(), Arc::clone(&door.clock));
-        port("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
+        of_clients("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
             services.clients(operators_here, nodes_here)?,
             move |socket| Coalesced::new(socket, relayed.clone(), Arc::clone(&clock)),
             tasks,
@@ -135,7 +147,7 @@ impl Ports {
         if let Some(cors) = self.cors {
             routes = routes.layer(cors);
         }
-        port("http", self.http, Protocol::Http1, clients).serve(routes, tasks);
+        of_clients("http", self.http, Protocol::Http1, clients).serve(routes, tasks);
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ type Outcome = Result<FinishReason, RequestError>;
 #[derive(Debug)]
 enum Question {
     /// Which nodes serve an attempt, so long after the request's arrival?
-    Nodes { key: RequestKey, waited: Duration },
+    Nodes { key: RequestKey, waited: Duration, since: Instant },
     /// Which other decode node grants what this one refused?
     Other { key: RequestKey, from: NodeId, refused: Refused },
     /// Which other decode node goes on, as this attempt?
@@ -266,8 +266,9 @@ impl Relay {
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {
                     let wanted = self.core.placement_request(key, &exclude, waited);
+                    let since = self.now();
                     let asked = self.door.ask_for_nodes(&wanted);
-                    self.on_asked(Question::Nodes { key, waited }, asked);
+                    self.on_asked(Question::Nodes { key, waited, since }, asked);
                 }
                 RequestEffect::AskRedirect { key, from, refused } => {
                     let asked = self.door.ask_for_other(key, &from);
@@ -315,7 +316,8 @@ impl Relay {
 
     fn on_answer(&mut self, question: Question, answer: Answer) {
         match (question, answer) {
-            (Question::Nodes { key, waited }, Answer::Placed(decided)) => {
+            (Question::Nodes { key, waited, since }, Answer::Placed(decided)) => {
+                self.door.metrics.placement.record(self.now().saturating_duration_since(since).as_secs_f64());
                 let Decided { at, placed, grounds } = *decided;
                 if let Ok(to) = &placed {
                     self.entry.goes_to(to.placement.nodes());

@@ -21,6 +21,7 @@ mod election;
 mod engine_stalls;
 mod estimates;
 mod floods;
+mod front_ends;
 mod leaders;
 mod limits;
 mod links;

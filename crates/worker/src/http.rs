@@ -41,7 +41,7 @@ pub fn start(listener: TcpListener, telemetry: Telemetry, readiness: Readiness, 
 pub(crate) fn port(name: &'static str, listener: TcpListener, protocol: Protocol) -> Port {
     let limits = ConnectionLimits { window_bytes: WINDOW_BYTES, idle: IDLE, ..ConnectionLimits::default() };
     let connections = Connections::new(connections_within_descriptors(MAX_CONNECTIONS));
-    Port { name, listener, protocol, limits, connections }
+    Port { name, listener, protocol, limits, connections, leaves: None }
 }
 
 /// 200 for as long as the process answers.

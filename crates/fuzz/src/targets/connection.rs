@@ -89,7 +89,7 @@ impl Server {
                 let (address, connections) = (listener.local_addr().expect("a bound port"), Connections::new(16));
                 ports.push((address, connections.clone()));
                 let limits = ConnectionLimits::default();
-                Port { name: "fuzz", listener, protocol, limits, connections }.serve(Reader, &tasks);
+                Port { name: "fuzz", listener, protocol, limits, connections, leaves: None }.serve(Reader, &tasks);
             }
             ports
         });

@@ -27,7 +27,7 @@ use tower_service::Service;
 pub use connections::{Connections, connections_within_descriptors};
 pub use socket::Socket;
 
-use crate::TaskSet;
+use crate::{Phase, Shutdown, TaskSet};
 use connections::{Backoff, Busy, Slot};
 use pace::Pace;
 use socket::{hung_up, linger};
@@ -104,6 +104,8 @@ pub struct Port {
     pub limits: ConnectionLimits,
     /// Where its connections are counted.
     pub connections: Connections,
+    /// Once it drains, peers are asked to go elsewhere with what they have not begun (HTTP/2: GOAWAY).
+    pub leaves: Option<Shutdown>,
 }
 
 impl Port {
@@ -146,6 +148,7 @@ impl Port {
                     limits: self.limits,
                     pace: Arc::clone(&pace),
                     watches: self.protocol == Protocol::Http1,
+                    leaves: self.leaves.clone(),
                     end: end.clone(),
                 };
                 let builder = Arc::clone(&builder);
@@ -240,6 +243,7 @@ struct Connection {
     pace: Arc<Pace>,
     /// Whether its end is looked for beside the server.
     watches: bool,
+    leaves: Option<Shutdown>,
     end: TaskSet,
 }
 
@@ -259,6 +263,12 @@ impl Connection {
         let mut over = std::pin::pin!(async {
             self.end.cancelled().await;
             crate::sleep(LAST_ANSWER).await;
+        });
+        let mut leaves = std::pin::pin!(async {
+            match &self.leaves {
+                Some(shutdown) => shutdown.wait_for(Phase::Draining).await,
+                None => std::future::pending().await,
+            }
         });
         let mut hung_up = std::pin::pin!(hung_up(&self.stream, || self.slot.is_busy()));
         loop {
@@ -282,6 +292,10 @@ impl Connection {
                 () = crate::sleep(LAST_REQUEST), if timed_out && !self.slot.is_busy() => return,
                 () = &mut hung_up, if self.watches => return,
                 () = &mut over => return,
+                () = &mut leaves, if !ending => {
+                    ending = true;
+                    served.as_mut().graceful_shutdown();
+                }
                 () = self.end.cancelled(), if !ending => {
                     ending = true;
                     served.as_mut().graceful_shutdown();

@@ -16,6 +16,7 @@ struct Server {
     address: SocketAddr,
     connections: Connections,
     tasks: TaskSet,
+    shutdown: Shutdown,
     /// Requests that have begun and not ended.
     open: Arc<AtomicUsize>,
 }
@@ -63,9 +64,10 @@ impl Server {
                     axum::body::Body::from_stream(tokio_stream::iter(frames))
                 }),
             );
-        let port = Port { name: "test", listener, protocol, limits, connections: connections.clone() };
-        port.serve(router, &tasks);
-        Self { address, connections, tasks, open }
+        let (shutdown, counted) = (Shutdown::new(), connections.clone());
+        let leaves = Some(shutdown.clone());
+        Port { name: "test", listener, protocol, limits, connections: counted, leaves }.serve(router, &tasks);
+        Self { address, connections, tasks, shutdown, open }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -196,13 +198,37 @@ async fn large_headers_are_refused() {
     }
 }
 
+/// RFC 9113 section 4.1: length, type, flags, stream.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+#[tokio::test]
+async fn a_drain_asks_peers_to_go_elsewhere_and_lets_requests_go_on() {
+    let server = Server::speaking(Protocol::Http2, ConnectionLimits::default(), 8).await;
+    let mut peer = server.connect().await;
+    // HPACK (RFC 7541 appendix A): GET, http, path /never, authority x.
+    let get = [&[0x82, 0x86, 0x04, 6][..], b"/never", &[0x41, 1, b'x']].concat();
+    let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[]), &frame(1, 5, 1, &get)].concat();
+    peer.write_all(&preface).await.unwrap();
+    server.open_requests(1).await;
+    server.shutdown.advance(Phase::Draining);
+    let mut told = Vec::new();
+    let goaway = |told: &[u8]| told.windows(9).any(|at| at[3] == 7 && at[..3] == [0, 0, 8] && at[5..] == [0; 4]);
+    while !goaway(&told) {
+        let read = tokio::time::timeout(SOON, peer.read_buf(&mut told)).await.expect("GOAWAY").unwrap();
+        assert_ne!(read, 0, "it is closed");
+    }
+    tokio::time::sleep(SHORT).await;
+    assert_eq!(server.open.load(Ordering::SeqCst), 1, "what was begun goes on");
+    drop(peer);
+    server.open_requests(0).await;
+}
+
 #[tokio::test]
 async fn callers_of_a_gateway_who_all_leave_at_once_do_not_end_its_connection() {
-    // RFC 9113 section 4.1: length, type, flags, stream. HPACK (RFC 7541 appendix A): GET / over http, authority x.
-    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
-        let length = (payload.len() as u32).to_be_bytes();
-        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-    };
+    // HPACK (RFC 7541 appendix A): GET / over http, authority x.
     const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'x'];
     let (headers, reset, settings, end) = (1, 3, 4, 0x5);
     let server = Server::speaking(Protocol::Http2, ConnectionLimits::default(), 8).await;
