@@ -33,6 +33,7 @@ mod official_clients;
 mod operator;
 mod other_answers;
 mod overload;
+mod pauses;
 mod prefix_fetch;
 mod prompts_at_decode;
 mod settings;
