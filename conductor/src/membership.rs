@@ -77,6 +77,7 @@ impl SessionEvents for FrontDoor {
 
     fn on_welcome(&self, info: &NodeInfo) {
         tracing::info!(node = %info.node, role = %info.role, generation = %info.generation, address = info.address, "node joined");
+        self.tell_settings(&info.node);
         self.cluster().on_node_joined(self.clock.now(), info.clone());
     }
 

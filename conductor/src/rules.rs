@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_membership::{ChangeError, Etcd, SettingsStore, SharedSettings};
+use baton_proto::v1;
+use baton_proto::v1::node_command::Command;
 use baton_runtime::settings::{self, BadSetting, Loaded, SettingsError};
-use baton_runtime::telemetry::{EnvFilter, log_filter, set_log_filter};
+use baton_runtime::telemetry::{check_log_filter, set_log_filter};
 use baton_runtime::{Clock, within};
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits};
-use baton_types::{ErrorKind, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, Slo, Tbt, Ttft};
 use tokio::sync::watch;
 
 use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings, parsed, positive_seconds};
@@ -51,7 +53,6 @@ pub struct Rules {
     cluster: ClusterConfig,
     placement: PlacementKind,
     admission: AdmissionKind,
-    log: EnvFilter,
 }
 
 impl Rules {
@@ -94,7 +95,8 @@ impl Rules {
         };
         let (placement, admission) =
             (parsed("placement", &settings.placement)?, parsed("admission", &settings.admission)?);
-        Ok(Self { limits, cluster, placement, admission, log: log_filter(&settings.log)? })
+        check_log_filter(&settings.log)?;
+        Ok(Self { limits, cluster, placement, admission })
     }
 
     /// A cluster without nodes that decides by them.
@@ -234,6 +236,14 @@ impl FrontDoor {
         tokio::join!(self.settings.store.run(), obey);
     }
 
+    /// Tells a node that joins what is set.
+    pub fn tell_settings(&self, node: &NodeId) {
+        let shared = Arc::clone(&self.settings.in_force.borrow().shared);
+        if shared.version > 0 {
+            self.nodes.send(node, Command::Settings(of_nodes(&shared)));
+        }
+    }
+
     fn put_in_force(&self, shared: Arc<SharedSettings>) {
         let before = Arc::clone(&self.settings.in_force.borrow().shared);
         if before == shared {
@@ -255,10 +265,17 @@ impl FrontDoor {
         tracing::info!(version, by, set_at_ms, changes, "settings changed");
         self.set_limits(rules.limits);
         self.cluster().set_rules(rules.cluster, Policies::new(rules.placement, rules.admission));
-        set_log_filter(rules.log);
+        // It was checked.
+        let _ = set_log_filter(shared.values.get("log").map(String::as_str));
+        self.nodes.send_all(&Command::Settings(of_nodes(&shared)));
         self.metrics.on_settings(*version);
         self.settings.in_force.send_replace(InForce { shared, settings });
     }
+}
+
+/// What nodes go by.
+fn of_nodes(shared: &SharedSettings) -> v1::NodeSettings {
+    v1::NodeSettings { version: shared.version, log: shared.values.get("log").cloned().unwrap_or_default() }
 }
 
 /// `ttft_slo_ms = 500, log as started`: what a version changed.

@@ -152,6 +152,18 @@ async fn etcd_fifty_changes_under_load_are_each_in_force_everywhere_within_a_sec
     );
     assert!(longest < IN_FORCE && refused == CHANGES / 5);
 
+    // Nodes follow, too.
+    let version = set(&mut operators[1], &[("log", "debug")]).await?;
+    let follow = async {
+        for node in &nodes {
+            while !std::fs::read_to_string(&node.log)?.contains(&format!("settings changed version={version}")) {
+                baton_runtime::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(IN_FORCE, follow).await.context("a node does not follow")??;
+
     // What is in force is obeyed, everywhere: nobody takes a second request.
     set(&mut operators[0], &[("max_requests", "1")]).await?;
     baton_runtime::sleep(IN_FORCE).await;

@@ -145,11 +145,19 @@ pub async fn settings_change_while_it_serves() {
     w.node("d0").last_token(job.key, 1, 'b');
     answer.end().await.unwrap();
 
+    soon(operator.set_settings(set("log", "debug"))).await.unwrap();
+    let is_told = |command: &Command| match command {
+        Command::Settings(settings) => (settings.version == 2).then(|| settings.log.clone()),
+        _ => None,
+    };
+    assert_eq!(w.node("d0").hears("settings", is_told).await, "debug");
+    w.join("d1", |_| {}).await;
+    assert_eq!(w.node("d1").hears("settings", is_told).await, "debug", "one that joins is told, too");
     let wrong = soon(operator.set_settings(set("max_requests", "none"))).await.unwrap_err();
     assert_eq!(wrong.code(), Code::InvalidArgument);
     assert_eq!(wrong.message(), "max_requests: 'none': expected a whole number, 0 or more");
     let (_, metrics) = w.get("/metrics").await;
-    assert!(metrics.contains("baton_conductor_settings_version 1"), "the wrong one made none");
+    assert!(metrics.contains("baton_conductor_settings_version 2"), "the wrong one made none");
     // A drain does not wait for those who watch.
     w.ends().await;
     w.signal();

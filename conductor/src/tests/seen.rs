@@ -45,6 +45,7 @@ const COMMANDS: &[&str] = &[
     "Command::Redirect",
     "Command::NodeLost",
     "Command::Drain",
+    "Command::Settings",
 ];
 
 fn command_name(command: &Command) -> &'static str {
@@ -58,6 +59,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Redirect(_) => "Command::Redirect",
         Command::NodeLost(_) => "Command::NodeLost",
         Command::Drain(_) => "Command::Drain",
+        Command::Settings(_) => "Command::Settings",
     }
 }
 

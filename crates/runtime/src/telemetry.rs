@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
-pub use tracing_subscriber::EnvFilter;
+use tracing_subscriber::EnvFilter;
 
 use crate::settings::BadSetting;
 
@@ -81,39 +81,55 @@ pub enum LogFormat {
 /// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
     let builder = tracing_subscriber::fmt().with_env_filter(log_filter(filter)?).with_writer(std::io::stderr);
+    let first = filter.to_owned();
     // An error means that a subscriber is installed already.
     let _ = match format {
         LogFormat::Text => {
             let builder = builder.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
             let handle = builder.reload_handle();
-            builder.try_init().map(|()| SET_FILTER.set(Box::new(move |filter| drop(handle.reload(filter)))))
+            builder
+                .try_init()
+                .map(|()| LOGS.set(Logs { first, set: Box::new(move |filter| drop(handle.reload(filter))) }))
         }
         LogFormat::Json => {
             let builder = builder.json().with_filter_reloading();
             let handle = builder.reload_handle();
-            builder.try_init().map(|()| SET_FILTER.set(Box::new(move |filter| drop(handle.reload(filter)))))
+            builder
+                .try_init()
+                .map(|()| LOGS.set(Logs { first, set: Box::new(move |filter| drop(handle.reload(filter))) }))
         }
     };
     Ok(())
 }
 
-type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
-
-/// The filter of log lines is the process's, as the subscriber is.
-static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
-
-/// Has log lines filtered by this from now on, if [`init_logs`] was called.
-pub fn set_log_filter(filter: EnvFilter) {
-    if let Some(set) = SET_FILTER.get() {
-        set(filter);
-    }
+struct Logs {
+    /// The filter that the process was started with.
+    first: String,
+    set: Box<dyn Fn(EnvFilter) + Send + Sync>,
 }
 
-/// A filter of log lines.
+/// The filter of log lines is the process's, as the subscriber is.
+static LOGS: OnceLock<Logs> = OnceLock::new();
+
+/// Has log lines filtered by this from now on, or as the process was started if there is none. Does nothing if [`init_logs`] was not called.
+///
+/// # Errors
+/// It is no filter.
+pub fn set_log_filter(filter: Option<&str>) -> Result<(), BadSetting> {
+    let Some(logs) = LOGS.get() else { return filter.map_or(Ok(()), |filter| log_filter(filter).map(drop)) };
+    (logs.set)(log_filter(filter.unwrap_or(&logs.first))?);
+    Ok(())
+}
+
+/// Whether it is a filter of log lines.
 ///
 /// # Errors
 /// It is none.
-pub fn log_filter(filter: &str) -> Result<EnvFilter, BadSetting> {
+pub fn check_log_filter(filter: &str) -> Result<(), BadSetting> {
+    log_filter(filter).map(drop)
+}
+
+fn log_filter(filter: &str) -> Result<EnvFilter, BadSetting> {
     check_filter(filter)?;
     EnvFilter::try_new(filter).map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))
 }

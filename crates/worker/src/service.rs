@@ -118,6 +118,10 @@ async fn read_commands<E>(
         if matches!(command, Command::Hello(_)) {
             return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None));
         }
+        if let Command::Settings(settings) = &command {
+            sessions.on_settings(settings);
+            continue;
+        }
         let fail = |key: Option<v1::RequestKey>, event: PrefillEvent| {
             if let Ok(key) = baton_proto::key(key) {
                 let failed = v1::PrefillEvent::from_domain(key, &event);
@@ -166,7 +170,7 @@ fn input<E>(
 ) -> Result<Option<Input<E>>, baton_proto::InvalidMessage> {
     use v1::node_command::Command;
     Ok(Some(match command {
-        Command::Hello(_) => return Ok(None),
+        Command::Hello(_) | Command::Settings(_) => return Ok(None),
         Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
         Command::Abort(key) => Input::Abort(key.try_into()?),
         Command::KvSnapshot(_) => Input::KvSnapshot(conductor),

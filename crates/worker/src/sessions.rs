@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
+use baton_runtime::telemetry::set_log_filter;
 use baton_types::ConductorId;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -75,6 +76,8 @@ struct Inner {
     next_epoch: u64,
     /// The latest term of a leader that was heard of.
     term: u64,
+    /// The latest version of settings that was heard of.
+    settings: u64,
     sessions: HashMap<ConductorId, Session>,
 }
 
@@ -114,6 +117,21 @@ impl Sessions {
             before.ended.cancel();
         }
         Some((epoch, ended, EventReceiver { events: receiver, queued, broken }))
+    }
+
+    /// A conductor says what is set at run time. Another one may know of a later change.
+    pub fn on_settings(&self, told: &v1::NodeSettings) {
+        let mut inner = self.lock();
+        if told.version <= inner.settings {
+            return;
+        }
+        inner.settings = told.version;
+        // In order: two changes may come from two conductors.
+        let filter = Some(&*told.log).filter(|filter| !filter.is_empty());
+        match set_log_filter(filter) {
+            Ok(()) => tracing::info!(version = told.version, log = filter, "settings changed"),
+            Err(error) => tracing::error!(version = told.version, %error, "what is set is not taken"),
+        }
     }
 
     /// Whether the conductor has a session.

@@ -73,6 +73,7 @@ fn command(bytes: &[u8]) -> Option<()> {
         }
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
         Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) => Some(()),
+        Command::Settings(settings) => baton_runtime::telemetry::check_log_filter(&settings.log).ok(),
         Command::CopyPrefix(copy) => copy.into_domain(conductor).map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
         Command::Redirect(redirect) => d::Redirect::try_from(redirect).map(drop).ok(),
@@ -195,6 +196,7 @@ fn commands() -> Vec<w::node_command::Command> {
         }),
         Command::NodeLost(w::NodeLostCommand { node: "decode-0".into(), generation: generation() }),
         Command::Redirect(w::RedirectCommand { key: key(), decode: Some(target) }),
+        Command::Settings(w::NodeSettings { version: 2, log: "debug,a=info".into() }),
     ]
 }
 
