@@ -12,6 +12,9 @@ use tonic::transport::{Channel, Endpoint};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a peer may take to answer. It answers at once or never: its loop decides without waiting for anything.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// While a call waits, its connection is tried this often, and dropped if nothing comes back for so long: what was cut off for a while TCP tries again only after as long.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+const PING_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Connections kept; past it all are closed and made again as needed.
 const MAX_PEERS: usize = 4096;
 
@@ -50,6 +53,7 @@ impl Peers {
                 };
                 let endpoint = Endpoint::from_shared(address.to_owned()).map_err(invalid)?;
                 let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(CALL_TIMEOUT).tcp_nodelay(true);
+                let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
                 let channel = endpoint.connect_lazy();
                 channels.insert(address.to_owned(), channel.clone());
                 channel
@@ -57,5 +61,32 @@ impl Peers {
         };
         let client = v1::node_client::NodeClient::new(channel);
         Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_is_cut_off_is_given_up_long_before_the_calls_own_end() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut peer, _) = listener.accept().await.unwrap();
+            // It greets (RFC 9113 section 6.5: empty SETTINGS), and says nothing more.
+            peer.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let mut client = Peers::default().client(&address).unwrap();
+        let asked = baton_runtime::within(
+            &baton_runtime::SystemClock,
+            PING_INTERVAL + PING_TIMEOUT * 2,
+            client.check_integrity(v1::CheckIntegrityRequest {}),
+        );
+        let status = asked.await.expect("it is given up").unwrap_err();
+        assert_eq!(refused("d0", &status).kind, ErrorKind::Unavailable, "{status}");
     }
 }
