@@ -38,6 +38,7 @@ unshare -n ip link add x type veth peer name y 2>/dev/null ||
   without 'test(/^chaos::(nodes_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
   without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
+command -v openssl >/dev/null || without 'test(/^etcd::etcd_(with_tls|that_takes)/)' "needs openssl, to make certificates"
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"

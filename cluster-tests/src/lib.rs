@@ -21,7 +21,7 @@ mod proxy;
 
 pub use ask::{Answer, Ask};
 pub use cluster::{Builder, Cluster, HttpAnswer};
-pub use etcd::Etcd;
+pub use etcd::{Certificates, Etcd};
 pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
 pub use proxy::{Conduct, PROXIED_HOST, Proxy};
 

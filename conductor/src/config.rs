@@ -107,6 +107,16 @@ pub struct Settings {
     pub etcd: Vec<String>,
     /// All keys of this cluster in etcd begin so.
     pub etcd_prefix: String,
+    /// Authorities that etcd's certificate must come from, a PEM file: etcd is asked over TLS.
+    pub etcd_ca: Option<PathBuf>,
+    /// Certificate of this conductor for etcd, a PEM file.
+    pub etcd_cert: Option<PathBuf>,
+    /// Key of `etcd_cert`, a PEM file.
+    pub etcd_key: Option<PathBuf>,
+    /// User of etcd.
+    pub etcd_user: Option<String>,
+    /// File with the password of `etcd_user`.
+    pub etcd_password_file: Option<PathBuf>,
     /// Host or address by which other conductors reach this one; by default the one that it listens on.
     pub advertise_host: Option<String>,
     /// Origins of web pages that may call the HTTP port, or `*`.
@@ -182,6 +192,11 @@ impl Default for Settings {
             nodes: None,
             etcd: Vec::new(),
             etcd_prefix: "/baton".into(),
+            etcd_ca: None,
+            etcd_cert: None,
+            etcd_key: None,
+            etcd_user: None,
+            etcd_password_file: None,
             advertise_host: None,
             cors_origins: Vec::new(),
             model: None,
@@ -240,6 +255,21 @@ pub struct Flags {
     /// All keys of this cluster in etcd begin so [default: /baton]
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
+    /// Authorities that etcd's certificate must come from, PEM: etcd is asked over TLS [default: none, no TLS]
+    #[arg(long, value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// Certificate of this conductor for etcd, PEM, with --etcd-key [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cert: Option<PathBuf>,
+    /// Key of --etcd-cert, PEM [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub etcd_key: Option<PathBuf>,
+    /// User of etcd, with --etcd-password-file [default: none]
+    #[arg(long, value_name = "NAME")]
+    pub etcd_user: Option<String>,
+    /// File with the password of --etcd-user [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
     /// Host by which other conductors reach this one [default: the one that it listens on]
     #[arg(long, value_name = "HOST")]
     pub advertise_host: Option<String>,

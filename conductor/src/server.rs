@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
+use baton_membership::Etcd;
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_runtime::settings::{self, BadSetting, Loaded};
 use baton_runtime::telemetry::init_logs;
@@ -72,9 +73,10 @@ impl Server {
         let drain = Drain { not_ready, grace };
         let ports = Ports::bind(settings, stall_timeout).await?;
         let addresses = ports.addresses()?;
-        let door = Arc::new(front_door(loaded, clock, metrics)?);
+        let etcd = leader::etcd::of(settings)?;
+        let door = Arc::new(front_door(loaded, etcd.clone(), clock, metrics)?);
         ports.serve(&door, &telemetry, &door.tasks)?;
-        leader::start(&door, settings, addresses.nodes.unwrap_or(addresses.grpc))?;
+        leader::start(&door, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;
         start_upkeep(Arc::clone(&door), telemetry);
         start_replication(Arc::clone(&door));
         start_settings(Arc::clone(&door));
@@ -110,11 +112,16 @@ impl Server {
     }
 }
 
-fn front_door(loaded: &Loaded<Settings>, clock: Arc<dyn Clock>, metrics: Metrics) -> anyhow::Result<FrontDoor> {
+fn front_door(
+    loaded: &Loaded<Settings>,
+    etcd: Option<Etcd>,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+) -> anyhow::Result<FrontDoor> {
     let settings = &loaded.settings;
     let model = text_model(settings)?;
     let rules = Rules::new(settings)?;
-    let settings = RunTimeSettings::new(loaded.clone(), leader::etcd(settings)?, Arc::clone(&clock));
+    let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let (id, tasks, shutdown) = (ConductorId(random_u64()), TaskSet::new(), Shutdown::new());
     tracing::info!(%id, model = model.name, "conductor starting");
     Ok(FrontDoor::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))

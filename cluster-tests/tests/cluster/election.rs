@@ -24,7 +24,7 @@ struct Part {
 impl Part {
     fn of(etcd: &Etcd, prefix: &str, id: u64, latest: u64) -> Self {
         let candidate = Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") };
-        let etcd = baton_membership::Etcd { endpoints: vec![etcd.address().to_owned()], prefix: prefix.to_owned() };
+        let etcd = baton_membership::Etcd::new(vec![etcd.address().to_owned()], prefix);
         let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest);
         let (leadership, resigned) = (election.leadership(), election.resigned());
         Self { leadership, resigned, task: tokio::spawn(election.run()) }

@@ -112,7 +112,7 @@ async fn leader(conductors: [&Process; 2]) -> anyhow::Result<usize> {
     tokio::time::timeout(LIMIT, found).await.context("nobody leads, or both do")?
 }
 
-async fn leads(conductor: &Process) -> anyhow::Result<()> {
+pub async fn leads(conductor: &Process) -> anyhow::Result<()> {
     let leads = async {
         while conductor.metric("baton_conductor_leads").await? < 1.0 {
             baton_runtime::sleep(Duration::from_millis(50)).await;

@@ -20,6 +20,7 @@ mod drain;
 mod election;
 mod engine_stalls;
 mod estimates;
+mod etcd;
 mod floods;
 mod front_ends;
 mod leaders;

@@ -1,6 +1,7 @@
 //! One conductor places the requests of all: the one that leads. `desk.rs`: where questions go; `link.rs`: to the leader; `service.rs`: from those who follow.
 
 mod desk;
+pub mod etcd;
 mod link;
 mod service;
 mod wire;
@@ -29,17 +30,14 @@ const SETTLE: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// The etcd of these settings, if there is one.
-pub fn etcd(settings: &Settings) -> Result<Option<Etcd>, BadSetting> {
-    if settings.etcd.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(Etcd { endpoints: settings.etcd.clone(), prefix: prefix(&settings.etcd_prefix)?.to_owned() }))
-}
-
 /// This conductor leads, alone or as it is elected, until it drains.
-pub fn start(door: &Arc<FrontDoor>, settings: &Settings, own: SocketAddr) -> Result<(), BadSetting> {
-    let Some(etcd) = etcd(settings)? else {
+pub fn start(
+    door: &Arc<FrontDoor>,
+    settings: &Settings,
+    etcd: Option<Etcd>,
+    own: SocketAddr,
+) -> Result<(), BadSetting> {
+    let Some(etcd) = etcd else {
         door.lead(0, Duration::ZERO);
         return Ok(());
     };

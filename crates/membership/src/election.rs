@@ -1,5 +1,6 @@
 //! One conductor's part in the election.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 /// Those that see the leader go do not all ask at once.
 const JITTER: Duration = Duration::from_millis(50);
+/// Most reasons for which etcd is away that are said.
+const MAX_SAID: usize = 8;
 
 /// What a leader writes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,17 +104,22 @@ impl Election {
     /// Takes part for ever. While etcd is away, what is known stays.
     pub async fn run(mut self) {
         let mut wait = RETRY;
+        // What was said since etcd was there.
+        let mut said = BTreeSet::new();
         loop {
             if self.resigned.is_cancelled() {
                 self.campaigns = false;
             }
             let Err(error) = self.take_part(&mut wait).await;
             let (endpoints, retry_in) = (self.etcd.endpoints.join(","), wait);
+            if wait == RETRY {
+                said.clear();
+            }
             match error {
                 EtcdError::LeaseEnded => tracing::warn!(etcd = endpoints, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
                 EtcdError::WatchEnded(_) => tracing::info!(etcd = endpoints, %error, "looking again who leads"),
-                _ if wait < RETRY_MAX => {
+                _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
                     tracing::warn!(etcd = endpoints, %error, ?retry_in, "etcd is away: what is known of the leader stays");
                 }
                 // It was said.
@@ -274,7 +282,12 @@ impl Election {
 
     async fn on_change(&mut self, open: &mut Open, change: &WatchResponse) -> Result<(), EtcdError> {
         if change.canceled() {
-            return Err(EtcdError::WatchEnded(change.cancel_reason().to_owned()));
+            let reason = match (change.compact_revision(), change.cancel_reason()) {
+                // Changes may be gone that were not seen. The next look sees what there is.
+                (compacted @ 1.., _) => format!("compacted up to revision {compacted}"),
+                (_, reason) => reason.to_owned(),
+            };
+            return Err(EtcdError::WatchEnded(reason));
         }
         for event in change.events() {
             if event.kv().is_some_and(|key| key.mod_revision() <= self.looked) {

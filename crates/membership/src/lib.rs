@@ -7,21 +7,14 @@ mod connect;
 mod election;
 mod shared;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_types::ConductorId;
 
+pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User, connect};
 pub use election::Election;
 pub use shared::{ChangeError, SettingsStore, SharedSettings};
-
-/// Where etcd is, and which of its keys are ours.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Etcd {
-    /// `host:port` of each of its members, or URLs.
-    pub endpoints: Vec<String>,
-    /// All keys begin so: clusters that share an etcd have one each.
-    pub prefix: String,
-}
 
 /// A conductor that may lead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,8 +50,18 @@ pub const LEASE: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// As the client says.
-    #[error("{0}")]
+    #[error("{}", connect::reason(.0))]
     Client(#[from] etcd_client::Error),
+    /// What etcd is to be asked with.
+    #[error("{} {problem}", path.display())]
+    File {
+        /// What it is for.
+        file: EtcdFile,
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// It does not answer.
     #[error("no answer within {0:?}")]
     Silent(Duration),
