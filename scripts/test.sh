@@ -39,6 +39,15 @@ unshare -n ip link add x type veth peer name y 2>/dev/null ||
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
   without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
 command -v openssl >/dev/null || without 'test(/^etcd::etcd_(with_tls|that_takes)/)' "needs openssl, to make certificates"
+rolling='test(=rolling::etcd_conductors_then_nodes_are_replaced_by_the_next_version_without_a_failure)'
+if [[ -n ${BATON_TEST_LONG-} ]]; then
+  previous=$(scripts/previous-bin.sh) && status=0 || status=$?
+  [[ $status == 0 || $status == 77 ]] || exit 1
+  export BATON_PREVIOUS_BIN=$previous
+  [[ $status == 0 ]] || without "$rolling" "needs the commit before: this clone has none"
+else
+  without "$rolling" "needs the binaries of the commit before: make test-long"
+fi
 unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
 [[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
 [[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"

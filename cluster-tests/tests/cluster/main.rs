@@ -37,6 +37,7 @@ mod overload;
 mod pauses;
 mod prefix_fetch;
 mod prompts_at_decode;
+mod rolling;
 mod settings;
 mod split_prompts;
 mod ssd_tier;
