@@ -36,10 +36,10 @@ pub fn http_status(kind: ErrorKind) -> u16 {
     TABLE.iter().find(|row| row.0 == kind).map_or(500, |row| row.2)
 }
 
-/// The kind that a peer's status stands for. What gRPC itself reports of a broken connection is `Unavailable`.
+/// The kind that a peer's status stands for. What gRPC itself reports of a connection that broke, or that takes no more requests, is `Unavailable`.
 pub fn kind_of_status(status: &Status) -> ErrorKind {
     match status.code() {
-        Code::Unknown if std::error::Error::source(status).is_some() => ErrorKind::Unavailable,
+        Code::Unknown | Code::Cancelled if std::error::Error::source(status).is_some() => ErrorKind::Unavailable,
         code => TABLE.iter().find(|row| row.1 == code).map_or(ErrorKind::Internal, |row| row.0),
     }
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use baton_proto::v1;
+use baton_proto::{kind_of_status, v1};
 use baton_runtime::Phase;
+use baton_types::ErrorKind;
 use tonic::Code;
 
 use super::client::request;
@@ -38,7 +39,12 @@ pub async fn conductor_is_not_ready_then_drains_then_is_down() {
     assert_eq!(w.door.shutdown.phase(), Phase::NotReady);
     w.pass_ms(50).await;
     assert_eq!(w.door.shutdown.phase(), Phase::Draining);
-    let status = w.refusal(request("hi", 2)).await;
+    // The connection takes no more requests. Who connects again is told why.
+    let mut status = w.refusal(request("hi", 2)).await;
+    for _ in 0..2 {
+        assert_eq!(kind_of_status(&status), ErrorKind::Unavailable);
+        status = w.refusal(request("hi", 2)).await;
+    }
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
 
     w.node("d0").token(first_job.key, 1, 'b');

@@ -148,7 +148,8 @@ impl Port {
                     limits: self.limits,
                     pace: Arc::clone(&pace),
                     watches: self.protocol == Protocol::Http1,
-                    leaves: self.leaves.clone(),
+                    // One that comes later is told so by the answers to its requests.
+                    leaves: self.leaves.clone().filter(|shutdown| shutdown.phase() < Phase::Draining),
                     end: end.clone(),
                 };
                 let builder = Arc::clone(&builder);
