@@ -1,5 +1,7 @@
 //! Several conductors with one etcd: one places for all, and any of them may go.
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -92,6 +94,33 @@ async fn asked<T>(
         all.longest = all.longest.max(ends.longest);
     }
     Ok((all, done))
+}
+
+/// The terms that log lines with these words name.
+fn terms(log: &Path, words: &str) -> anyhow::Result<Vec<u64>> {
+    let text = std::fs::read_to_string(log)?;
+    let named = text.lines().filter(|line| line.contains(words)).filter_map(|line| {
+        let (_, rest) = line.split_once(" term=")?;
+        rest.split_whitespace().next()?.parse().ok()
+    });
+    Ok(named.collect())
+}
+
+/// Two conductors never lead in one term, and no node goes back to an earlier one: their logs say so.
+pub fn check_terms(conductors: &[PathBuf], nodes: &[PathBuf]) -> anyhow::Result<()> {
+    let mut led = BTreeSet::new();
+    for log in conductors {
+        for term in terms(log, "this conductor leads")? {
+            assert!(led.insert(term), "two conductors lead in term {term}");
+        }
+    }
+    for log in nodes {
+        let heard = terms(log, "a later leader places")?;
+        assert!(heard.is_sorted() && heard.iter().all(|term| led.contains(term)), "{}: {heard:?}", log.display());
+        assert!(heard.len() > 1, "{} has heard of more than one leader: {heard:?}", log.display());
+    }
+    println!("{} terms, none led twice, and heard in order by {} nodes", led.len(), nodes.len());
+    Ok(())
 }
 
 /// Which of two conductors leads: it says so in its metrics.
@@ -208,5 +237,7 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     // One that leaves in order does not make others wait for its lease.
     let third = conductor(&etcd, &["--engine", "mock"], folder.path(), "third").await?;
     first.stop().await?;
-    leads(&third).await
+    leads(&third).await?;
+    let logs = ["first", "second", "third"].map(|name| folder.path().join(format!("{name}.log")));
+    check_terms(&logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
 }

@@ -12,7 +12,7 @@ use baton_proto::v1::inference_client::InferenceClient;
 use futures::future::try_join_all;
 use tonic::transport::Endpoint;
 
-use crate::leaders::LIMIT;
+use crate::leaders::{LIMIT, check_terms};
 
 /// The conductor that nodes know of, and that is not there at first: three are.
 const SPARE: usize = 3;
@@ -29,7 +29,8 @@ struct Conductors {
     folder: PathBuf,
     addresses: Vec<String>,
     processes: Vec<Option<Process>>,
-    starts: usize,
+    /// Of all starts.
+    logs: Vec<PathBuf>,
 }
 
 impl Conductors {
@@ -39,7 +40,7 @@ impl Conductors {
             listeners.iter().map(|it| Ok(it.local_addr()?.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
         drop(listeners);
         let (etcd, folder, processes) = (etcd.address().to_owned(), folder.to_owned(), Vec::new());
-        let mut all = Self { etcd, folder, addresses, processes, starts: 0 };
+        let mut all = Self { etcd, folder, addresses, processes, logs: Vec::new() };
         all.processes.resize_with(SPARE + 1, || None);
         for n in 0..SPARE {
             all.restart(n).await?;
@@ -48,8 +49,8 @@ impl Conductors {
     }
 
     async fn restart(&mut self, n: usize) -> anyhow::Result<()> {
-        self.starts += 1;
-        let log = self.folder.join(format!("conductor-{n}-{}.log", self.starts));
+        let log = self.folder.join(format!("conductor-{n}-{}.log", self.logs.len()));
+        self.logs.push(log.clone());
         let own = ["--engine", "mock", "--grpc", &self.addresses[n], "--http", "127.0.0.1:0", "--etcd", &self.etcd];
         self.processes[n] = Some(Process::start("baton-conductor", &own.map(str::to_owned), log).await?);
         Ok(())
@@ -199,5 +200,5 @@ async fn etcd_nothing_is_placed_for_three_seconds_at_most() -> anyhow::Result<()
     };
     told("etcd lost its data", vec![longest(&addresses, loses).await?]);
     assert_eq!(conductors.leader().await?, leader, "who led leads");
-    Ok(())
+    check_terms(&conductors.logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
 }
