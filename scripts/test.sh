@@ -35,7 +35,7 @@ elif [[ -z ${BATON_TEST_LONG-} ]]; then
 fi
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
-  without 'test(/^chaos::(nodes_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
+  without 'test(/^chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
   without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
 command -v openssl >/dev/null || without 'test(/^etcd::etcd_(with_tls|that_takes)/)' "needs openssl, to make certificates"

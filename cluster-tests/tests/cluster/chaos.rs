@@ -53,12 +53,29 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
 #[tokio::test]
 #[ignore = "needs etcd"]
 async fn etcd_conductors_and_nodes_die_and_answers_are_those_of_peace() -> anyhow::Result<()> {
-    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn"];
+    // Most of the time, a stream goes through each conductor.
+    let slow = "--decode-arg=--mock-base-us=10000";
+    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", slow];
     let faults = ["--faults", "kill", "--duration", "30", "--every", "1"];
     let report = chaos(&cluster, &faults).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
     let of = |role: &str| report["faults"].as_array().is_some_and(|all| all.iter().any(|of| of["role"] == role));
     assert!(of("conductor") && report["asked_again"].as_u64() > Some(0), "{report}");
+    let [interrupted, attached, from_cache] =
+        ["interrupted", "attached", "from_cache"].map(|key| report[key].as_u64().unwrap_or_default());
+    assert!(interrupted > 0 && 100 * (attached + from_cache) >= 95 * interrupted, "{report}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs etcd, and root to make network namespaces"]
+async fn etcd_conductors_are_cut_off_and_others_serve() -> anyhow::Result<()> {
+    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", "--namespaces"];
+    let faults = ["--faults", "cut", "--longest", "15", "--duration", "60", "--every", "5", "--seed", "2"];
+    let report = chaos(&cluster, &faults).await?;
+    assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
+    let is_cut = |of: &Value| of["role"] == "conductor" && count(of, "longest_gap_s") > 0;
+    assert!(report["faults"].as_array().is_some_and(|all| all.iter().any(is_cut)), "{report}");
     Ok(())
 }
 

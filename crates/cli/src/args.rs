@@ -230,7 +230,7 @@ pub struct ChaosArgs {
     /// The etcd of several conductors, HOST:PORT on this host: it may be hurt, too
     #[arg(long, value_name = "ADDR")]
     pub etcd: Option<String>,
-    /// What may happen to a process; a conductor, if there are several, and etcd are killed, stopped or asked to end
+    /// What may happen to a process; of several conductors each but drain, and etcd is killed, stopped or asked to end
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
     pub faults: Vec<FaultKind>,
     /// Longest that a node is stopped, cut off or slow, seconds

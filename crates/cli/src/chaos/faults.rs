@@ -59,9 +59,14 @@ impl FaultKind {
         matches!(self, Self::Cut | Self::Slow)
     }
 
-    /// Whether it happens to any process, and not to nodes alone.
-    const fn is_of_any(self) -> bool {
-        matches!(self, Self::Kill | Self::Stop | Self::Term)
+    /// Whether it happens to those of a role.
+    fn is_of(self, role: &str) -> bool {
+        match self {
+            Self::Kill | Self::Stop | Self::Term => true,
+            // Of this host, where its clients are.
+            Self::Cut | Self::Slow => role != ETCD,
+            Self::Drain => role != CONDUCTOR && role != ETCD,
+        }
     }
 }
 
@@ -204,9 +209,8 @@ impl Faults {
         let well: Vec<_> =
             nodes.iter().filter(well).filter_map(|node| Some((node.info.as_ref()?, node.load?))).collect();
         let of_role = |role: &str| well.iter().filter(|(info, _)| info.role == role).count();
-        let is_node = |info: &v1::NodeInfo| info.role != CONDUCTOR && info.role != ETCD;
         let can_be_spared = |info: &v1::NodeInfo| of_role(&info.role) > 1 || info.role == ETCD;
-        let spare = well.iter().filter(|(info, _)| can_be_spared(info) && (kind.is_of_any() || is_node(info)));
+        let spare = well.iter().filter(|(info, _)| can_be_spared(info) && kind.is_of(&info.role));
         let mut spare: Vec<_> = spare.copied().collect();
         if spare.is_empty() {
             return None;
@@ -270,6 +274,17 @@ mod tests {
     fn faults() -> Faults {
         let kinds = vec![FaultKind::Kill];
         Faults { random: Random::new(3), kinds, longest: 20.0, hurt: BTreeMap::new(), done: Vec::new() }
+    }
+
+    #[test]
+    fn conductors_are_cut_off_and_not_drained() {
+        let mut faults = faults();
+        let nodes = [node("conductor-0", 1, 0), node("conductor-1", 1, 0), node("etcd", 1, 0)];
+        assert!(faults.victim(&nodes, FaultKind::Drain).is_none());
+        let mut hit =
+            |kind| (0..50).filter_map(|_| Some(faults.victim(&nodes, kind)?.0.role.clone())).collect::<Vec<_>>();
+        assert!(hit(FaultKind::Cut).iter().all(|role| role == CONDUCTOR));
+        assert!(hit(FaultKind::Kill).iter().any(|role| role == ETCD));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! this host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network: a node, if
 //! there are several a conductor, and if it is named etcd. One of each role is left alone at any time, but etcd. Whoever
 //! started the processes has to start them again, as `baton up` does. A client whose conductor is lost asks the next
-//! one, with its key. At the end the nodes prove that every block is accounted for.
+//! one, with its key. If it is only slow, that one is asked again. At the end the nodes prove that every block is
+//! accounted for.
 
 mod cable;
 mod faults;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::faults::{FaultKind, Faults};
 use super::processes::Process;
-use super::streams::{Ends, Streams};
+use super::streams::{Again, Ends, Streams};
 use crate::error::CliError;
 
 /// So many of a hundred requests have to succeed.
@@ -20,7 +20,7 @@ impl Ends {
     pub fn of_all(ends: Vec<Self>) -> Self {
         ends.into_iter().fold(Self::default(), |mut all, one| {
             all.right += one.right;
-            all.again += one.again;
+            all.again.add(&one.again);
             all.different.extend(one.different);
             all.failed.extend(one.failed);
             all.refused.extend(one.refused);
@@ -108,8 +108,15 @@ impl Report {
         for (what, list) in [("different", different), ("failed", failed), ("refused", refused)] {
             lines.extend(list.iter().take(TOLD).map(|one| format!("  {what}: {one}")));
         }
-        if *again > 0 {
-            lines.push(format!("{again} of them were asked for again, at another conductor"));
+        if again.count > 0 {
+            let Again { count, elsewhere, at_several, interrupted, attached, from_cache } = again;
+            lines.push(format!(
+                "{count} of them were asked for again, {elsewhere} at another conductor, {at_several} at more than one"
+            ));
+            let anew = interrupted - attached - from_cache;
+            lines.push(format!(
+                "  of {interrupted} that had begun, {attached} attached, {from_cache} were served from cached prompts, {anew} anew"
+            ));
         }
         for Gaps { kind, role, longest } in &self.gaps {
             let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
@@ -139,7 +146,10 @@ impl Report {
             json!({ "fault": gaps.kind.as_str(), "role": gaps.role, "longest_gap_s": seconds })
         };
         json!({
-            "requests": self.ends.count(), "right": right, "asked_again": again, "different": different, "failed": failed, "refused": refused,
+            "requests": self.ends.count(), "right": right, "asked_again": again.count,
+            "asked_elsewhere": again.elsewhere, "asked_at_several": again.at_several,
+            "interrupted": again.interrupted, "attached": again.attached,
+            "from_cache": again.from_cache, "different": different, "failed": failed, "refused": refused,
             "faults": self.gaps.iter().map(gaps).collect::<Vec<_>>(),
             "memory_growth": self.growth.iter().map(|(name, grown)| json!({ "process": name, "growth": grown })).collect::<Vec<_>>(),
             "left": self.aftermath.as_ref().err(),

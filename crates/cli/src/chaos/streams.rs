@@ -1,5 +1,6 @@
 //! Streams against the cluster, and what each of them is in peace.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use baton_sim::Random;
 use baton_types::ErrorKind;
 use futures::future::join_all;
 
+use super::{ANSWER, nodes};
 use crate::client::Conductor;
 use crate::error::CliError;
 
@@ -21,10 +23,10 @@ const LOST: Duration = Duration::from_millis(100);
 const COME_AGAIN: Duration = Duration::from_millis(500);
 /// A stream that says nothing for so long is taken to be hung.
 const HUNG: Duration = Duration::from_secs(60);
-/// Where there are several conductors, another one is asked after this.
+/// Where there are several conductors, one that says nothing for so long is asked again.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So often a request is asked for, if conductors are lost.
-const TRIES: usize = 8;
+/// So often a request is asked for.
+const TRIES: usize = 16;
 /// A gap that a fault makes begins less than this before the fault.
 const FELT_WITHIN: Duration = Duration::from_millis(250);
 
@@ -37,13 +39,30 @@ pub struct Said {
     prompt_tokens: u32,
 }
 
+/// How requests ended that were asked for again.
+#[derive(Debug, Default)]
+pub struct Again {
+    /// All of them.
+    pub count: u64,
+    /// Those whose conductor was lost: another one was asked.
+    pub elsewhere: u64,
+    /// Those of which more than one other conductor was asked.
+    pub at_several: u64,
+    /// Those that had been taken in by a conductor that was lost or silent.
+    pub interrupted: u64,
+    /// Those of them that attached to the answer that was under way.
+    pub attached: u64,
+    /// Those of them that were served again, with a prompt whose beginning was in a node's cache.
+    pub from_cache: u64,
+}
+
 /// How requests ended.
 #[derive(Debug, Default)]
 pub struct Ends {
     /// As in peace.
     pub right: u64,
-    /// Those of them that were asked for again, because their conductor was lost.
-    pub again: u64,
+    /// Those that were asked for again.
+    pub again: Again,
     /// Ids of those that came out differently.
     pub different: Vec<String>,
     /// Why others failed after they were taken in.
@@ -117,7 +136,7 @@ impl Streams {
         let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
         let ask_one = async |request: &v1::GenerateRequest| {
             let mut answer = Asked::new(HUNG);
-            answer.ask(conductor, request.clone(), |_, _| {}).await.map(|()| answer.said)
+            answer.ask(conductor, request.clone(), HUNG, |_, _| {}).await.map(|()| answer.said)
         };
         let asked = join_all(requests.iter().map(ask_one)).await;
         let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
@@ -139,23 +158,27 @@ impl Streams {
                 request.idempotency_key = format!("{:016x} {count}", self.run);
             }
             let mut answer = Asked::new(if conductors.len() > 1 { PATIENCE } else { HUNG });
-            let mut end = Ok(());
-            for (again, conductor) in conductors.iter().cycle().skip(first).take(TRIES).enumerate() {
-                ends.again += u64::from(again == 1);
-                end = answer.ask(conductor, request.clone(), |from, to| self.faults().on_gap(from, to)).await;
-                match &end {
-                    Err(Failed::Lost(..)) if conductors.len() > 1 => baton_runtime::sleep(LOST).await,
-                    _ => break,
+            let mut turn = Turn::new(first % conductors.len());
+            let end = loop {
+                let on_gap = |from, to| self.faults().on_gap(from, to);
+                let patience = if conductors.len() > 1 { turn.patience() } else { HUNG };
+                let end = answer.ask(&conductors[turn.at], request.clone(), patience, on_gap).await;
+                match end {
+                    Err(failed) if conductors.len() > 1 && turn.next(&failed, conductors.len()) => {
+                        baton_runtime::sleep(LOST).await;
+                    }
+                    end => break end,
                 }
-            }
+            };
+            ends.again.count(&turn, &answer);
             match end {
                 Ok(()) if answer.said == self.expected[n] => ends.right += 1,
                 Ok(()) => ends.different.push(format!("request {n}")),
-                Err(Failed::Refused(why) | Failed::Lost(why, false)) => {
+                Err(Failed::Refused(why) | Failed::Lost(why, false) | Failed::Silent(why, false)) => {
                     ends.refused.push(why);
                     baton_runtime::sleep(COME_AGAIN).await;
                 }
-                Err(Failed::Lost(why, true) | Failed::Ended(why)) => ends.failed.push(why),
+                Err(Failed::Lost(why, true) | Failed::Silent(why, true) | Failed::Ended(why)) => ends.failed.push(why),
             }
         }
         ends
@@ -168,15 +191,85 @@ impl Streams {
 
 enum Failed {
     Refused(String),
-    /// Its conductor went away, or says nothing; after it was taken in, or before.
+    /// Its conductor went away; after it was taken in, or before.
     Lost(String, bool),
+    /// Its conductor says nothing.
+    Silent(String, bool),
     Ended(String),
+}
+
+/// Which conductor a request is asked for at.
+struct Turn {
+    at: usize,
+    asked: usize,
+    /// So many other conductors were asked.
+    others: usize,
+    /// This conductor was asked again, as it had said nothing.
+    is_second: bool,
+    /// A conductor that did not end it had taken it in.
+    is_interrupted: bool,
+}
+
+impl Turn {
+    fn new(at: usize) -> Self {
+        Self { at, asked: 1, others: 0, is_second: false, is_interrupted: false }
+    }
+
+    /// After what time it is asked whether the conductor answers at all. One that has the answer gives it at once.
+    fn patience(&self) -> Duration {
+        if self.is_second { ANSWER } else { PATIENCE }
+    }
+
+    /// Whether it is asked for again. A conductor that is only slow has the answer under way: elsewhere it would be
+    /// computed anew. It is asked again whenever it has said nothing more for a while. If it says nothing at all then,
+    /// does not answer, or has gone, another one is asked.
+    fn next(&mut self, failed: &Failed, conductors: usize) -> bool {
+        self.is_second = match failed {
+            // One that takes it in answers, and is slow.
+            Failed::Silent(_, is_taken) => *is_taken || !self.is_second,
+            Failed::Lost(..) => false,
+            Failed::Refused(_) | Failed::Ended(_) => return false,
+        };
+        self.is_interrupted |= matches!(failed, Failed::Silent(_, true) | Failed::Lost(_, true));
+        if !self.is_second {
+            self.at = (self.at + 1) % conductors;
+            self.others += 1;
+        }
+        self.asked += 1;
+        self.asked <= TRIES
+    }
+}
+
+impl Again {
+    fn count(&mut self, turn: &Turn, answer: &Asked) {
+        if turn.asked == 1 {
+            return;
+        }
+        self.count += 1;
+        self.elsewhere += u64::from(turn.others > 0);
+        self.at_several += u64::from(turn.others > 1);
+        if turn.is_interrupted {
+            self.interrupted += 1;
+            self.attached += u64::from(answer.is_attached);
+            self.from_cache += u64::from(!answer.is_attached && answer.cached_tokens > 0);
+        }
+    }
+
+    /// Of all clients.
+    pub fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.elsewhere += other.elsewhere;
+        self.at_several += other.at_several;
+        self.interrupted += other.interrupted;
+        self.attached += other.attached;
+        self.from_cache += other.from_cache;
+    }
 }
 
 impl Failed {
     fn told(&self) -> &str {
         match self {
-            Self::Refused(why) | Self::Lost(why, _) | Self::Ended(why) => why,
+            Self::Refused(why) | Self::Lost(why, _) | Self::Silent(why, _) | Self::Ended(why) => why,
         }
     }
 
@@ -198,11 +291,18 @@ struct Asked {
     /// Most tokens that it had.
     had: usize,
     patience: Duration,
+    /// Its ids at conductors.
+    ids: Vec<String>,
+    /// Whether the last conductor had its answer under way, or kept.
+    is_attached: bool,
+    /// Of its prompt, at the last conductor.
+    cached_tokens: u32,
 }
 
 impl Asked {
     fn new(patience: Duration) -> Self {
-        Self { said: Said::default(), last: None, had: 0, patience }
+        let (said, ids) = (Said::default(), Vec::new());
+        Self { said, last: None, had: 0, patience, ids, is_attached: false, cached_tokens: 0 }
     }
 
     /// Asks for it, from its first token on.
@@ -210,14 +310,26 @@ impl Asked {
         &mut self,
         conductor: &Conductor,
         request: v1::GenerateRequest,
+        begin_patience: Duration,
         mut on_gap: impl FnMut(Instant, Instant),
     ) -> Result<(), Failed> {
-        self.said = Said::default();
+        (self.said, self.is_attached, self.cached_tokens) = (Said::default(), false, 0);
         let (mut id, patience) = (String::new(), self.patience);
-        let silent = |id: &str| Failed::Lost(format!("{id}: silent for {patience:?}"), !id.is_empty());
-        // While nobody leads it waits, too.
-        let begun = tokio::time::timeout(HUNG, conductor.inference().generate(request)).await;
-        let begun = begun.map_err(|_| silent(&id))?;
+        let silent = |id: &str| Failed::Silent(format!("{id}: silent for {patience:?}"), !id.is_empty());
+        let asked = baton_runtime::now();
+        let mut client = conductor.inference();
+        let mut begun = pin!(client.generate(request));
+        // While nobody leads, or no node has room, it waits, and its conductor answers others.
+        let begun = loop {
+            match tokio::time::timeout(begin_patience, &mut begun).await {
+                Ok(begun) => break begun,
+                Err(_) if asked.elapsed() >= HUNG => return Err(silent(&id)),
+                Err(_) if !answers(conductor).await => {
+                    return Err(Failed::Lost(format!("{} does not answer", conductor.address()), false));
+                }
+                Err(_) => {}
+            }
+        };
         let mut stream = begun.map_err(|status| Failed::of(&id, &status))?.into_inner();
         loop {
             let message = tokio::time::timeout(patience, stream.message()).await.map_err(|_| silent(&id))?;
@@ -226,7 +338,12 @@ impl Asked {
                 None => break,
             };
             match event {
-                Some(Event::Accepted(accepted)) => id = accepted.request_id,
+                Some(Event::Accepted(accepted)) => {
+                    id = accepted.request_id;
+                    // The first message of an answer is kept with it: it names the request that is served.
+                    self.is_attached = self.ids.contains(&id);
+                    self.ids.push(id.clone());
+                }
                 Some(Event::Delta(delta)) => {
                     let said = &mut self.said;
                     if delta.index as usize != said.tokens.len() {
@@ -245,7 +362,9 @@ impl Asked {
                 }
                 Some(Event::Finished(finished)) => {
                     self.said.finish = finished.finish_reason;
-                    self.said.prompt_tokens = finished.usage.map_or(0, |usage| usage.prompt_tokens);
+                    let usage = finished.usage.unwrap_or_default();
+                    self.said.prompt_tokens = usage.prompt_tokens;
+                    self.cached_tokens = usage.cached_tokens;
                 }
                 _ => {}
             }
@@ -255,6 +374,10 @@ impl Asked {
         }
         Ok(())
     }
+}
+
+async fn answers(conductor: &Conductor) -> bool {
+    matches!(tokio::time::timeout(ANSWER, nodes(conductor)).await, Ok(Ok(_)))
 }
 
 #[cfg(test)]
@@ -276,6 +399,25 @@ mod tests {
         felt.on_gap(at(1990), at(2100));
         let gaps: Vec<_> = felt.gaps().map(|gap| gap.as_millis()).collect();
         assert_eq!(gaps, [4890, 110], "a gap may end after the next fault, and begins a moment before its own");
+    }
+
+    #[test]
+    fn a_slow_conductor_is_asked_again_and_a_silent_or_lost_one_is_left() {
+        let silent = |is_taken| Failed::Silent(String::new(), is_taken);
+        let mut turn = Turn::new(1);
+        assert_eq!(turn.patience(), PATIENCE);
+        for _ in 0..2 {
+            assert!(turn.next(&silent(true), 2));
+            assert_eq!((turn.at, turn.others, turn.patience()), (1, 0, ANSWER), "it answers, and is slow");
+        }
+        assert!(turn.next(&silent(false), 2));
+        assert_eq!((turn.at, turn.others, turn.patience()), (0, 1, PATIENCE), "it does not answer");
+        assert!(turn.next(&silent(false), 2) && turn.at == 0, "the next one is asked twice, too");
+        assert!(turn.next(&Failed::Lost(String::new(), true), 2));
+        assert_eq!((turn.at, turn.others), (1, 2));
+        assert!(!turn.next(&Failed::Ended(String::new()), 2) && !turn.next(&Failed::Refused(String::new()), 2));
+        let asked = (0..).take_while(|_| turn.next(&silent(true), 2)).count();
+        assert_eq!(asked, TRIES - 6, "there is an end to it");
     }
 
     #[test]

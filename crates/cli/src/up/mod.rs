@@ -85,7 +85,7 @@ pub struct UpArgs {
     /// What KV may travel over: the best that both ends have, or one transport and nothing else [default: the node's, auto]
     #[arg(long, value_name = "TRANSPORT", env = "BATON_TRANSPORT", value_parser = ["auto", "rdma", "shm", "tcp"])]
     pub transport: Option<String>,
-    /// Give each node a network namespace, as a pod has, for baton chaos to cut it off; KV travels over TCP (root)
+    /// Give each node, and each of several conductors, a network namespace, for baton chaos to cut it off; KV travels over TCP (root)
     #[arg(long)]
     pub namespaces: bool,
     /// How the conductor chooses nodes [default: the conductor's]

@@ -1,15 +1,19 @@
-//! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off.
+//! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off. So can it cut off
+//! conductors, if there are several.
 //!
 //! ```text
-//!   this namespace:  conductors - bridge 198.18.B.1
-//!                                    +-- veth -- | eth0 198.18.B.2  prefill-0 |
-//!                                    +-- veth -- | eth0 198.18.B.3  decode-0  |
+//!   this namespace:  clients, etcd - bridge 198.18.B.1
+//!   (and a conductor that is alone)     +-- veth -- | eth0 198.18.B.2  prefill-0   |
+//!                                       +-- veth -- | eth0 198.18.B.3  decode-0    |
+//!                                       +-- veth -- | eth0 198.18.B.4  conductor-0 |
+//!                                       +-- veth -- | eth0 198.18.B.5  conductor-1 |
 //! ```
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-use super::plan::{Plan, Spec};
+use super::plan::{Plan, Role, Spec};
 use crate::error::CliError;
 
 const FLAG: &str = "--namespaces";
@@ -24,7 +28,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a namespace for each node of the plan, and has the nodes run there.
+    /// Makes a namespace for each node of the plan, and for each of several conductors, and has them run there.
     pub fn new(plan: &mut Plan) -> Result<Self, CliError> {
         remove_left_over();
         let pid = std::process::id();
@@ -36,8 +40,13 @@ impl Network {
         ip(&["link", "add", bridge, "address", "02:00:00:00:00:01", "type", "bridge"])?;
         ip(&["address", "add", &format!("{subnet}.1/24"), "dev", bridge])?;
         ip(&["link", "set", bridge, "up"])?;
-        for (index, node) in plan.nodes.iter_mut().enumerate() {
-            let (namespace, address) = (format!("baton-{pid}-{}", node.name), format!("{subnet}.{}", index + 2));
+        let is_apart = plan.conductors.len() > 1;
+        if is_apart {
+            plan.move_etcd(&format!("{subnet}.1"));
+        }
+        let conductors = plan.conductors.iter_mut().filter(|_| is_apart);
+        for (index, member) in plan.nodes.iter_mut().chain(conductors).enumerate() {
+            let (namespace, address) = (format!("baton-{pid}-{}", member.name), format!("{subnet}.{}", index + 2));
             let cable = cable_of(&network.bridge, index);
             ip(&["netns", "add", &namespace])?;
             network.namespaces.push(namespace.clone());
@@ -46,9 +55,9 @@ impl Network {
             ip(&["-n", &namespace, "address", "add", &format!("{address}/24"), "dev", "eth0"])?;
             ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
             ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
-            enter(node, &namespace, &address);
+            enter(member, &namespace, &address);
         }
-        for conductor in &mut plan.conductors {
+        for conductor in plan.conductors.iter_mut().filter(|_| !is_apart) {
             conductor.listen.push(("--nodes", format!("{subnet}.1:0")));
         }
         Ok(network)
@@ -75,13 +84,15 @@ fn cable_of(bridge: &str, index: usize) -> String {
     format!("{bridge}-{index}")
 }
 
-/// Has a node start in a namespace, and listen on its address there.
-fn enter(node: &mut Spec, namespace: &str, address: &str) {
-    let program = std::mem::replace(&mut node.program, "nsenter".into());
+/// Has a process start in a namespace, and listen on its address there. Clients know the ports of conductors.
+fn enter(member: &mut Spec, namespace: &str, address: &str) {
+    let program = std::mem::replace(&mut member.program, "nsenter".into());
     let net = format!("--net={FOLDER}/{namespace}");
-    node.args.splice(0..0, [net.into(), "--".into(), program.into_os_string()]);
-    for (_, listen) in &mut node.listen {
-        *listen = format!("{address}:0");
+    let before: [OsString; 3] = [net.into(), "--".into(), program.into_os_string()];
+    member.args.splice(0..0, before);
+    for (_, listen) in &mut member.listen {
+        let port = listen.rsplit(':').next().filter(|_| member.role == Role::Conductor);
+        *listen = format!("{address}:{}", port.unwrap_or("0"));
     }
 }
 

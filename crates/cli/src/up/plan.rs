@@ -15,6 +15,8 @@ use crate::error::CliError;
 
 /// An etcd of the cluster's own.
 const SPAWN: &str = "spawn";
+/// Where an etcd of the cluster's own is.
+const LOOPBACK: &str = "127.0.0.1";
 /// The model, where no flag names it.
 const MODEL_VARIABLE: &str = "BATON_MODEL";
 
@@ -126,6 +128,25 @@ impl Plan {
         Self::with(args, model, &bin_dir, cores)
     }
 
+    /// Has etcd of the cluster's own listen on another address of this host, and conductors find it there. They are
+    /// reached by the addresses that they listen on.
+    pub fn move_etcd(&mut self, ip: &str) {
+        let Some(etcd) = &mut self.etcd else { return };
+        let replace = |args: &mut [OsString], from: &str, to: &str| {
+            for arg in args.iter_mut() {
+                if let Some(text) = arg.to_str().filter(|text| text.contains(from)) {
+                    *arg = text.replace(from, to).into();
+                }
+            }
+        };
+        let before = std::mem::replace(&mut etcd.address, String::new());
+        etcd.address = before.replace(LOOPBACK, ip);
+        replace(&mut etcd.spec.args, &format!("http://{LOOPBACK}:"), &format!("http://{ip}:"));
+        for conductor in &mut self.conductors {
+            replace(&mut conductor.args, &before, &etcd.address);
+        }
+    }
+
     fn with(args: &UpArgs, model: Option<PathBuf>, bin_dir: &Path, cores: usize) -> Result<Self, CliError> {
         if args.prefill + args.decode == 0 {
             let problem =
@@ -134,6 +155,11 @@ impl Plan {
         }
         if let Some(other) = args.transport.as_ref().filter(|transport| args.namespaces && *transport != "tcp") {
             let problem = format!("KV would travel over {other} and not over the network; leave --transport out");
+            return Err(CliError::invalid("--namespaces", problem));
+        }
+        let is_apart = args.namespaces && args.conductors > 1;
+        if let Some(etcd) = args.etcd.as_ref().filter(|etcd| is_apart && *etcd != SPAWN) {
+            let problem = format!("conductors in namespaces of their own may not reach etcd at {etcd}: --etcd spawn");
             return Err(CliError::invalid("--namespaces", problem));
         }
         let common = common_args(args, model)?;
@@ -154,7 +180,7 @@ impl Plan {
                 listen.push(("--operators", port_after("--operators", operators, index)?));
             }
             let mut elects = optional("--etcd", elects);
-            if !elects.is_empty() && reachable(&args.grpc) != args.grpc {
+            if !elects.is_empty() && reachable(&args.grpc) != args.grpc && !is_apart {
                 // The others are on this machine.
                 elects.extend(["--advertise-host", "127.0.0.1"].map(OsString::from));
             }
@@ -218,7 +244,7 @@ fn spawned_etcd() -> Result<Etcd, CliError> {
     let cannot = |error: std::io::Error| wrong(error.to_string());
     let data = tempfile::Builder::new().prefix("baton-etcd-").tempdir().map_err(cannot)?;
     // Held together: else both may be the same.
-    let ports = [TcpListener::bind("127.0.0.1:0").map_err(cannot)?, TcpListener::bind("127.0.0.1:0").map_err(cannot)?];
+    let ports = [TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?, TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?];
     let [client, peer] = ports.map(|port| port.local_addr().map(|address| address.to_string()));
     let (client, peer) = (client.map_err(cannot)?, peer.map_err(cannot)?);
     let mut args: Vec<OsString> = vec!["--data-dir".into(), data.path().join("data").into()];
@@ -428,6 +454,23 @@ mod tests {
         assert!(plan.nodes.iter().all(|node| line(node).contains("--transport tcp")));
         let error = self::plan("--engine mock --namespaces --transport shm", None).unwrap_err().to_string();
         assert!(error.starts_with("--namespaces: KV would travel over shm"), "{error}");
+    }
+
+    #[test]
+    fn conductors_in_namespaces_find_etcd_where_it_has_moved() {
+        let mut plan = plan("--engine mock --conductors 2 --etcd 127.0.0.1:23 --grpc 127.0.0.1:7070", None).unwrap();
+        let args = ["--listen-client-urls", "http://127.0.0.1:23", "--initial-cluster", "default=http://127.0.0.1:24"];
+        let (name, role, program) = ("etcd".to_owned(), Role::Etcd, "etcd".into());
+        let spec = Spec { name, role, program, args: args.map(OsString::from).to_vec(), listen: Vec::new() };
+        let data = Arc::new(tempfile::tempdir().unwrap());
+        plan.etcd = Some(Etcd { spec, address: "127.0.0.1:23".to_owned(), _data: data });
+        plan.move_etcd("198.18.0.1");
+        let etcd = plan.etcd.clone().unwrap();
+        let said = "--listen-client-urls http://198.18.0.1:23 --initial-cluster default=http://198.18.0.1:24";
+        assert_eq!((etcd.address.as_str(), line(&etcd.spec).as_str()), ("198.18.0.1:23", said));
+        assert!(line(&plan.conductors[1]).contains("--etcd 198.18.0.1:23 --grpc 127.0.0.1:7071"), "{plan:?}");
+        let error = self::plan("--engine mock --conductors 2 --etcd h:1 --namespaces", None).unwrap_err().to_string();
+        assert!(error.starts_with("--namespaces: conductors in namespaces"), "{error}");
     }
 
     #[test]
