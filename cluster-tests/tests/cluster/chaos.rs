@@ -54,9 +54,9 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
 #[ignore = "needs etcd"]
 async fn etcd_conductors_and_nodes_die_and_answers_are_those_of_peace() -> anyhow::Result<()> {
     // Most of the time, a stream goes through each conductor.
-    let slow = "--decode-arg=--mock-base-us=10000";
+    let slow = "--decode-arg=--mock-base-us=5000";
     let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", slow];
-    let faults = ["--faults", "kill", "--duration", "30", "--every", "1"];
+    let faults = ["--faults", "kill", "--duration", "40", "--every", "2"];
     let report = chaos(&cluster, &faults).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
     let of = |role: &str| report["faults"].as_array().is_some_and(|all| all.iter().any(|of| of["role"] == role));

@@ -139,7 +139,7 @@ impl Plan {
                 }
             }
         };
-        let before = std::mem::replace(&mut etcd.address, String::new());
+        let before = std::mem::take(&mut etcd.address);
         etcd.address = before.replace(LOOPBACK, ip);
         replace(&mut etcd.spec.args, &format!("http://{LOOPBACK}:"), &format!("http://{ip}:"));
         for conductor in &mut self.conductors {
