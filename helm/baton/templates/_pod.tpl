@@ -1,0 +1,149 @@
+{{/* What the pods of all roles share. Arguments: root, role, group, block (the role's values, merged). */}}
+
+{{- define "baton.podMetadata" -}}
+labels:
+  {{- $labels := include "baton.labels" (dict "root" .root "component" .role "group" .group) | fromYaml }}
+  {{- /* The chart's version would replace every pod at each release of the chart. */}}
+  {{- toYaml (merge (omit $labels "helm.sh/chart") (.block.podLabels | default dict)) | nindent 2 }}
+annotations:
+  kubectl.kubernetes.io/default-container: {{ .role }}
+  checksum/settings: {{ printf "%s\n%s" (include "baton.settings" .) .root.Values.model.chatTemplate | sha256sum }}
+  {{- with .block.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* Whether these pods run as root: to pin memory for RDMA. */}}
+{{- define "baton.asRoot" -}}
+{{- if and (dig "rdma" "enabled" false .block) (dig "rdma" "runAsRoot" true .block) }}yes{{ end -}}
+{{- end -}}
+
+{{- define "baton.podSecurityContext" -}}
+{{- $context := dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 -}}
+{{- if include "baton.asRoot" . -}}
+{{- $context = dict "runAsNonRoot" false "runAsUser" 0 "runAsGroup" 0 "fsGroup" 10001 -}}
+{{- end -}}
+{{- $_ := set $context "fsGroupChangePolicy" "OnRootMismatch" -}}
+{{- $_ := set $context "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- toYaml (mergeOverwrite $context (deepCopy (.block.podSecurityContext | default dict))) -}}
+{{- end -}}
+
+{{- define "baton.securityContext" -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true -}}
+{{- $capabilities := dict "drop" (list "ALL") -}}
+{{- if dig "rdma" "enabled" false .block -}}
+{{- $_ := set $capabilities "add" (list "IPC_LOCK") -}}
+{{- end -}}
+{{- $_ := set $context "capabilities" $capabilities -}}
+{{- toYaml (mergeOverwrite $context (deepCopy (.block.securityContext | default dict))) -}}
+{{- end -}}
+
+{{/* That of init containers: never a capability. */}}
+{{- define "baton.initSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "baton.podSpec" -}}
+{{- $block := .block -}}
+serviceAccountName: {{ include "baton.serviceAccount" . }}
+automountServiceAccountToken: false
+{{- /* Variables of services begin like settings' own: BATON_... */}}
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "baton.graceSeconds" . }}
+securityContext:
+  {{- include "baton.podSecurityContext" . | nindent 2 }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- if $block.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- with $block.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $block.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $block.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $block.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $block.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $selector := dict "matchLabels" (include "baton.selector" (dict "root" .root "component" .role "group" .group) | fromYaml) }}
+{{- if or $block.spreadOverHosts $block.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- if $block.spreadOverHosts }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      {{- toYaml $selector | nindent 6 }}
+  {{- end }}
+  {{- range $block.topologySpreadConstraints }}
+  - {{- toYaml (merge (deepCopy .) (dict "labelSelector" (ternary dict $selector (hasKey . "labelSelector")))) | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- $init := include "baton.modelInit" (dict "root" .root "securityContext" (include "baton.initSecurityContext" .)) }}
+{{- if or $init $block.extraInitContainers }}
+initContainers:
+  {{- $init | nindent 2 }}
+  {{- with $block.extraInitContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Image, settings and probes of the container. */}}
+{{- define "baton.containerHead" -}}
+name: {{ .role }}
+image: {{ include "baton.image" (dict "root" .root "own" .block.image) }}
+imagePullPolicy: {{ dig "pullPolicy" .root.Values.image.pullPolicy (.block.image | default dict) }}
+command: [{{ .command }}]
+{{- end -}}
+
+{{- define "baton.containerTail" -}}
+securityContext:
+  {{- include "baton.securityContext" . | nindent 2 }}
+{{- range $probe := list "startupProbe" "livenessProbe" "readinessProbe" }}
+{{- with index $.block $probe }}
+{{ $probe }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Settings and model: mounts and volumes of all roles. */}}
+{{- define "baton.mounts" -}}
+- name: settings
+  mountPath: /etc/baton
+  readOnly: true
+{{- include "baton.modelMounts" .root }}
+{{- with .block.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.volumes" -}}
+- name: settings
+  configMap:
+    name: {{ include "baton.fullname" .root }}-{{ .workload }}
+{{- include "baton.modelVolumes" .root }}
+{{- include "baton.tokenVolume" .root }}
+{{- with .block.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

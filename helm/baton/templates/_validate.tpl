@@ -1,0 +1,65 @@
+{{/* What the schema cannot say: values that do not fit each other. Each message begins with the value's path. */}}
+{{- define "baton.validate" -}}
+{{- $v := .Values -}}
+{{- if and (eq $v.engine "cpu") (not $v.model.uri) -}}
+{{- fail "model.uri: not set; give pvc://CLAIM/PATH, hf://ORG/REPO/FILE, https://HOST/FILE or file:///PATH, or engine=mock" -}}
+{{- end -}}
+{{- if and (hasPrefix "hf://" $v.model.uri) (not $v.model.files) (not (regexMatch "^hf://[^/]+/[^/]+/.+" $v.model.uri)) -}}
+{{- fail "model.files: not set, but model.uri names a folder" -}}
+{{- end -}}
+{{- if and $v.model.pvc.create $v.model.pvc.claim -}}
+{{- fail "model.pvc.claim: names a claim that exists, but model.pvc.create makes one" -}}
+{{- end -}}
+{{- if and (hasPrefix "pvc:///" $v.model.uri) (not $v.model.pvc.claim) (not $v.model.pvc.create) -}}
+{{- fail "model.pvc.claim: not set, but model.uri names no claim; or model.pvc.create" -}}
+{{- end -}}
+{{- $conductors := ternary $v.conductor.autoscaling.maxReplicas $v.conductor.replicas $v.conductor.autoscaling.enabled | int -}}
+{{- if and (gt $conductors 1) (eq $v.etcd.mode "none") -}}
+{{- fail "etcd.mode: none, but several conductors elect one by an etcd; or conductor.replicas=1" -}}
+{{- end -}}
+{{- if and (eq $v.etcd.mode "external") (not $v.etcd.external.endpoints) -}}
+{{- fail "etcd.external.endpoints: not set, but etcd.mode is external" -}}
+{{- end -}}
+{{- if and $v.etcd.external.user (not $v.etcd.external.passwordSecret.name) -}}
+{{- fail "etcd.external.passwordSecret.name: not set, but etcd.external.user is" -}}
+{{- end -}}
+{{- if and $v.etcd.external.tls.enabled (not $v.etcd.external.tls.secret) -}}
+{{- fail "etcd.external.tls.secret: not set, but etcd.external.tls.enabled is" -}}
+{{- end -}}
+{{- if and (eq $v.etcd.mode "bundled") (gt (int $v.etcd.bundled.replicas) 1) (not $v.etcd.bundled.persistence.enabled) -}}
+{{- fail "etcd.bundled.persistence.enabled: false, but a member of several that lost its data cannot come back" -}}
+{{- end -}}
+{{- if and $v.ingress.enabled (not $v.ingress.hosts) -}}
+{{- fail "ingress.hosts: not set, but ingress.enabled is" -}}
+{{- end -}}
+{{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs: not set, but httpRoute.enabled is" -}}
+{{- end -}}
+{{- if and (or $v.ingress.enabled $v.httpRoute.enabled) (not $v.services.http.enabled) -}}
+{{- fail "services.http.enabled: false, but an Ingress or HTTPRoute needs it" -}}
+{{- end -}}
+{{- range $role := list "conductor" "prefill" "decode" -}}
+{{- $groups := dict "default" $v.conductor -}}
+{{- if ne $role "conductor" -}}
+{{- $groups = include "baton.groups" (dict "root" $ "role" $role) | fromJson -}}
+{{- end -}}
+{{- range $name, $block := $groups -}}
+{{- $path := ternary $role (printf "%s.groups.%s" $role $name) (eq $name "default") -}}
+{{- if and $block.autoscaling.enabled (not $v.monitoring.prometheusAddress) -}}
+{{- fail (printf "monitoring.prometheusAddress: not set, but %s.autoscaling.enabled is" $path) -}}
+{{- end -}}
+{{- if and $block.autoscaling.enabled (gt (int $block.autoscaling.minReplicas) (int $block.autoscaling.maxReplicas)) -}}
+{{- fail (printf "%s.autoscaling.minReplicas: more than maxReplicas" $path) -}}
+{{- end -}}
+{{- if and $block.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.nodes) -}}
+{{- fail (printf "networkPolicy.nodes: not set, but pods of %s.hostNetwork have their machines' addresses, which no other policy lets in" $path) -}}
+{{- end -}}
+{{- if and (dig "ssd" "enabled" false $block) (not (dig "ssd" "volume" dict $block)) -}}
+{{- fail (printf "%s.ssd.volume: not set, but %s.ssd.enabled is" $path $path) -}}
+{{- end -}}
+{{- if and (eq (dig "settings" "transport" "auto" $block) "rdma") (not (dig "rdma" "enabled" false $block)) -}}
+{{- fail (printf "%s.rdma.enabled: false, but %s.settings.transport is rdma" $path $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
