@@ -82,4 +82,8 @@ scripts/test-rdma.sh && status=0 || status=$?
 # CI must be able to run them.
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
 [[ $status == 0 ]] || not_run+=("RDMA tests: no headers or no virtual machine with RDMA devices (the reason is above)")
+scripts/test-helm.sh && status=0 || status=$?
+# CI must have the tools.
+[[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+[[ $status == 0 ]] || not_run+=("tests of the Helm chart: Helm cannot be had (the reason is above)")
 python3 scripts/bench_smoke.py

@@ -1,0 +1,119 @@
+"""Renders the chart: what the tests share."""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+import yaml
+
+HELM = os.environ.get("HELM", "helm")
+TESTS = pathlib.Path(__file__).resolve().parent
+ROOT = TESTS.parent.parent
+CHART = ROOT / "helm" / "baton"
+EXAMPLES = sorted((ROOT / "helm" / "examples").glob("*.yaml"))
+# libyaml, where PyYAML has it: ten times as fast.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Refused(Exception):
+    """Helm refused the values."""
+
+
+def load(text):
+    return yaml.load(text, Loader=LOADER)
+
+
+def values():
+    return load((CHART / "values.yaml").read_text())
+
+
+def helm(*arguments):
+    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+def deep(path, value):
+    """{"a": {"b": value}} of a.b."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+def merged(*maps):
+    result = {}
+    for one in maps:
+        for key, value in one.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+@functools.cache
+def _rendered(text, release, namespace, chart):
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        return helm("template", release, chart, "--namespace", namespace, "--values", file.name)
+
+
+def render(values=None, release="baton", namespace="serving", engine="mock", chart=CHART, **paths):
+    """The objects that the chart makes of these values. `conductor__replicas=1` is conductor.replicas."""
+    given = [values or {}, *(deep(path.replace("__", "."), value) for path, value in paths.items())]
+    if engine:
+        given.insert(0, {"engine": engine})
+    return objects(_rendered(json.dumps(merged(*given)), release, namespace, str(chart)))
+
+
+def objects(text):
+    return [one for one in yaml.load_all(text, Loader=LOADER) if one]
+
+
+def example(path):
+    return render(load(path.read_text()), engine=None)
+
+
+def of(rendered, kind, name=None):
+    """The one object of a kind and name."""
+    found = [one for one in rendered if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} of {kind} {name}: {[o['metadata']['name'] for o in rendered if o['kind'] == kind]}"
+    return found[0]
+
+
+def has(rendered, kind, name=None):
+    return any(one["kind"] == kind and name in (None, one["metadata"]["name"]) for one in rendered)
+
+
+def workloads(rendered):
+    return [one for one in rendered if one["kind"] in ("Deployment", "StatefulSet")]
+
+
+def roles(rendered):
+    """The workloads of Baton's own processes."""
+    return [one for one in workloads(rendered) if component(one) in ("conductor", "prefill", "decode")]
+
+
+def component(one):
+    return one["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+def pod(workload):
+    return workload["spec"]["template"]["spec"]
+
+
+def container(workload):
+    return pod(workload)["containers"][0]
+
+
+def flags(workload):
+    """Flag to value of a container's arguments."""
+    return dict(argument.split("=", 1) for argument in container(workload)["args"] if argument.startswith("--"))
+
+
+def metric_names(text):
+    return set(re.findall(r"\bbaton_(?:build_info|(?:process|conductor|node|prefill|decode|transfer)_[a-z0-9_]+)", text))
