@@ -15,13 +15,11 @@ SOURCES = {
     "conductor": (chart.ROOT / "conductor" / "src" / "config.rs").read_text(),
     "node": (chart.ROOT / "crates" / "worker" / "src" / "config.rs").read_text(),
 }
-# Flags of conductors that are younger than what this tree has; when it has them, this list must go.
-YOUNGER = {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"}
 # Settings that the chart makes from other values, and those that `settings` of the whole cluster has.
 MADE = {
     "conductor": {
         "grpc", "http", "operators", "nodes", "etcd", "etcd_prefix", "advertise_host", "model", "engine", "chat_template",
-        "model_name", "block_tokens", "kv_dtype", *YOUNGER,
+        "model_name", "block_tokens", "kv_dtype", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file",
     },
     "node": {
         "name", "conductor", "listen", "http", "transfer_listen", "transfer_shm_folder", "advertise_host", "model",
@@ -83,11 +81,7 @@ class Settings(unittest.TestCase):
             for workload in chart.roles(chart.render(values, engine=None)):
                 given = {setting(flag) for flag in chart.flags(workload)}
                 with self.subTest(case=name, workload=workload["metadata"]["name"]):
-                    self.assertLessEqual(given - (YOUNGER if side(workload) == "conductor" else set()), known[side(workload)])
-
-    def test_the_list_of_younger_flags_is_no_longer_than_needed(self):
-        known = fields(SOURCES["conductor"], "Flags")
-        self.assertTrue(not YOUNGER or not YOUNGER <= known, "all of YOUNGER are flags now: empty it")
+                    self.assertLessEqual(given, known[side(workload)])
 
     def test_settings_files_hold_what_was_set(self):
         values = dict(CASES)["settings of all forms"]
@@ -114,8 +108,7 @@ class Settings(unittest.TestCase):
                     for argument in chart.container(workload)["args"]:
                         for what, by in fill.items():
                             argument = argument.replace(what, by)
-                        if setting(argument.split("=")[0]) not in YOUNGER or side(workload) == "node":
-                            arguments.append(argument)
+                        arguments.append(argument)
                     binary = pathlib.Path(folder, chart.container(workload)["command"][0])
                     done = subprocess.run([binary, *arguments, "--print-config"], capture_output=True, text=True, env={})
                     self.assertEqual(done.returncode, 0, done.stderr)

@@ -339,9 +339,9 @@ class Conductors(unittest.TestCase):
         self.assertEqual((given["--etcd-user"], given["--etcd-password-file"]), ("u", "/etcd-password/k"))
         self.assertEqual((volume(one, "etcd-tls")["secret"]["secretName"], volume(one, "etcd-password")["secret"]["secretName"]), ("s", "p"))
         self.assertFalse(has(rendered, "StatefulSet", "baton-etcd"))
-        external["tls"].update(certKey="", caKey="")
+        external["tls"].update(certKey="")
         given = flags(of(render(etcd={"mode": "external", "external": external}), "Deployment"))
-        self.assertFalse({"--etcd-ca", "--etcd-cert", "--etcd-key"} & set(given))
+        self.assertFalse({"--etcd-cert", "--etcd-key"} & set(given))
 
     def test_a_strategy_of_ones_own(self):
         self.assertEqual(of(render(conductor__strategy={"type": "Recreate"}), "Deployment")["spec"]["strategy"], {"type": "Recreate"})
