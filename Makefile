@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long test-helm image bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ test: ## Fetch the model, build, run every test; SETUP=1 installs missing Debian
 
 test-long: ## The same, and the tests that take long: fuzzing for 30 minutes is one
 	@BATON_TEST_LONG=1 scripts/test.sh
+
+test-helm: ## The Helm chart alone: lint, schemas, switches, wrong values, golden renderings, alerts; a minute (UPDATE=1 writes the renderings anew)
+	@scripts/test-helm.sh
+
+image: ## The container image, by docker or podman: all binaries, with RDMA (IMAGE=baton:TAG, BUILDER=podman; SBOM=FILE writes what is in it)
+	@scripts/image.sh
 
 bench-smoke: build ## A minute of ratios against yardsticks in the tree, with floors: has an order of magnitude been lost?
 	@python3 scripts/bench_smoke.py
