@@ -144,12 +144,14 @@ class Scaling(unittest.TestCase):
         self.assertNotIn("replicas", chart.of(rendered(), "Deployment")["spec"])
 
     def test_pods_go_one_at_a_time_and_no_faster_than_they_drain(self):
-        for one in rendered():
-            if one["kind"] == "ScaledObject":
-                down = one["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
-                self.assertEqual([policy["type"] for policy in down["policies"]], ["Pods"])
-                target = next(w for w in chart.roles(rendered()) if w["metadata"]["name"] == one["spec"]["scaleTargetRef"]["name"])
-                self.assertGreaterEqual(down["policies"][0]["periodSeconds"], chart.pod(target)["terminationGracePeriodSeconds"])
+        for objects in (rendered(), *map(chart.example, chart.EXAMPLES)):
+            targets = {one["metadata"]["name"]: one for one in chart.roles(objects)}
+            for one in objects:
+                if one["kind"] == "ScaledObject":
+                    down = one["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+                    self.assertEqual([policy["type"] for policy in down["policies"]], ["Pods"])
+                    drain = chart.pod(targets[one["spec"]["scaleTargetRef"]["name"]])["terminationGracePeriodSeconds"]
+                    self.assertGreaterEqual(down["policies"][0]["periodSeconds"], drain)
 
     def test_numbers_are_the_values(self):
         scaling = {"enabled": True, "minReplicas": 3, "maxReplicas": 9, "waitingPerReplica": 5, "pollingInterval": 7, "quantile": 0.5, "sloShare": 0.7, "sloMs": 100, "scaleDown": {"stabilizationSeconds": 60, "periodSeconds": 200}}

@@ -46,6 +46,13 @@ def file_of(rendered, workload):
     return chart.of(rendered, "ConfigMap", name)["data"]["baton.toml"]
 
 
+def binaries():
+    """Where Baton's binaries are, if they are."""
+    built = chart.ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug"
+    folder = pathlib.Path(os.environ.get("BATON_BIN") or built)
+    return folder if (folder / "baton-conductor").exists() else None
+
+
 def close_timeout(path):
     return int(re.search(r"const CLOSE_TIMEOUT: Duration = Duration::from_secs\((\d+)\)", (chart.ROOT / path).read_text()).group(1))
 
@@ -94,9 +101,9 @@ class Settings(unittest.TestCase):
         self.assertEqual((decode["cache_bytes"], decode["log"], decode["kv_dtype"]), (1 << 40, "debug", "f16"))
 
     def test_the_binaries_take_what_is_rendered(self):
-        folder = os.environ.get("BATON_BIN") or os.path.join(os.environ.get("CARGO_TARGET_DIR", chart.ROOT / "target"), "debug")
-        if not pathlib.Path(folder, "baton-conductor").exists():
-            self.skipTest(f"no binaries in {folder}: BATON_BIN")
+        folder = binaries()
+        if not folder:
+            self.skipTest("no binaries: BATON_BIN")
         for name, values in CASES:
             rendered = chart.render(values, engine=None)
             for workload in chart.roles(rendered):
