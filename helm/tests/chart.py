@@ -115,5 +115,22 @@ def flags(workload):
     return dict(argument.split("=", 1) for argument in container(workload)["args"] if argument.startswith("--"))
 
 
+def leaves(values, path=""):
+    """Path and value of each leaf."""
+    for key, value in values.items():
+        below = f"{path}.{key}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from leaves(value, below)
+        else:
+            yield below, value
+
+
+def at(values, path):
+    """The value of a path, if it is there."""
+    for key in path.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
 def metric_names(text):
     return set(re.findall(r"\bbaton_(?:build_info|(?:process|conductor|node|prefill|decode|transfer)_[a-z0-9_]+)", text))
