@@ -48,5 +48,5 @@ export HELM=$venv/bin/helm PROMTOOL PYTHONDONTWRITEBYTECODE=1
 export HELM_CONFIG_HOME=$venv/config HELM_CACHE_HOME=$venv/cache HELM_DATA_HOME=$venv/data KUBECONFIG=/dev/null
 cd helm/tests
 [[ -z ${UPDATE-} ]] || "$venv/bin/python" values_reference.py
-printf '%s\n' test_toggles test_wrong_values test_examples test_settings test_monitoring test_image test_bare_metal | xargs -P 2 -n 1 "$venv/bin/python" -m unittest --quiet
+printf '%s\n' test_toggles test_wrong_values test_every_value test_examples test_settings test_monitoring test_image test_bare_metal | xargs -P 2 -n 1 "$venv/bin/python" -m unittest --quiet
 say "the chart passes"

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import tempfile
@@ -59,7 +60,9 @@ def _rendered(text, release, namespace, chart):
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
-        return helm("template", release, chart, "--namespace", namespace, "--values", file.name)
+        text = helm("template", release, chart, "--namespace", namespace, "--values", file.name)
+    # Callers may change what they get; to read YAML anew takes longer than this.
+    return pickle.dumps([one for one in yaml.load_all(text, Loader=LOADER) if one])
 
 
 def render(values=None, release="baton", namespace="serving", engine="mock", chart=CHART, **paths):
@@ -67,11 +70,7 @@ def render(values=None, release="baton", namespace="serving", engine="mock", cha
     given = [values or {}, *(deep(path.replace("__", "."), value) for path, value in paths.items())]
     if engine:
         given.insert(0, {"engine": engine})
-    return objects(_rendered(json.dumps(merged(*given)), release, namespace, str(chart)))
-
-
-def objects(text):
-    return [one for one in yaml.load_all(text, Loader=LOADER) if one]
+    return pickle.loads(_rendered(json.dumps(merged(*given)), release, namespace, str(chart)))
 
 
 def example(path):
