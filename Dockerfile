@@ -29,7 +29,8 @@ COPY --from=base /packages /packages
 RUN python3 scripts/sbom.py --debian /packages >/sbom.cdx.json
 
 FROM base
-ARG VERSION=unknown REVISION=unknown
+ARG VERSION=unknown
+ARG REVISION=unknown
 LABEL org.opencontainers.image.title=baton org.opencontainers.image.licenses=Apache-2.0 \
   org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION}
 COPY --from=build /source/LICENSE /usr/share/doc/baton/

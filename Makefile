@@ -34,7 +34,7 @@ test-long: ## The same, and the tests that take long: fuzzing for 30 minutes is 
 test-helm: ## The Helm chart alone: lint, schemas, switches, wrong values, golden renderings, alerts; a minute (UPDATE=1 writes the renderings anew)
 	@scripts/test-helm.sh
 
-image: ## The container image, by docker or podman: all binaries, with RDMA (IMAGE=baton:TAG, BUILDER=podman; SBOM=FILE writes what is in it)
+image: ## The container image, by docker, podman or buildah: all binaries, with RDMA (IMAGE=baton:TAG, BUILDER=podman; SBOM=FILE writes what is in it)
 	@scripts/image.sh
 
 bench-smoke: build ## A minute of ratios against yardsticks in the tree, with floors: has an order of magnitude been lost?
