@@ -55,14 +55,18 @@ def merged(*maps):
     return result
 
 
-@functools.cache
-def _rendered(text, release, namespace, chart):
+def text(values, release="baton", namespace="serving", chart=CHART):
+    """What `helm template` prints."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
+        json.dump(values, file)
         file.flush()
-        text = helm("template", release, chart, "--namespace", namespace, "--values", file.name)
+        return helm("template", release, str(chart), "--namespace", namespace, "--values", file.name)
+
+
+@functools.cache
+def _pickled(values, *where):
     # Callers may change what they get; to read YAML anew takes longer than this.
-    return pickle.dumps([one for one in yaml.load_all(text, Loader=LOADER) if one])
+    return pickle.dumps([one for one in yaml.load_all(text(json.loads(values), *where), Loader=LOADER) if one])
 
 
 def render(values=None, release="baton", namespace="serving", engine="mock", chart=CHART, **paths):
@@ -70,7 +74,7 @@ def render(values=None, release="baton", namespace="serving", engine="mock", cha
     given = [values or {}, *(deep(path.replace("__", "."), value) for path, value in paths.items())]
     if engine:
         given.insert(0, {"engine": engine})
-    return pickle.loads(_rendered(json.dumps(merged(*given)), release, namespace, str(chart)))
+    return pickle.loads(_pickled(json.dumps(merged(*given)), release, namespace, str(chart)))
 
 
 def example(path):
