@@ -136,7 +136,10 @@ impl ClusterNode {
         if self.state.is_gone() {
             return;
         }
-        self.state = match (load.draining || self.drain_ordered, load.stalled) {
+        // From its own word on, its reports say it all: another conductor may have it take requests again.
+        let ordered = std::mem::take(&mut self.drain_ordered);
+        self.drain_ordered = ordered && !load.draining;
+        self.state = match (load.draining || ordered, load.stalled) {
             (true, _) => NodeState::Draining,
             (false, true) => NodeState::Suspect,
             (false, false) => NodeState::Ready,

@@ -642,6 +642,21 @@ fn a_node_that_drained_and_left_is_not_lost() {
     assert_eq!(state(&cluster, "p0"), NodeState::Ready, "it was started again");
 }
 
+/// One conductor has it drain, another one has it take requests again.
+#[test]
+fn a_node_that_drained_takes_requests_again_when_it_says_so() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::RoundRobin);
+    let after = |cluster: &mut Cluster, draining| {
+        cluster.on_load(now, &id("p0"), Load { draining, ..Load::default() });
+        cluster.node(&id("p0")).unwrap().state()
+    };
+    cluster.on_drain_ordered(&id("p0"));
+    assert_eq!(after(&mut cluster, false), NodeState::Draining, "it said that before it heard of it");
+    assert_eq!(after(&mut cluster, true), NodeState::Draining);
+    assert_eq!(after(&mut cluster, false), NodeState::Ready);
+}
+
 #[test]
 fn a_cluster_is_ready_where_a_request_could_be_served() {
     let now = Instant::now();
