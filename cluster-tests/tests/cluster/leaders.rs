@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 /// How long everybody may take to know who leads.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-pub async fn conductor(etcd: &Etcd, engine: &[&str], folder: &std::path::Path, name: &str) -> anyhow::Result<Process> {
+pub async fn conductor(etcd: &Etcd, engine: &[&str], folder: &Path, name: &str) -> anyhow::Result<Process> {
     let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--etcd", etcd.address()];
     let arguments: Vec<_> = engine.iter().chain(&ports).map(ToString::to_string).collect();
     Process::start("baton-conductor", &arguments, folder.join(format!("{name}.log"))).await
