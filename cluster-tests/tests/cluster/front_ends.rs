@@ -46,7 +46,7 @@ fn answer(job: v1::PrefillJob) -> Option<[Said; 2]> {
     let key = baton_proto::key(job.key).ok()?;
     let started = PrefillEvent::Started { queue: Duration::ZERO, cached_tokens: 0 };
     let first = PrefillEvent::FirstToken {
-        token: u32::from('x').into(),
+        token: 'x'.into(),
         logprobs: None,
         prompt_logprobs: Vec::new(),
         finish: Some(FinishReason::Length),

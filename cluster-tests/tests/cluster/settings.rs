@@ -50,7 +50,8 @@ fn nth(n: usize) -> (&'static str, String, Option<&'static str>) {
     let (key, value) = match n % 5 {
         0 => ("placement", pick(&["load-balance", "cache-aware", "round-robin", "baton"])),
         1 => ("ttft_slo_ms", format!("{}", 60_000 + n)),
-        2 => ("max_wait_ms", if n / 5 % 2 == 0 { "off".to_owned() } else { format!("{}", 30_000 + n) }),
+        2 if n % 10 < 5 => ("max_wait_ms", "off".to_owned()),
+        2 => ("max_wait_ms", format!("{}", 30_000 + n)),
         _ => ("max_requests", format!("{}", 1_000 + n)),
     };
     (key, value, None)
