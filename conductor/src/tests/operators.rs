@@ -151,6 +151,7 @@ pub async fn settings_change_while_it_serves() {
         _ => None,
     };
     assert_eq!(w.node("d0").hears("settings", is_told).await, "debug");
+    assert_eq!(soon(watched.message()).await.unwrap().unwrap().version, 2);
     w.join("d1", |_| {}).await;
     assert_eq!(w.node("d1").hears("settings", is_told).await, "debug", "one that joins is told, too");
     let wrong = soon(operator.set_settings(set("max_requests", "none"))).await.unwrap_err();
