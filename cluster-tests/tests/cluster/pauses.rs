@@ -186,7 +186,6 @@ async fn etcd_nothing_is_placed_for_three_seconds_at_most() -> anyhow::Result<()
     };
     told("etcd was away for a minute", vec![longest(&addresses, away).await?]);
 
-    let leader = conductors.leader().await?;
     let loses = async {
         etcd.kill().await?;
         etcd.restart(false)?;
@@ -199,6 +198,7 @@ async fn etcd_nothing_is_placed_for_three_seconds_at_most() -> anyhow::Result<()
         Ok(())
     };
     told("etcd lost its data", vec![longest(&addresses, loses).await?]);
-    assert_eq!(conductors.leader().await?, leader, "who led leads");
+    // Who led, or the one that found nothing there.
+    conductors.leader().await?;
     check_terms(&conductors.logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
 }
