@@ -63,7 +63,7 @@ pub enum EtcdFile {
     Certificate,
     /// [`CertifiedKey::key`].
     Key,
-    /// [`User::password`].
+    /// Of [`User`].
     Password,
 }
 
