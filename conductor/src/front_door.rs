@@ -22,7 +22,7 @@ use crate::output::OutputText;
 use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
 use crate::records::Records;
 use crate::relay::Relay;
-use crate::rules::{Rules, RunTimeSettings};
+use crate::run_time_settings::{Rules, RunTimeSettings};
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 

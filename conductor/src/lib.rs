@@ -19,6 +19,7 @@ mod checks;
 mod coalesce;
 mod cors;
 mod error;
+mod etcd;
 mod front_door;
 mod grpc;
 mod health;
@@ -35,7 +36,7 @@ mod prompt;
 mod records;
 mod relay;
 mod replicate;
-mod rules;
+mod run_time_settings;
 mod server;
 mod tally;
 #[cfg(test)]

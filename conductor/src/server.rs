@@ -19,12 +19,12 @@ use baton_types::ConductorId;
 
 use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings};
 use crate::front_door::FrontDoor;
-use crate::leader;
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
 use crate::ports::{Addresses, Ports};
 use crate::prompt::TextModel;
-use crate::rules::{Rules, RunTimeSettings};
+use crate::run_time_settings::{Rules, RunTimeSettings};
+use crate::{etcd, leader};
 
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ impl Server {
         let drain = Drain { not_ready, grace };
         let ports = Ports::bind(settings, stall_timeout).await?;
         let addresses = ports.addresses()?;
-        let etcd = leader::etcd::of(settings)?;
+        let etcd = etcd::of(settings)?;
         let door = Arc::new(front_door(loaded, etcd.clone(), clock, metrics)?);
         ports.serve(&door, &telemetry, &door.tasks)?;
         leader::start(&door, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;

@@ -1,28 +1,16 @@
 //! `baton chaos` against `baton up`, as an operator runs them.
 
-use std::path::PathBuf;
-use std::process::Stdio;
-
 use anyhow::Context;
 use baton_cluster_tests::model;
 use serde_json::Value;
 
-use crate::up::{baton, read_ready, stop};
+use crate::up::{baton, conductors, start, stop};
 
 /// Starts 3 + 3 nodes with these arguments, hurts them, and gives the report.
 async fn chaos(cluster: &[&str], arguments: &[&str]) -> anyhow::Result<Value> {
     let folder = tempfile::tempdir()?;
-    let ready_file: PathBuf = folder.path().join("ready.json");
-    let ready_path = ready_file.display().to_string();
-    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ready-file", &ready_path];
-    let up = baton(&[&["up", "--prefill", "3", "--decode", "3"][..], cluster, &ports].concat())?
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let ready = read_ready(&ready_file, None).await?;
-    let conductors = ready["conductors"].as_array().context("conductors")?;
-    let conductors: Vec<_> = conductors.iter().filter_map(|conductor| conductor["grpc"].as_str()).collect();
-    let (conductors, mut arguments) = (conductors.join(","), arguments.to_vec());
+    let (up, ready) = start(folder.path(), &[&["--prefill", "3", "--decode", "3"][..], cluster].concat()).await?;
+    let (conductors, mut arguments) = (conductors(&ready)?, arguments.to_vec());
     if let Some(etcd) = ready["etcd"].as_str() {
         arguments.extend(["--etcd", etcd]);
     }

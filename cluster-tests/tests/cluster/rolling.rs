@@ -9,7 +9,7 @@ use anyhow::Context;
 use baton_cluster_tests::{binary, signal};
 use serde_json::Value;
 
-use crate::up::{baton, read_ready, stop};
+use crate::up::{baton, conductors, read_ready, start, stop};
 
 /// How long clients ask. All processes must be new by then.
 const SECONDS: &str = "60";
@@ -58,22 +58,15 @@ async fn etcd_conductors_then_nodes_are_replaced_by_the_next_version_without_a_f
     let [bin, ready_file] = ["bin", "ready.json"].map(|name| folder.path().join(name));
     std::fs::create_dir(&bin)?;
     install(&bin, &previous)?;
-    let [bin_path, ready_path] = [&bin, &ready_file].map(|path| path.display().to_string());
+    let bin_path = bin.display().to_string();
     let cluster = ["--engine", "mock", "--prefill", "2", "--decode", "2", "--conductors", "2", "--etcd", "spawn"];
-    let places =
-        ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--bin-dir", &bin_path, "--ready-file", &ready_path];
-    let up = baton(&[&["up", "--grace", "20"][..], &cluster, &places].concat())?
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let ready = read_ready(&ready_file, None).await?;
-    let conductors = ready["conductors"].as_array().context("conductors")?;
-    let conductors: Vec<_> = conductors.iter().filter_map(|conductor| conductor["grpc"].as_str()).collect();
+    let arguments = [&["--grace", "20", "--bin-dir", &bin_path][..], &cluster].concat();
+    let (up, ready) = start(folder.path(), &arguments).await?;
     let version = |pid: u64| std::fs::read_link(format!("/proc/{pid}/exe"));
 
     // Clients, and no faults.
     let clients = ["--duration", SECONDS, "--every", "3000", "--max-tokens", "100"];
-    let clients = baton(&[&["--json", "--conductor", &conductors.join(","), "chaos"][..], &clients].concat())?
+    let clients = baton(&[&["--json", "--conductor", &conductors(&ready)?, "chaos"][..], &clients].concat())?
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;

@@ -27,6 +27,21 @@ async fn json(arguments: &[&str]) -> anyhow::Result<Value> {
         .with_context(|| format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
+/// Starts a cluster with these arguments on free ports. What it is: where its processes listen, once they do; `ready.json` in the folder has it, too.
+pub async fn start(folder: &Path, arguments: &[&str]) -> anyhow::Result<(Child, Value)> {
+    let ready_file = folder.join("ready.json");
+    let ready_path = ready_file.display().to_string();
+    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ready-file", &ready_path];
+    let up = baton(&[&["up"][..], arguments, &ports].concat())?.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    Ok((up, read_ready(&ready_file, None).await?))
+}
+
+/// The conductors of a cluster, as `--conductor` takes them.
+pub fn conductors(ready: &Value) -> anyhow::Result<String> {
+    let conductors = ready["conductors"].as_array().context("conductors")?;
+    Ok(conductors.iter().filter_map(|conductor| conductor["grpc"].as_str()).collect::<Vec<_>>().join(","))
+}
+
 pub async fn read_ready(path: &Path, other_than: Option<&Value>) -> anyhow::Result<Value> {
     let began = Instant::now();
     while began.elapsed() < READY {

@@ -9,7 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::front_door::FrontDoor;
-use crate::rules::{AT_RUN_TIME, InForce};
+use crate::run_time_settings::{AT_RUN_TIME, InForce};
 
 pub(super) type Changes = ReceiverStream<Result<v1::RunTimeSettings, Status>>;
 

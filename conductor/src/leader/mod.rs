@@ -1,7 +1,6 @@
 //! One conductor places the requests of all: the one that leads. `desk.rs`: where questions go; `link.rs`: to the leader; `service.rs`: from those who follow.
 
 mod desk;
-pub mod etcd;
 mod link;
 mod service;
 mod wire;
@@ -123,17 +122,6 @@ fn advertised(bound: SocketAddr, host: Option<&str>) -> Result<String, BadSettin
     }
 }
 
-fn prefix(prefix: &str) -> Result<&str, BadSetting> {
-    let is_taken = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '/' | '-' | '_' | '.');
-    match prefix.len() {
-        1..=256 if prefix.chars().all(is_taken) && !prefix.ends_with('/') => Ok(prefix),
-        _ => {
-            let problem = format!("'{prefix}', but must be 1 to 256 letters, digits and /-_. that do not end with /");
-            Err(BadSetting::invalid("etcd_prefix", problem))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,13 +134,5 @@ mod tests {
         assert_eq!(advertised(bound("[::]:7"), Some("fd00::1")).unwrap(), "[fd00::1]:7");
         let error = advertised(bound("0.0.0.0:7"), None).unwrap_err().to_string();
         assert!(error.contains("advertise_host") && error.contains("0.0.0.0"), "{error}");
-    }
-
-    #[test]
-    fn a_prefix_is_a_path() {
-        assert_eq!(prefix("/baton/blue").unwrap(), "/baton/blue");
-        for wrong in ["", "/baton/", "/ba ton"] {
-            assert!(prefix(wrong).unwrap_err().to_string().contains("etcd_prefix"), "{wrong}");
-        }
     }
 }

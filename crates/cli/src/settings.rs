@@ -1,5 +1,6 @@
 //! `baton settings`.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use baton_proto::v1;
@@ -100,9 +101,12 @@ async fn watch(conductor: &str, json: bool) -> Result<(), CliError> {
 
 /// Who asks: `user@host`.
 fn user() -> String {
-    let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+    let named = std::env::var("USER").ok().filter(|user| !user.is_empty());
+    // A container often has no name for its user.
+    let numbered =
+        || std::fs::metadata("/proc/self").map_or_else(|_| "unknown".into(), |own| format!("uid-{}", own.uid()));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}@{}", user.unwrap_or_else(|| "unknown".to_owned()), host.trim())
+    format!("{}@{}", named.unwrap_or_else(numbered), host.trim())
 }
 
 /// `version 2 by me@here: ttft_slo_ms = 500 (was off)`.

@@ -47,7 +47,8 @@ pub enum ChangeError<E> {
     Contended,
 }
 
-/// Keeps what is set, in etcd if there is one. **Invariant**: of two changes at the same time, the second is made on top of the first.
+/// Keeps what is set, in etcd if there is one. **Invariant**: of two changes at the same time, the second is made on top of the first; and versions only
+/// grow, also if etcd loses its data, or goes back to an earlier state.
 pub struct SettingsStore {
     etcd: Option<Etcd>,
     clock: Arc<dyn Clock>,
@@ -90,9 +91,8 @@ impl SettingsStore {
         let mut client = connect(etcd, &*self.clock).await?;
         for _ in 0..MAX_ATTEMPTS {
             let stored = self.read(&mut client, etcd).await?;
-            // If etcd has lost its data, what is known here was the last.
             let known = Arc::clone(&self.known.borrow());
-            let before = if stored.mod_revision == 0 { &*known } else { &stored.settings };
+            let before = if stored.settings.version < known.version { &*known } else { &stored.settings };
             let settings = next(before).map_err(ChangeError::Refused)?;
             if self.write(&mut client, etcd, &settings, stored.mod_revision).await? {
                 return Ok(self.learn(settings));
@@ -144,9 +144,9 @@ impl SettingsStore {
     async fn look(&self, client: &mut Client, etcd: &Etcd) -> Result<(), EtcdError> {
         let stored = self.read(client, etcd).await?;
         let known = Arc::clone(&self.known.borrow());
-        if stored.mod_revision > 0 {
+        if stored.settings.version >= known.version {
             self.learn(stored.settings);
-        } else if known.version > 0 && self.write(client, etcd, &known, 0).await? {
+        } else if self.write(client, etcd, &known, stored.mod_revision).await? {
             tracing::warn!(version = known.version, "etcd has lost what was set at run time: it is there again");
         }
         Ok(())
@@ -155,7 +155,8 @@ impl SettingsStore {
     fn learn(&self, settings: SharedSettings) -> Arc<SharedSettings> {
         let settings = Arc::new(settings);
         self.known.send_if_modified(|known| {
-            let is_new = **known != *settings;
+            // What was read may be from before a change of this process.
+            let is_new = **known != *settings && settings.version >= known.version;
             if is_new {
                 *known = Arc::clone(&settings);
             }
@@ -193,4 +194,20 @@ fn key(etcd: &Etcd) -> String {
 
 fn parse(etcd: &Etcd, value: &KeyValue) -> Result<SharedSettings, EtcdError> {
     serde_json::from_slice(value.value()).map_err(|error| EtcdError::Key { key: key(etcd), problem: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_runtime::ManualClock;
+
+    use super::*;
+
+    #[test]
+    fn what_was_read_before_a_later_change_is_left() {
+        let store = SettingsStore::new(None, Arc::new(ManualClock::default()));
+        let of = |version, by: &str| SharedSettings { version, by: by.into(), ..SharedSettings::default() };
+        store.learn(of(2, "second"));
+        store.learn(of(1, "first"));
+        assert_eq!(store.known().borrow().by, "second");
+    }
 }

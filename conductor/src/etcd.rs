@@ -3,7 +3,6 @@
 use baton_membership::{CertifiedKey, Etcd, EtcdError, EtcdFile, Tls, User};
 use baton_runtime::settings::BadSetting;
 
-use super::prefix;
 use crate::config::Settings;
 
 const HTTPS: &str = "https://";
@@ -38,6 +37,17 @@ pub fn of(settings: &Settings) -> Result<Option<Etcd>, BadSetting> {
         tracing::warn!(user = user.name, "etcd gets the password without TLS: etcd_ca is not set");
     }
     Ok(Some(etcd))
+}
+
+fn prefix(prefix: &str) -> Result<&str, BadSetting> {
+    let is_taken = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '/' | '-' | '_' | '.');
+    match prefix.len() {
+        1..=256 if prefix.chars().all(is_taken) && !prefix.ends_with('/') => Ok(prefix),
+        _ => {
+            let problem = format!("'{prefix}', but must be 1 to 256 letters, digits and /-_. that do not end with /");
+            Err(BadSetting::invalid("etcd_prefix", problem))
+        }
+    }
 }
 
 /// What is for etcd makes no sense without it.
@@ -132,5 +142,13 @@ mod tests {
         let alone = Settings { etcd: Vec::new(), ..settings(&[("etcd_ca", "/c")]) };
         assert_eq!(of(&alone).unwrap_err().to_string(), "etcd_ca: set, but etcd is not");
         assert_eq!(of(&Settings::default()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_prefix_is_a_path() {
+        assert_eq!(prefix("/baton/blue").unwrap(), "/baton/blue");
+        for wrong in ["", "/baton/", "/ba ton"] {
+            assert!(prefix(wrong).unwrap_err().to_string().contains("etcd_prefix"), "{wrong}");
+        }
     }
 }
