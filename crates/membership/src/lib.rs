@@ -7,8 +7,7 @@ mod election;
 
 use std::time::Duration;
 
-use baton_types::ConductorId;
-
+pub use baton_scheduler::{Candidate, Leadership};
 pub use election::Election;
 
 /// Where etcd is, and which of its keys are ours.
@@ -18,33 +17,6 @@ pub struct Etcd {
     pub endpoints: Vec<String>,
     /// All keys begin so: clusters that share an etcd have one each.
     pub prefix: String,
-}
-
-/// A conductor that may lead.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its id, another one after each start.
-    pub id: ConductorId,
-    /// Where other conductors reach it, `host:port`.
-    pub address: String,
-}
-
-/// Who leads, as far as is known.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Leadership {
-    /// Nobody, so far.
-    #[default]
-    Unknown,
-    /// This conductor, in this term.
-    Own {
-        /// Larger than those before.
-        term: u64,
-    },
-    /// Another conductor.
-    Other {
-        /// Where it is.
-        address: String,
-    },
 }
 
 /// How long a leader that is dead or stopped is still taken for one.
