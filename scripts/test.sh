@@ -24,6 +24,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 }
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=two_leaders_never_place_in_one_term_a_thousand_times)' "takes half a minute: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_with_all_faults)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"

@@ -12,8 +12,9 @@ use tokio::sync::mpsc;
 use crate::budget::Budget;
 use crate::checks::Checks;
 use crate::error::GenerateError;
+use crate::grpc::explain;
 use crate::keyed::KeyedAnswers;
-use crate::leader::{Answer, Asked, Desk};
+use crate::leader::{Answer, Asked, Desk, Grounds};
 use crate::live::{Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
@@ -167,7 +168,7 @@ impl FrontDoor {
             unread: Budget::new(own.max_body_bytes_total),
             keyed: KeyedAnswers::new(own.max_body_bytes_total),
             settings,
-            desk: Desk::new(),
+            desk: Desk::new(id),
             cluster: Mutex::new(cluster),
             hot_prefixes,
             index,
@@ -389,7 +390,8 @@ impl FrontDoor {
             Asked::Later(later) => later.await.ok(),
         };
         match answer {
-            Some(Answer::Explained(Some(explanation))) => Ok(*explanation),
+            Some(Answer::Explained(Grounds::Own(why))) => Ok(explain::response(wanted.prompt_tokens, &why)),
+            Some(Answer::Explained(Grounds::Told(why))) => Ok(*why),
             _ => Err(no_leader()),
         }
     }

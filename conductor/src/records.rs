@@ -9,7 +9,7 @@ use baton_scheduler::{Placement, Refusal, RequestError};
 use baton_types::{Attempt, FinishReason, NodeId, RequestId, RequestIdPrefix, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
-use crate::leader::Grounds;
+use crate::leader::{Grounds, verdicts};
 
 /// Requests that are remembered.
 const RECORDS: usize = 1024;
@@ -115,7 +115,7 @@ impl RequestRecord {
     fn log(&self, end: &RequestEnd) {
         let (placement, last) = (self.served_by().map(|(placement, _)| placement), self.decisions.last());
         let seconds = |time: Duration| time.as_secs_f64();
-        let (prefill_verdicts, decode_verdicts) = last.map(|decision| decision.grounds.verdicts()).unzip();
+        let (prefill_verdicts, decode_verdicts) = last.map(|decision| verdicts(&decision.grounds)).unzip();
         tracing::info!(
             request = %self.request,
             client_request = Some(&*self.client_id).filter(|id| !id.is_empty()),

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use baton_proto::{MAX_MESSAGE_BYTES, required, url, v1};
+use baton_proto::{MAX_MESSAGE_BYTES, url, v1};
 use baton_runtime::{error_chain, within};
+use baton_scheduler::LinkId;
+use baton_types::FromLeader;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Endpoint;
 
-use super::desk::Link;
 use crate::front_door::FrontDoor;
 
 /// How long the leader may take to accept the connection, and to greet.
@@ -64,19 +65,18 @@ pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
         .ok_or_else(silent)?;
     let mut answers = called?.into_inner();
     while let Some(answer) = answers.message().await? {
-        let answer = required("message", answer.message).and_then(|answer| door.on_answer(answer));
-        if let Err(error) = answer {
-            return Err(LinkError::Ended(format!("it sent what cannot be read: {error}")));
-        }
+        let told = FromLeader::try_from(answer)
+            .map_err(|error| LinkError::Ended(format!("it sent what cannot be read: {error}")))?;
+        door.on_told(link, told).map_err(|stale| LinkError::Ended(stale.to_string()))?;
     }
     Err(LinkError::Ended("it said nothing more".to_owned()))
 }
 
 /// While there is a stream.
-struct Follows<'a>(&'a FrontDoor, Link);
+struct Follows<'a>(&'a FrontDoor, LinkId);
 
 impl Drop for Follows<'_> {
     fn drop(&mut self) {
-        self.0.lose_leader(&self.1);
+        self.0.lose_leader(self.1);
     }
 }

@@ -3,7 +3,6 @@
 mod desk;
 mod link;
 mod service;
-mod wire;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
 
-pub use desk::{Answer, Asked, Decided, Desk, Grounds};
+pub use desk::{Answer, Asked, Decided, Desk, Grounds, verdicts};
 #[cfg(test)]
 pub use link::LinkError;
 pub use link::follow;

@@ -4,19 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_proto::v1;
 use baton_proto::v1::follower_message::Message;
-use baton_proto::v1::leader_message::Message as Told;
-use baton_proto::{check_protocol_version, required, v1};
-use baton_scheduler::Declared;
-use baton_types::{ConductorId, ErrorKind};
+use baton_types::{ConductorId, Declared, FromLeader, Question, ToLeader};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::desk::Following;
-use super::wire;
+use super::desk::{Answer, Decided, Following, Grounds};
 use crate::front_door::FrontDoor;
+use crate::grpc::explain;
 
 /// Answers that may wait for a conductor; it is not read from while they do.
 const QUEUED_ANSWERS: usize = 256;
@@ -38,17 +36,12 @@ impl v1::leader_server::Leader for LeaderService {
             first = messages.message() => first?,
             () = self.0.clock.sleep(GREETING_TIMEOUT) => return Err(Status::deadline_exceeded("no greeting came")),
         };
-        let Some(Message::Greet(greet)) = first.and_then(|first| first.message) else {
+        let first = first.filter(|first| matches!(first.message, Some(Message::Greet(_)))).map(ToLeader::try_from);
+        let Some(ToLeader::Greet { conductor, latest_term, attempts }) = first.transpose()? else {
             return Err(Status::invalid_argument("message: the first one must be a greeting"));
         };
-        check_protocol_version(greet.protocol_version)?;
-        let who: ConductorId = greet
-            .conductor_id
-            .parse()
-            .map_err(|error| baton_proto::status(ErrorKind::Invalid, format!("conductor_id: {error}"), None))?;
-        let attempts = greet.attempts.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let (answers, stream) = mpsc::channel(QUEUED_ANSWERS);
-        let Some(follower) = Follower::new(&self.0, who, &attempts) else {
+        let Some(follower) = Follower::new(&self.0, (conductor, latest_term), &attempts) else {
             return Err(Status::failed_precondition("this conductor does not lead"));
         };
         self.0.tasks.spawn_request("follower", follower.serve(messages, answers));
@@ -63,9 +56,9 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(door: &Arc<FrontDoor>, who: ConductorId, attempts: &[Declared]) -> Option<Self> {
+    fn new(door: &Arc<FrontDoor>, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Self> {
         let following = door.on_follower(who, attempts)?;
-        tracing::info!(conductor = %who, attempts = attempts.len(), "another conductor follows");
+        tracing::info!(conductor = %who.0, attempts = attempts.len(), "another conductor follows");
         Some(Self { door: Arc::clone(door), following })
     }
 
@@ -80,10 +73,10 @@ impl Follower {
                 // If it is gone, nobody reads it.
                 let _ = answers.send(Err(status)).await;
             },
-            () = self.following.reign.over.cancelled() => {}
+            () = self.following.over.cancelled() => {}
             () = door.tasks.cancelled() => {}
         }
-        tracing::info!(conductor = %self.following.who, "another conductor's stream is over");
+        tracing::info!(conductor = %self.following.of.who, "another conductor's stream is over");
     }
 
     async fn relay(
@@ -91,18 +84,22 @@ impl Follower {
         messages: &mut Streaming<v1::FollowerMessage>,
         answers: &mpsc::Sender<Result<v1::LeaderMessage, Status>>,
     ) -> Result<(), Status> {
-        let tell = async |message: Told| {
-            let message = v1::LeaderMessage { message: Some(message) };
-            answers.send(Ok(message)).await.map_err(|_| Status::cancelled("gone"))
+        let tell = async |message: FromLeader<v1::ExplainResponse>| {
+            answers.send(Ok(message.into())).await.map_err(|_| Status::cancelled("gone"))
         };
-        tell(Told::Greeted(v1::Greeted { term: self.following.reign.term })).await?;
-        if let Some(settles) = self.following.reign.settles {
+        tell(FromLeader::Greeted { term: self.following.of.term }).await?;
+        if let Some(settles) = self.following.of.settles {
             self.door.clock.sleep_until(settles).await;
         }
         while let Some(message) = messages.message().await? {
-            let message = required("message", message.message)?;
-            if let Some(answer) = self.door.on_follower_message(&self.following, message)? {
-                tell(answer).await?;
+            match message.try_into()? {
+                ToLeader::Ask(question) => {
+                    if let Some(answer) = self.door.on_follower_asked(&self.following, &question) {
+                        tell(told(&question, answer)).await?;
+                    }
+                }
+                ToLeader::Book(key, entry) => self.door.on_follower_booked(&self.following, key, &entry),
+                ToLeader::Greet { .. } => return Err(Status::invalid_argument("message: a second greeting")),
             }
         }
         Ok(())
@@ -112,5 +109,28 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         self.door.on_follower_gone(&self.following);
+    }
+}
+
+/// An answer as it is told to the conductor that asked.
+fn told(question: &Question, answer: Answer) -> FromLeader<v1::ExplainResponse> {
+    let key = question.key();
+    let why = |grounds, prompt_tokens| match grounds {
+        Grounds::Own(explanation) => Some(explain::response(prompt_tokens, &explanation)),
+        Grounds::Told(explanation) => Some(*explanation),
+        Grounds::NoLeader => None,
+    };
+    match answer {
+        // Who asked knows how long its prompt is.
+        Answer::Placed(decided) => {
+            let Decided { placed, grounds, .. } = *decided;
+            FromLeader::Placed { key, placed: Box::new(placed), why: why(grounds, 0) }
+        }
+        Answer::Redirected(to) => FromLeader::Redirected(key, to),
+        Answer::Moved(to) => FromLeader::Moved(key, to),
+        Answer::Explained(grounds) => {
+            let prompt_tokens = if let Question::Explain(of) = question { of.prompt_tokens } else { 0 };
+            FromLeader::Explained(key, why(grounds, prompt_tokens))
+        }
     }
 }

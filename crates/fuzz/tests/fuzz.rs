@@ -61,6 +61,7 @@ short_runs! {
     http_connection: "http-connection",
     http_body: "http-body",
     proto: "proto",
+    leader: "leader",
     gguf: "gguf",
     safetensors: "safetensors",
     tokenizer_json: "tokenizer-json",

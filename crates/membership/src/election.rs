@@ -1,11 +1,11 @@
-//! One conductor's part in the election.
+//! One conductor's part in the election: `Candidacy` decides, this asks etcd.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_runtime::{Clock, random_u64};
-use baton_types::ConductorId;
+use baton_scheduler::{Candidacy, Candidate, LeaderKey, Leadership, Look};
 use etcd_client::{
     Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
     TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::{answered, connect};
-use crate::{Candidate, Etcd, EtcdError, LEASE, Leadership};
+use crate::{Etcd, EtcdError, LEASE};
 
 /// How often the lease is renewed: three times in its life, and once more.
 const RENEW: Duration = Duration::from_millis(500);
@@ -35,28 +35,16 @@ struct Leader {
     address: String,
 }
 
-/// A lease, and the term that it was won in.
-struct Own {
-    create_revision: i64,
-    term: u64,
-}
-
 /// See the module's text.
 pub struct Election {
     etcd: Etcd,
-    candidate: Candidate,
+    candidacy: Candidacy,
     clock: Arc<dyn Clock>,
     leadership: watch::Sender<Leadership>,
     /// The latest term that is known of, whoever's it was.
     latest: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Cancelled when it is not to lead any more.
     resigned: CancellationToken,
-    /// Whether it may lead.
-    campaigns: bool,
-    lease: Option<i64>,
-    own: Option<Own>,
-    /// The revision of the last look: what happened before is in it.
-    looked: i64,
 }
 
 /// What is open while etcd is there.
@@ -77,18 +65,7 @@ impl Election {
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
         let (latest, resigned) = (Box::new(latest), CancellationToken::new());
-        Self {
-            etcd,
-            candidate,
-            clock,
-            leadership,
-            latest,
-            resigned,
-            campaigns: true,
-            lease: None,
-            own: None,
-            looked: 0,
-        }
+        Self { etcd, candidacy: Candidacy::new(candidate), clock, leadership, latest, resigned }
     }
 
     /// Once it is cancelled, this conductor leads no more, and only looks who does. Others need not wait for the end of its lease.
@@ -108,7 +85,7 @@ impl Election {
         let mut said = BTreeSet::new();
         loop {
             if self.resigned.is_cancelled() {
-                self.campaigns = false;
+                self.candidacy.on_campaign_over();
             }
             let Err(error) = self.take_part(&mut wait).await;
             let (endpoints, retry_in) = (self.etcd.endpoints.join(","), wait);
@@ -147,7 +124,7 @@ impl Election {
                     // A watch may be silent at a member that is cut off.
                     self.look(&mut open).await?;
                 }
-                () = self.resigned.cancelled(), if self.campaigns || self.own.is_some() => return Err(self.resign(&mut open).await?),
+                () = self.resigned.cancelled(), if self.candidacy.takes_part() => return Err(self.resign(&mut open).await?),
                 change = changes.message() => {
                     let change = change?.ok_or_else(|| EtcdError::WatchEnded("closed".to_owned()))?;
                     self.on_change(&mut open, &change).await?;
@@ -159,16 +136,16 @@ impl Election {
     /// With the lease that there was, if it lives.
     async fn open(&mut self) -> Result<Open, EtcdError> {
         let mut client = connect(&self.etcd, &*self.clock).await?;
-        if let Some(lease) = self.lease {
+        if let Some(lease) = self.candidacy.lease() {
             match answered(&*self.clock, client.lease_keep_alive(lease)).await {
                 Ok((keeper, kept)) => return Ok(Open { client, lease, keeper, kept }),
-                Err(EtcdError::Client(etcd_client::Error::LeaseKeepAliveError(_))) => self.lease = None,
+                Err(EtcdError::Client(etcd_client::Error::LeaseKeepAliveError(_))) => self.candidacy.on_lease_ended(),
                 Err(error) => return Err(error),
             }
         }
         let ttl = LEASE.as_secs() as i64;
         let lease = answered(&*self.clock, client.lease_grant(ttl, None)).await?.id();
-        self.lease = Some(lease);
+        self.candidacy.on_lease(lease);
         let (keeper, kept) = answered(&*self.clock, client.lease_keep_alive(lease)).await?;
         Ok(Open { client, lease, keeper, kept })
     }
@@ -181,27 +158,17 @@ impl Election {
         let renewed = answered(&*self.clock, renewed).await?;
         // Its end says nothing of the lease.
         let renewed = renewed.ok_or_else(|| EtcdError::WatchEnded("the renewals' stream closed".to_owned()))?;
-        if renewed.ttl() <= 0 {
-            self.lease = None;
+        self.candidacy.on_heard((self.latest)());
+        if !self.candidacy.on_renewed(renewed.ttl()) {
             return Err(EtcdError::LeaseEnded);
         }
-        self.outbid();
+        self.tell();
         Ok(())
     }
 
-    /// The key is this conductor's, and nodes have heard of a later term, as after a loss of etcd's data: it leads in a later one.
-    fn outbid(&mut self) {
-        let latest = (self.latest)();
-        if let Some(own) = self.own.as_mut().filter(|own| own.term < latest) {
-            own.term = latest + 1;
-            let term = own.term;
-            self.tell(Leadership::Own { term });
-        }
-    }
-
     async fn resign(&mut self, open: &mut Open) -> Result<EtcdError, EtcdError> {
-        (self.campaigns, self.own, self.lease) = (false, None, None);
-        self.tell(Leadership::Unknown);
+        self.candidacy.on_resigned();
+        self.tell();
         answered(&*self.clock, open.client.lease_revoke(open.lease)).await?;
         Ok(EtcdError::WatchEnded("this conductor has resigned".to_owned()))
     }
@@ -209,67 +176,49 @@ impl Election {
     /// Leads if nobody does, and learns who does. Gives the revision that this is true of.
     async fn look(&mut self, open: &mut Open) -> Result<i64, EtcdError> {
         let key = self.key();
-        let own = Leader { conductor: self.candidate.id.to_string(), address: self.candidate.address.clone() };
+        let Candidate { id, address } = self.candidacy.candidate().clone();
+        let own = Leader { conductor: id.to_string(), address };
         let value = serde_json::to_vec(&own).unwrap_or_default();
         let put = TxnOp::put(key.clone(), value, Some(PutOptions::new().with_lease(open.lease)));
         let get = TxnOp::get(key.clone(), None);
         // No key was made at revision -1: it is only read.
-        let nobody = Compare::create_revision(key.clone(), CompareOp::Equal, if self.campaigns { 0 } else { -1 });
+        let nobody =
+            Compare::create_revision(key.clone(), CompareOp::Equal, if self.candidacy.campaigns() { 0 } else { -1 });
         let txn = Txn::new().when([nobody]).and_then([put]).or_else([get]);
         let done = answered(&*self.clock, open.client.txn(txn)).await?;
         let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
-        self.looked = revision;
-        if done.succeeded() {
-            self.lead(revision);
-            return Ok(revision);
-        }
-        for response in done.op_responses() {
-            if let TxnOpResponse::Get(found) = response
-                && let Some(leader) = found.kvs().first()
-            {
-                self.learn(leader, open.lease)?;
-            }
-        }
+        let found = done.op_responses().into_iter().find_map(|response| match response {
+            TxnOpResponse::Get(found) => found.kvs().first().map(|key| self.read(key)),
+            _ => None,
+        });
+        let look = match found.transpose()? {
+            _ if done.succeeded() => Look::Put,
+            Some(key) => Look::Found(key),
+            None => Look::Absent,
+        };
+        self.candidacy.on_heard((self.latest)());
+        self.candidacy.on_looked(revision, look);
+        self.tell();
         Ok(revision)
     }
 
-    fn lead(&mut self, create_revision: i64) {
-        if self.own.as_ref().is_some_and(|own| own.create_revision == create_revision) {
-            // As before: etcd was away.
-            return;
-        }
-        let term = u64::try_from(create_revision).unwrap_or_default().max((self.latest)() + 1);
-        tracing::info!(term, "elected");
-        self.own = Some(Own { create_revision, term });
-        self.tell(Leadership::Own { term });
-    }
-
-    fn learn(&mut self, leader: &KeyValue, lease: i64) -> Result<(), EtcdError> {
-        if leader.lease() == lease {
-            self.lead(leader.create_revision());
-            return Ok(());
-        }
-        let key = self.key();
-        let wrong = |problem: String| EtcdError::Key { key: key.clone(), problem };
+    fn read(&self, key: &KeyValue) -> Result<LeaderKey, EtcdError> {
+        let wrong = |problem: String| EtcdError::Key { key: self.key(), problem };
         let Leader { conductor, address } =
-            serde_json::from_slice(leader.value()).map_err(|error| wrong(error.to_string()))?;
-        let id: ConductorId = conductor.parse().map_err(|error| wrong(format!("conductor: {error}")))?;
-        self.own = None;
-        if id == self.candidate.id {
-            // Of a lease that it had before, which is about to end.
-            self.tell(Leadership::Unknown);
-            return Ok(());
-        }
-        self.tell(Leadership::Other { address });
-        Ok(())
+            serde_json::from_slice(key.value()).map_err(|error| wrong(error.to_string()))?;
+        let id = conductor.parse().map_err(|error| wrong(format!("conductor: {error}")))?;
+        let (lease, create_revision) = (key.lease(), key.create_revision());
+        Ok(LeaderKey { leader: Candidate { id, address }, lease, create_revision })
     }
 
-    fn tell(&self, leadership: Leadership) {
+    /// Tells who leads, if that is new.
+    fn tell(&self) {
+        let leadership = self.candidacy.leadership();
         self.leadership.send_if_modified(|known| {
-            let is_new = *known != leadership;
+            let is_new = known != leadership;
             if is_new {
                 tracing::info!(?leadership, "who leads");
-                *known = leadership;
+                known.clone_from(leadership);
             }
             is_new
         });
@@ -290,18 +239,20 @@ impl Election {
             return Err(EtcdError::WatchEnded(reason));
         }
         for event in change.events() {
-            if event.kv().is_some_and(|key| key.mod_revision() <= self.looked) {
-                continue;
-            }
-            match (event.event_type(), event.kv()) {
-                (EventType::Put, Some(leader)) => self.learn(leader, open.lease)?,
-                (EventType::Put, None) => {}
-                (EventType::Delete, _) => {
-                    self.own = None;
+            let Some(key) = event.kv() else { continue };
+            match event.event_type() {
+                EventType::Put => {
+                    let found = self.read(key)?;
+                    self.candidacy.on_heard((self.latest)());
+                    self.candidacy.on_put(key.mod_revision(), found);
+                    self.tell();
+                }
+                EventType::Delete if self.candidacy.on_deleted(key.mod_revision()) => {
                     let jitter = JITTER.mul_f64((random_u64() % 1024) as f64 / 1024.0);
                     self.clock.sleep(jitter).await;
                     self.look(open).await?;
                 }
+                EventType::Delete => {}
             }
         }
         Ok(())

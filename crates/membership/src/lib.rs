@@ -10,38 +10,10 @@ mod shared;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_types::ConductorId;
-
+pub use baton_scheduler::{Candidate, Leadership};
 pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User, connect};
 pub use election::Election;
 pub use shared::{ChangeError, SettingsStore, SharedSettings};
-
-/// A conductor that may lead.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its id, another one after each start.
-    pub id: ConductorId,
-    /// Where other conductors reach it, `host:port`.
-    pub address: String,
-}
-
-/// Who leads, as far as is known.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Leadership {
-    /// Nobody, so far.
-    #[default]
-    Unknown,
-    /// This conductor, in this term.
-    Own {
-        /// Larger than those before.
-        term: u64,
-    },
-    /// Another conductor.
-    Other {
-        /// Where it is.
-        address: String,
-    },
-}
 
 /// How long a leader that is dead or stopped is still taken for one.
 pub const LEASE: Duration = Duration::from_secs(2);

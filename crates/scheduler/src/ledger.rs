@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::{Generation, NodeId, RequestKey};
+use baton_types::RequestKey;
+
+pub use baton_types::NodeStart;
 
 use crate::backlog::{Backlog, QueuedPrompt};
 use crate::cost::{OutputLength, duration};
-
-/// One start of one node. The generation keeps a node that came back from being credited for its past.
-pub type NodeStart = (NodeId, Generation);
 
 /// What one placed request was charged.
 #[derive(Debug, Clone, PartialEq)]

@@ -23,7 +23,6 @@ mod leader;
 mod lease;
 mod ledger;
 mod load;
-mod named;
 mod placement;
 mod prefill;
 mod queue;
@@ -37,9 +36,8 @@ pub use admission::{
     AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, Selective, TakeAll, UnknownAdmission,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, CopyOrder, Declared, DeclaredPrefill, DecodeExplanation, Explanation,
-    HotChain, LeftOut, Move, NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode,
-    Replication, Verdict,
+    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, Explanation, HotChain, LeftOut, Move,
+    NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
 };
 pub use config::{
     COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
@@ -49,7 +47,10 @@ pub use config::{
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
-pub use leader::{Followers, Placed};
+pub use leader::{
+    Answer, Candidacy, Candidate, Decided, Desk, DeskEffect, Followers, Following, Grounds, LaterTerm, LeaderKey,
+    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, StreamId, TermGate,
+};
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;
 pub use placement::{
@@ -67,4 +68,4 @@ pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSli
 pub use tier::{TierEffect, TieredCore};
 
 pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
-pub use baton_types::RequestKey;
+pub use baton_types::{Declared, DeclaredPrefill, RequestKey, named};

@@ -3,6 +3,7 @@
 //! - [`Trace`] is what clients asked, and when, in the format of Mooncake's traces.
 //! - [`simulate`] plays one against a cluster of production's cores: `RequestCore`, `Cluster`, `PrefillCore` and `DecodeCore` decide. Messages, network, engines and SSDs are models of a
 //!   [`ModelProfile`]. [`Summary`] says what it amounts to.
+//! - [`simulate_leaders`] elects one of several conductors to place for all, while etcd, networks and processes fail.
 //! - [`Random`] is the source of all that is drawn.
 //!
 //! **Invariant**: the same trace, options and seed give the same result, to the last bit.
@@ -15,6 +16,7 @@ mod cluster;
 mod command;
 mod event;
 mod faults;
+mod leaders;
 mod named;
 mod options;
 mod policy;
@@ -28,6 +30,7 @@ pub use baton_profile::{ModelProfile, ProfileError};
 pub use cluster::{Outcome, simulate};
 pub use command::{Compare, Curve, SimulateArgs, SimulateError, run};
 pub use faults::FaultKind;
+pub use leaders::{LeaderFault, LeadersOutcome, simulate_leaders};
 pub use options::{Feature, SimOptions, Window};
 pub use policy::{SimAdmission, SimPlacement};
 pub use random::Random;

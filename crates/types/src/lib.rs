@@ -6,7 +6,9 @@
 mod error_kind;
 mod id;
 mod kv_layout;
+mod leader;
 mod message;
+mod named;
 mod queue_terms;
 mod report;
 mod sampling;
@@ -19,6 +21,10 @@ pub use id::{
     RequestId, RequestIdPrefix, TokenId,
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
+pub use leader::{
+    Assignment, BookEntry, Declared, DeclaredPrefill, FromLeader, MoveAssignment, MoveQuestion, NodeStart,
+    PlaceQuestion, Placement, PrefixFetch, Question, Refusal, ToLeader,
+};
 pub use message::{
     DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseRelease,
     LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused,

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
 use baton_runtime::telemetry::set_log_filter;
+use baton_scheduler::{StaleTerm, TermGate};
 use baton_types::ConductorId;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -44,14 +45,6 @@ impl Stream for EventReceiver {
     }
 }
 
-/// An order of a leader that another one has followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("placed in term {term}, but a leader of term {latest} has placed since")]
-pub struct StaleTerm {
-    term: u64,
-    latest: u64,
-}
-
 struct Session {
     epoch: u64,
     /// Cancelled when the session is over for the node: its reader must not take in another command.
@@ -74,8 +67,7 @@ impl Session {
 #[derive(Default)]
 struct Inner {
     next_epoch: u64,
-    /// The latest term of a leader that was heard of.
-    term: u64,
+    gate: TermGate,
     /// The latest version of settings that was heard of.
     settings: u64,
     sessions: HashMap<ConductorId, Session>,
@@ -110,8 +102,8 @@ impl Sessions {
             Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
         // A new channel has room.
         session.send(welcome);
-        if inner.term > 0 {
-            session.send(v1::node_event::Event::LeaderTerm(inner.term));
+        if inner.gate.latest() > 0 {
+            session.send(v1::node_event::Event::LeaderTerm(inner.gate.latest()));
         }
         if let Some(before) = inner.sessions.insert(conductor, session) {
             before.ended.cancel();
@@ -163,23 +155,19 @@ impl Sessions {
 
     /// Whether an order of that term is to be carried out. If a later leader has been heard of it is not, and the conductor is told its term; a later one is told to all.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
-        let mut inner = self.lock();
-        let latest = inner.term;
-        inner.term = latest.max(term);
-        drop(inner);
-        match term.cmp(&latest) {
-            std::cmp::Ordering::Equal => Ok(()),
-            std::cmp::Ordering::Greater => {
+        let admitted = self.lock().gate.admit(term);
+        match &admitted {
+            Ok(false) => {}
+            Ok(true) => {
                 tracing::info!(%conductor, term, "a later leader places");
                 self.broadcast(&v1::node_event::Event::LeaderTerm(term));
-                Ok(())
             }
-            std::cmp::Ordering::Less => {
+            Err(StaleTerm { latest, .. }) => {
                 tracing::warn!(%conductor, term, latest, "an order of a leader that another has followed is not carried out");
-                self.send(conductor, v1::node_event::Event::LeaderTerm(latest));
-                Err(StaleTerm { term, latest })
+                self.send(conductor, v1::node_event::Event::LeaderTerm(*latest));
             }
         }
+        admitted.map(drop)
     }
 
     /// Sends an event to every conductor.

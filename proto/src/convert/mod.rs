@@ -2,6 +2,7 @@
 
 mod event;
 mod job;
+mod leader;
 mod node;
 mod peer;
 

@@ -4,6 +4,7 @@ mod chat_template;
 mod connection;
 mod grammar;
 mod http;
+mod leader;
 mod model_file;
 mod model_output;
 mod proto;
@@ -68,6 +69,15 @@ pub const TARGETS: &[Target] = &[
         max_bytes: 16 << 10,
         limits: limits(256 << 10, 200),
         short_run: 200_000,
+    },
+    Target {
+        name: "leader",
+        read: leader::message,
+        seeds: leader::seeds,
+        words: &["decode-0", "prefill-0", "overloaded"],
+        max_bytes: 16 << 10,
+        limits: limits(256 << 10, 200),
+        short_run: 100_000,
     },
     Target {
         name: "gguf",

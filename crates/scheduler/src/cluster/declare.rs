@@ -2,46 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{QueueTerms, RequestKey};
+use baton_types::{Declared, DeclaredPrefill};
 
 use super::candidates::Needs;
 use super::{Cluster, charged};
 use crate::backlog::QueuedPrompt;
 use crate::ledger::{Charge, DecodeCharge, NodeStart};
-
-/// An attempt that runs, as its conductor declares it to the one that places.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Declared {
-    /// The attempt.
-    pub key: RequestKey,
-    /// How long ago it was placed.
-    pub placed_ago: Duration,
-    /// Predicted time to first token, from the placement on.
-    pub ttft: Duration,
-    /// Where its prompt is computed, until its first token is out.
-    pub prefill: Option<DeclaredPrefill>,
-    /// Where it decodes, or will.
-    pub decode: Option<NodeStart>,
-    /// Tokens of the prompt, the output that an earlier attempt gave included.
-    pub prompt_tokens: u32,
-    /// Most tokens to generate.
-    pub max_tokens: u32,
-    /// Its objective of the time between tokens.
-    pub tbt: Option<Duration>,
-    /// How long ago its first token went out.
-    pub first_token_ago: Option<Duration>,
-}
-
-/// A prompt that is not computed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeclaredPrefill {
-    /// The node.
-    pub node: NodeStart,
-    /// The terms on which it waits there.
-    pub terms: QueueTerms,
-    /// Tokens to compute.
-    pub tokens: u32,
-}
 
 impl Cluster {
     /// Charges what was placed elsewhere. What is charged under its key already is given back first. A start of a node that is not here is not charged: it is lost,
@@ -92,7 +58,7 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{Generation, NodeRole};
+    use baton_types::{Generation, NodeRole, QueueTerms};
 
     use super::super::tests::{SECOND, cluster, id, info, key};
     use super::*;

@@ -36,7 +36,6 @@ use replicate::Copies;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
-pub use declare::{Declared, DeclaredPrefill};
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use moves::Move;
 pub use node::{ClusterNode, NodeState};

@@ -4,16 +4,22 @@
 //! what came of each in that same order, so that the ledger is as exact as if it were its own. When another conductor becomes the one that places, each declares what it has
 //! ([`Placed`]), and the ledger is made of that.
 
+mod candidacy;
+mod desk;
 mod placed;
+mod term;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use baton_types::{ConductorId, RequestKey};
+use baton_types::{ConductorId, Declared, RequestKey};
 
-use crate::cluster::{Cluster, Declared};
+use crate::cluster::Cluster;
 
+pub use candidacy::{Candidacy, Candidate, LeaderKey, Leadership, Look};
+pub use desk::{Answer, Decided, Desk, DeskEffect, Following, Grounds, LaterTerm, LinkId, StaleLeader, StreamId};
 pub use placed::Placed;
+pub use term::{StaleTerm, TermGate};
 
 /// How long what a conductor had stays charged after it went away: it may be back, and declare it.
 const KEPT: Duration = Duration::from_secs(10);

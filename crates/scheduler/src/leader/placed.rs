@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::{DecodeTarget, QueueTerms, RequestKey, Tbt, Ttft};
+use baton_types::{Declared, DeclaredPrefill, DecodeTarget, QueueTerms, RequestKey, Tbt, Ttft};
 
-use crate::cluster::{Declared, DeclaredPrefill};
 use crate::ledger::NodeStart;
 use crate::placement::PlacementRequest;
 use crate::request::{Assignment, BookEntry, MoveAssignment};

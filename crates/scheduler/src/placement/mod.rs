@@ -10,9 +10,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use baton_types::{BlockHash, ErrorKind, NodeId, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{BlockHash, NodeId, QueueTerms, RequestKey, Slo, Ttft};
 
-use baton_types::QueueTerms;
+pub use baton_types::{Placement, PrefixFetch, Refusal};
 
 use crate::cost::duration;
 
@@ -78,71 +78,6 @@ impl PlacementRequest<'_> {
         let objective = self.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
         objective.into_iter().chain(wait).min_by(f64::total_cmp)
     }
-}
-
-/// A prefix that is brought to the prefill node before it computes the rest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixFetch {
-    /// Who holds it.
-    pub from: NodeId,
-    /// Leading tokens of the prompt that the prefill node has afterwards, a multiple of the block's tokens.
-    pub tokens: u32,
-    /// Bytes to bring: those of the blocks that it does not hold yet.
-    pub bytes: u64,
-}
-
-/// Where a request goes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Placement {
-    /// Computes the prompt.
-    pub prefill: NodeId,
-    /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
-    pub tail_tokens: u32,
-    /// What it gets from another node first.
-    pub fetch: Option<PrefixFetch>,
-    /// Streams the answer; `None` where one token is wanted.
-    pub decode: Option<NodeId>,
-    /// The terms on which it waits at the prefill node.
-    pub terms: QueueTerms,
-    /// How long the front door keeps the first token back, so that the second does not come late after it.
-    pub pace: Duration,
-    /// Predicted time to first token, from the placement on.
-    pub estimated_ttft: Ttft,
-    /// Predicted time between tokens: the tail of the steps with everybody placed there.
-    pub estimated_tbt: Option<Tbt>,
-    /// Tokens of the prompt that the prefill node should not have to compute.
-    pub matched_tokens: u32,
-    /// Predicted part of the push to the decode node that compute does not hide.
-    pub estimated_exposed: Option<Duration>,
-    /// Tokens that the answer is expected to have.
-    pub estimated_output_tokens: f64,
-}
-
-impl Placement {
-    /// The nodes in it, the prefill node first.
-    pub fn nodes(&self) -> Vec<NodeId> {
-        let decode = self.decode.iter().filter(|decode| **decode != self.prefill);
-        std::iter::once(&self.prefill).chain(decode).cloned().collect()
-    }
-
-    /// Whether the decode node computes the prompt, too.
-    pub fn is_at_decode(&self) -> bool {
-        self.decode.as_ref() == Some(&self.prefill)
-    }
-}
-
-/// No node can take the request.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct Refusal {
-    /// `Overloaded`, `Unavailable` or `Invalid`.
-    pub kind: ErrorKind,
-    /// Why, with the numbers.
-    pub message: String,
-    /// When a retry may succeed.
-    pub retry_after: Option<Duration>,
-    /// The request need not be turned away yet: its objective leaves time to ask again after this long.
-    pub hold: Option<Duration>,
 }
 
 /// How nodes are chosen from those that can take a request.

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use baton_types::{
-    Attempt, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillJob, Redirect, Refused, RequestKey,
-    TokenLogprobs,
+    Attempt, ErrorKind, FetchReport, FinishReason, NodeId, PrefillJob, Redirect, Refused, RequestKey, TokenLogprobs,
 };
 
-use super::OutputToken;
+use super::{BookEntry, OutputToken};
 use crate::named;
 use crate::placement::Refusal;
 
@@ -94,34 +93,6 @@ impl RequestEffect {
     pub(super) fn is_question(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::PlaceMove { .. } | Self::AskRedirect { .. })
     }
-}
-
-/// What the cluster's books are told of an attempt.
-#[derive(Debug, Clone, PartialEq)]
-pub enum BookEntry {
-    /// A prefix was brought from one node to another, or was not.
-    Fetched {
-        /// From where to where; `None` where it did not come over the network.
-        way: Option<(NodeId, NodeId)>,
-        /// What came.
-        report: FetchReport,
-    },
-    /// Its KV is at the decode node.
-    Pushed {
-        /// The decode node.
-        to: NodeId,
-        /// What it took.
-        transfer: KvTransfer,
-    },
-    /// Its first token is out.
-    FirstToken,
-    /// The answer is complete.
-    Finished {
-        /// Its tokens.
-        output_tokens: u32,
-    },
-    /// The attempt is over.
-    Ended,
 }
 
 /// Something that operators want to know.
@@ -217,6 +188,5 @@ impl RequestError {
 }
 
 named!(RequestEffect: Place, AskRedirect, PlaceMove, Submit, Redirect, Abort, Book, PromptLogprobs, Deliver, Note, End);
-named!(BookEntry: Fetched, Pushed, FirstToken, Finished, Ended);
 named!(RequestNote: Held, Retried, GrantRefused, WentOn, Brought, MoveFailed, FetchFailed);
 named!(RequestError: Refused, Node, NodesDied, Contradicted, Stalled, Unread, TimedOut, Aborted, GoingDown);

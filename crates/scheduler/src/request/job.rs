@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_types::{
-    BlockHash, ConductorId, DecodeTarget, FetchSource, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey,
-    SamplingParams, Slo, Tbt, TokenId, Ttft,
+    BlockHash, ConductorId, FetchSource, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey, SamplingParams, Slo,
+    Tbt, TokenId, Ttft,
 };
 
-use crate::ledger::NodeStart;
-use crate::placement::{Placement, PlacementRequest};
+use super::Assignment;
+use crate::placement::PlacementRequest;
 
 /// A request that was checked: what is the same in every attempt.
 #[derive(Debug, Clone)]
@@ -125,26 +125,4 @@ impl RequestJob {
             terms: QueueTerms::default(),
         }
     }
-}
-
-/// A placement, and what its nodes must be told of each other.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Assignment {
-    /// The choice.
-    pub placement: Placement,
-    /// To whom the prefill node hands over; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
-    pub target: Option<DecodeTarget>,
-    /// Where it gets a prefix from.
-    pub source: Option<FetchSource>,
-    /// The starts of the nodes that it is on.
-    pub starts: Vec<NodeStart>,
-}
-
-/// Another decode node that is asked to go on with a request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MoveAssignment {
-    /// The node.
-    pub to: NodeStart,
-    /// Where it gets the blocks from.
-    pub source: Option<FetchSource>,
 }

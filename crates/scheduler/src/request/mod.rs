@@ -36,8 +36,9 @@ use baton_types::{
 use crate::ledger::NodeStart;
 use crate::placement::{Placement, PlacementRequest, Refusal};
 
-pub use effect::{BookEntry, RequestEffect, RequestError, RequestNote};
-pub use job::{Assignment, MoveAssignment, RequestJob};
+pub use baton_types::{Assignment, BookEntry, MoveAssignment};
+pub use effect::{RequestEffect, RequestError, RequestNote};
+pub use job::RequestJob;
 pub use order::OutputToken;
 
 use moves::{Asked, Moves};

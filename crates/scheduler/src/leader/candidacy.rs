@@ -1,0 +1,294 @@
+//! One conductor's part in the election: what follows from what etcd says.
+//!
+//! A key in etcd names the leader. Who wants to lead puts it under a lease, if nobody has it. What etcd does not say changes
+//! nothing: while it is away, who led goes on.
+//!
+//! **Invariant**: a conductor leads in terms that are its own alone, each later than all that it has heard of.
+
+use baton_types::ConductorId;
+
+use super::term::term_of;
+
+/// A conductor that may lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its id, another one after each start.
+    pub id: ConductorId,
+    /// Where other conductors reach it, `host:port`.
+    pub address: String,
+}
+
+/// Who leads, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Leadership {
+    /// Nobody, so far.
+    #[default]
+    Unknown,
+    /// This conductor, in this term.
+    Own {
+        /// Larger than those before.
+        term: u64,
+    },
+    /// Another conductor.
+    Other {
+        /// Where it is.
+        address: String,
+    },
+}
+
+/// The leader's key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaderKey {
+    /// Who has put it.
+    pub leader: Candidate,
+    /// The lease that it is under.
+    pub lease: i64,
+    /// The revision at which it was made.
+    pub create_revision: i64,
+}
+
+/// What a look at the leader's key gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// Nobody led, and the key was put.
+    Put,
+    /// Nobody leads, and this conductor does not want to.
+    Absent,
+    /// Somebody leads.
+    Found(LeaderKey),
+}
+
+/// The key that made this conductor the leader, and the term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Own {
+    lease: i64,
+    create_revision: i64,
+    term: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Candidacy {
+    candidate: Candidate,
+    campaigns: bool,
+    lease: Option<i64>,
+    own: Option<Own>,
+    /// The revision of the last look: what happened before is in it.
+    looked: i64,
+    /// The latest term that was heard of, whoever's it was.
+    latest: u64,
+    leadership: Leadership,
+}
+
+impl Candidacy {
+    /// Of a conductor that wants to lead.
+    pub fn new(candidate: Candidate) -> Self {
+        let leadership = Leadership::Unknown;
+        Self { candidate, campaigns: true, lease: None, own: None, looked: 0, latest: 0, leadership }
+    }
+
+    /// Whose it is: what the key says if it is put.
+    pub fn candidate(&self) -> &Candidate {
+        &self.candidate
+    }
+
+    /// Who leads.
+    pub fn leadership(&self) -> &Leadership {
+        &self.leadership
+    }
+
+    /// Whether the key is to be put if it is not there.
+    pub fn campaigns(&self) -> bool {
+        self.campaigns
+    }
+
+    /// Whether there is anything to resign from.
+    pub fn takes_part(&self) -> bool {
+        self.campaigns || self.own.is_some()
+    }
+
+    /// The lease under which the key is put; `None`: another one is needed.
+    pub fn lease(&self) -> Option<i64> {
+        self.lease
+    }
+
+    /// A lease was granted.
+    pub fn on_lease(&mut self, lease: i64) {
+        self.lease = Some(lease);
+    }
+
+    /// The lease is over, as etcd says: others may lead. Until one is known to, this conductor goes on.
+    pub fn on_lease_ended(&mut self) {
+        self.lease = None;
+    }
+
+    /// A node or a conductor has heard of a leader of that term.
+    pub fn on_heard(&mut self, term: u64) {
+        self.latest = self.latest.max(term);
+    }
+
+    /// The lease was renewed, for so many seconds. `false`: it is over.
+    pub fn on_renewed(&mut self, ttl: i64) -> bool {
+        if ttl <= 0 {
+            self.on_lease_ended();
+            return false;
+        }
+        self.outbid();
+        true
+    }
+
+    /// The leader's key was looked at, and put if nobody had it.
+    pub fn on_looked(&mut self, revision: i64, look: Look) {
+        self.looked = revision;
+        match (look, self.lease) {
+            (Look::Put, Some(lease)) => self.lead(lease, revision),
+            (Look::Put | Look::Absent, _) => {}
+            (Look::Found(key), _) => self.learn(key),
+        }
+    }
+
+    /// The watch says that the key was put.
+    pub fn on_put(&mut self, revision: i64, key: LeaderKey) {
+        if revision > self.looked {
+            self.learn(key);
+        }
+    }
+
+    /// The watch says that the key is gone. `true`: it is to be looked at.
+    pub fn on_deleted(&mut self, revision: i64) -> bool {
+        if revision <= self.looked {
+            return false;
+        }
+        self.own = None;
+        true
+    }
+
+    /// It does not want to lead again. If it leads, it is to resign.
+    pub fn on_campaign_over(&mut self) {
+        self.campaigns = false;
+    }
+
+    /// It leads no more, and only looks who does. Gives the lease that is to be revoked.
+    pub fn on_resigned(&mut self) -> Option<i64> {
+        self.campaigns = false;
+        self.own = None;
+        self.leadership = Leadership::Unknown;
+        self.lease.take()
+    }
+
+    fn lead(&mut self, lease: i64, create_revision: i64) {
+        let is_same = |own: &Own| (own.lease, own.create_revision) == (lease, create_revision);
+        if self.own.as_ref().is_some_and(is_same) {
+            // As before: etcd was away.
+            return self.outbid();
+        }
+        self.begin(Own { lease, create_revision, term: term_of(self.candidate.id, create_revision, self.latest) });
+    }
+
+    /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data: it leads in a later one.
+    fn outbid(&mut self) {
+        if let Some(own) = self.own.filter(|own| own.term < self.latest) {
+            self.begin(Own { term: term_of(self.candidate.id, own.create_revision, self.latest), ..own });
+        }
+    }
+
+    fn begin(&mut self, own: Own) {
+        self.own = Some(own);
+        self.latest = self.latest.max(own.term);
+        self.leadership = Leadership::Own { term: own.term };
+    }
+
+    fn learn(&mut self, key: LeaderKey) {
+        if self.lease == Some(key.lease) {
+            return self.lead(key.lease, key.create_revision);
+        }
+        self.own = None;
+        self.leadership = if key.leader.id == self.candidate.id {
+            // Of a lease that it had before, which is about to end.
+            Leadership::Unknown
+        } else {
+            Leadership::Other { address: key.leader.address }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(id: u64) -> Candidate {
+        Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") }
+    }
+
+    fn key(id: u64, lease: i64, create_revision: i64) -> LeaderKey {
+        LeaderKey { leader: candidate(id), lease, create_revision }
+    }
+
+    /// One that leads, under lease 9, by a key that was made at revision 5.
+    fn leader() -> (Candidacy, u64) {
+        let mut candidacy = Candidacy::new(candidate(1));
+        candidacy.on_lease(9);
+        candidacy.on_looked(5, Look::Put);
+        let Leadership::Own { term } = *candidacy.leadership() else { panic!("{candidacy:?}") };
+        (candidacy, term)
+    }
+
+    #[test]
+    fn who_puts_the_key_leads_until_another_does() {
+        let (mut candidacy, term) = leader();
+        assert!(candidacy.on_renewed(2));
+        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "etcd was away");
+        candidacy.on_put(6, key(2, 8, 6));
+        assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "the look knew of it");
+        candidacy.on_put(7, key(2, 8, 7));
+        assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
+        candidacy.on_looked(8, Look::Put);
+        let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
+        assert!(later > term);
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_lease_is_waited_for() {
+        let (mut candidacy, _) = leader();
+        assert!(!candidacy.on_renewed(0) && candidacy.lease().is_none());
+        candidacy.on_lease(10);
+        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        assert_eq!(*candidacy.leadership(), Leadership::Unknown);
+        assert!(candidacy.on_deleted(7) && !candidacy.on_deleted(6));
+    }
+
+    #[test]
+    fn a_later_term_that_was_heard_of_is_outbid() {
+        let (mut candidacy, term) = leader();
+        candidacy.on_heard(term + (7 << 24));
+        candidacy.on_renewed(2);
+        let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
+        assert!(later > term + (7 << 24));
+        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        assert_eq!(*candidacy.leadership(), Leadership::Own { term: later });
+    }
+
+    #[test]
+    fn a_key_that_is_put_anew_at_the_same_revision_is_of_another_term() {
+        let (mut candidacy, term) = leader();
+        // Etcd has lost its data.
+        candidacy.on_lease_ended();
+        candidacy.on_lease(10);
+        candidacy.on_looked(5, Look::Put);
+        assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
+    }
+
+    #[test]
+    fn who_resigned_does_not_lead_again() {
+        let (mut candidacy, _) = leader();
+        assert_eq!(candidacy.on_resigned(), Some(9));
+        assert!(!candidacy.campaigns() && !candidacy.takes_part() && candidacy.on_resigned().is_none());
+        assert_eq!(*candidacy.leadership(), Leadership::Unknown);
+        candidacy.on_lease(11);
+        candidacy.on_looked(8, Look::Absent);
+        assert_eq!(*candidacy.leadership(), Leadership::Unknown);
+        candidacy.on_looked(8, Look::Found(key(2, 8, 7)));
+        assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
+    }
+}

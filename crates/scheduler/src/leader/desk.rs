@@ -1,0 +1,742 @@
+//! Where the questions of requests go: to this conductor's own books while it leads, to the leader while another one does.
+//! While nobody does, they wait.
+//!
+//! **Invariant**: whoever answers hears of an attempt in the order in which things happened to it. So what is said to a
+//! leader begins with all that it has to know, and effects are carried out in their order.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::{
+    BlockHash, ConductorId, Declared, DecodeTarget, ErrorKind, FromLeader, MoveQuestion, NodeId, PlaceQuestion,
+    Question, RequestKey, ToLeader,
+};
+
+use super::{Followers, Placed};
+use crate::cluster::{Cluster, Explanation};
+use crate::placement::{PlacementRequest, Refusal};
+use crate::request::{Assignment, BookEntry, MoveAssignment};
+
+/// How long a question waits while nobody leads.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What was decided on an attempt. `E` is how a leader explains it to others.
+#[derive(Debug)]
+pub struct Decided<E> {
+    /// When it was decided. What is lost later is lost to the attempt.
+    pub at: Instant,
+    /// Where it goes, or why nowhere.
+    pub placed: Result<Assignment, Refusal>,
+    /// The grounds.
+    pub grounds: Grounds<E>,
+}
+
+/// Why it was decided so.
+#[derive(Debug)]
+pub enum Grounds<E> {
+    /// This conductor decided.
+    Own(Box<Explanation>),
+    /// The leader did, and says why.
+    Told(Box<E>),
+    /// Nobody did.
+    NoLeader,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub enum Answer<E> {
+    /// To a question for nodes.
+    Placed(Box<Decided<E>>),
+    /// To a question for another decode node that grants.
+    Redirected(Option<DecodeTarget>),
+    /// To a question for another decode node that goes on.
+    Moved(Option<MoveAssignment>),
+    /// What would be decided, and why.
+    Explained(Grounds<E>),
+}
+
+/// A stream of this conductor to a leader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkId(u64);
+
+/// A stream of a conductor that follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(u64);
+
+/// A conductor that follows, while its stream lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Following {
+    /// The conductor.
+    pub who: ConductorId,
+    /// Its stream.
+    pub stream: StreamId,
+    /// The term in which this one leads.
+    pub term: u64,
+    /// What it asks is to be read from then on.
+    pub settles: Option<Instant>,
+}
+
+/// What the shell carries out, in order.
+#[derive(Debug)]
+pub enum DeskEffect<E> {
+    /// Tell the leader. If it does not keep up: [`Desk::on_link_lost`].
+    Tell(LinkId, ToLeader),
+    /// The answer to a question of one of this conductor's requests, which may be over.
+    Answer(RequestKey, Answer<E>),
+    /// A conductor that followed is told no more: the reign is over, or it has another stream.
+    EndStream(StreamId),
+    /// A prefix that was asked for counts among the hot ones.
+    Observe(Arc<[BlockHash]>),
+    /// This conductor does not lead any more.
+    ReignOver {
+        /// Its last term.
+        term: u64,
+    },
+}
+
+/// What a later term that was heard of means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaterTerm {
+    /// It is known.
+    Known,
+    /// This conductor leads without having been elected, and goes on in that term.
+    Adopted,
+    /// Nobody leads until the later leader is found.
+    LeaderLost {
+        /// The term that this conductor knew.
+        known: u64,
+    },
+}
+
+/// A leader that another one has followed greets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a leader of term {term} greets, but one of term {latest} was heard of")]
+pub struct StaleLeader {
+    term: u64,
+    latest: u64,
+}
+
+/// Who leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Nobody, as far as is known.
+    Nobody,
+    /// Another conductor, who is told in this way.
+    Follows(LinkId),
+    /// This one. Until then nothing is placed: the others declare what they have.
+    Leads { settles: Option<Instant> },
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// As it is asked, and asked again of the next leader.
+    question: Question,
+    since: Instant,
+}
+
+/// See the module's text. The cluster's books are the caller's; `random` decides ties.
+#[derive(Debug)]
+pub struct Desk<E> {
+    id: ConductorId,
+    role: Role,
+    /// Of the last leader. What was placed in earlier terms the next leader is told: jobs are of this one.
+    term: u64,
+    /// The latest term that was heard of.
+    latest: u64,
+    /// What is charged for this conductor's requests, wherever.
+    placed: Placed,
+    /// Questions that are not answered, by the attempt that they name.
+    waiting: BTreeMap<RequestKey, Waiting>,
+    followers: Followers,
+    /// Their streams: a later greeting ends an earlier one.
+    streams: BTreeMap<ConductorId, StreamId>,
+    /// Links and streams so far.
+    begun: u64,
+    effects: VecDeque<DeskEffect<E>>,
+}
+
+impl<E> Desk<E> {
+    /// Of a conductor that leads nobody and follows nobody.
+    pub fn new(id: ConductorId) -> Self {
+        Self {
+            id,
+            role: Role::Nobody,
+            term: 0,
+            latest: 0,
+            placed: Placed::default(),
+            waiting: BTreeMap::new(),
+            followers: Followers::default(),
+            streams: BTreeMap::new(),
+            begun: 0,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// What to do next; to be called until `None` after each event.
+    pub fn poll_effect(&mut self) -> Option<DeskEffect<E>> {
+        self.effects.pop_front()
+    }
+
+    /// Whether this conductor leads.
+    pub fn leads(&self) -> bool {
+        matches!(self.role, Role::Leads { .. })
+    }
+
+    /// The term of the leader, or of the last one.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// The latest term that was heard of, from nodes too.
+    pub fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    /// Whether anybody leads.
+    pub fn has_leader(&self) -> bool {
+        self.role != Role::Nobody
+    }
+
+    /// The stream to the leader that is followed.
+    pub fn link(&self) -> Option<LinkId> {
+        if let Role::Follows(link) = self.role { Some(link) } else { None }
+    }
+
+    /// Questions that are not answered.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// What is charged for this conductor's requests.
+    pub fn placed(&self) -> &Placed {
+        &self.placed
+    }
+
+    /// Conductors that follow this one.
+    pub fn followers(&self) -> usize {
+        self.followers.len()
+    }
+
+    fn decides(&self) -> bool {
+        self.role == Role::Leads { settles: None }
+    }
+
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    fn tell(&mut self, message: ToLeader) {
+        if let Role::Follows(link) = self.role {
+            self.effects.push_back(DeskEffect::Tell(link, message));
+        }
+    }
+}
+
+/// What requests ask and say. `None`: the answer comes as an effect.
+impl<E> Desk<E> {
+    /// Asks for nodes, and charges them.
+    pub fn on_ask_for_nodes(
+        &mut self,
+        now: Instant,
+        wanted: &PlacementRequest<'_>,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<Answer<E>> {
+        self.settle(now, cluster, random);
+        if !self.decides() {
+            return self.ask(now, Question::Place(wanted.into()));
+        }
+        let decided = decide(now, wanted, cluster, random);
+        if let Ok(to) = &decided.placed {
+            self.placed.on_placed(now, wanted, to);
+        }
+        Some(Answer::Placed(Box::new(decided)))
+    }
+
+    /// Asks what would be decided now. Nothing is charged.
+    pub fn on_ask_why(
+        &mut self,
+        now: Instant,
+        wanted: &PlacementRequest<'_>,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<Answer<E>> {
+        self.settle(now, cluster, random);
+        if !self.decides() {
+            return self.ask(now, Question::Explain(wanted.into()));
+        }
+        Some(Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, wanted, random)))))
+    }
+
+    /// Asks for another decode node that grants what this one refused.
+    pub fn on_ask_for_other(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        from: &NodeId,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<Answer<E>> {
+        self.settle(now, cluster, random);
+        if !self.decides() {
+            return self.ask(now, Question::Redirect { key, from: from.clone() });
+        }
+        let to = redirect(now, key, from, cluster);
+        if let Some(to) = &to {
+            self.placed.on_redirected(key, to);
+        }
+        Some(Answer::Redirected(to))
+    }
+
+    /// Asks for another decode node that goes on with an attempt, as another one.
+    pub fn on_ask_for_move(
+        &mut self,
+        now: Instant,
+        question: MoveQuestion,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<Answer<E>> {
+        self.settle(now, cluster, random);
+        if !self.decides() {
+            return self.ask(now, Question::Move(question));
+        }
+        let to = move_to(now, &question, cluster);
+        if let Some(to) = &to {
+            self.placed.on_moved(now, (question.key, question.moved), to);
+        }
+        Some(Answer::Moved(to))
+    }
+
+    /// Enters what happened to an attempt into the books.
+    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &BookEntry, cluster: &mut Cluster) {
+        self.placed.on_booked(now, key, entry);
+        if matches!(entry, BookEntry::Ended) {
+            // Whatever it asked, nobody waits for the answer.
+            self.waiting.remove(&key);
+        }
+        match self.role {
+            Role::Leads { .. } => cluster.book(now, key, entry),
+            Role::Follows(_) => self.tell(ToLeader::Book(key, entry.clone())),
+            Role::Nobody => {}
+        }
+    }
+
+    fn ask(&mut self, now: Instant, question: Question) -> Option<Answer<E>> {
+        self.waiting.insert(question.key(), Waiting { question: question.clone(), since: now });
+        self.tell(ToLeader::Ask(question));
+        None
+    }
+
+    fn answer(&mut self, now: Instant, key: RequestKey, answer: Answer<E>) {
+        let Some(Waiting { question, .. }) = self.waiting.remove(&key) else { return };
+        match (&answer, &question) {
+            (Answer::Placed(decided), Question::Place(question)) => {
+                if let Ok(to) = &decided.placed {
+                    self.placed.on_placed(now, &question.into(), to);
+                }
+            }
+            (Answer::Redirected(Some(to)), _) => self.placed.on_redirected(key, to),
+            (Answer::Moved(Some(to)), Question::Move(question)) => {
+                self.placed.on_moved(now, (question.key, question.moved), to);
+            }
+            _ => {}
+        }
+        self.effects.push_back(DeskEffect::Answer(key, answer));
+    }
+}
+
+/// Who leads.
+impl<E> Desk<E> {
+    /// This conductor leads from now on. What others have they declare; until `settle` has passed, nothing is placed without
+    /// it. `false`: a later term was heard of, and nobody leads until this conductor is elected in a later one yet.
+    pub fn on_elected(
+        &mut self,
+        now: Instant,
+        term: u64,
+        settle: Duration,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> bool {
+        self.end_reign(now, cluster);
+        if term < self.latest {
+            self.role = Role::Nobody;
+            return false;
+        }
+        (self.term, self.latest) = (term, term);
+        self.role = Role::Leads { settles: Some(now + settle) };
+        self.placed.declared(now).iter().for_each(|declared| cluster.declare(now, declared));
+        self.settle(now, cluster, random);
+        true
+    }
+
+    /// Another conductor leads from now on, and is told all from the beginning.
+    pub fn on_follows(&mut self, now: Instant, cluster: &mut Cluster) -> LinkId {
+        self.end_reign(now, cluster);
+        let link = LinkId(self.begin());
+        self.role = Role::Follows(link);
+        let attempts = self.placed.declared(now);
+        self.tell(ToLeader::Greet { conductor: self.id, latest_term: self.latest, attempts });
+        let asked: Vec<_> = self.waiting.values().map(|waiting| waiting.question.clone()).collect();
+        asked.into_iter().for_each(|question| self.tell(ToLeader::Ask(question)));
+        link
+    }
+
+    /// A stream to a leader is over, or it does not keep up and is told all anew.
+    pub fn on_link_lost(&mut self, link: LinkId) {
+        if self.role == Role::Follows(link) {
+            self.role = Role::Nobody;
+        }
+    }
+
+    /// This conductor does not lead any more, and nobody is known to.
+    pub fn on_step_down(&mut self, now: Instant, cluster: &mut Cluster) {
+        if self.leads() {
+            self.end_reign(now, cluster);
+            self.role = Role::Nobody;
+        }
+    }
+
+    /// A node has heard of a leader of that term. If it is a later one than this conductor knows of, nobody leads here until
+    /// it is found.
+    pub fn on_later_term(&mut self, now: Instant, term: u64, cluster: &mut Cluster) -> LaterTerm {
+        self.latest = self.latest.max(term);
+        if term <= self.term || self.role == Role::Nobody {
+            return LaterTerm::Known;
+        }
+        let known = self.term;
+        if known == 0 {
+            // Nobody elected this one: it is alone now, and was not always.
+            self.term = term;
+            return LaterTerm::Adopted;
+        }
+        self.end_reign(now, cluster);
+        self.role = Role::Nobody;
+        LaterTerm::LeaderLost { known }
+    }
+
+    /// The books of a reign end with it.
+    fn end_reign(&mut self, now: Instant, cluster: &mut Cluster) {
+        if self.leads() {
+            let streams = std::mem::take(&mut self.streams);
+            self.effects.push_back(DeskEffect::ReignOver { term: self.term });
+            self.effects.extend(streams.into_values().map(DeskEffect::EndStream));
+            self.followers = Followers::default();
+            cluster.forget_charges(now);
+        }
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
+        if self.leads() {
+            self.settle(now, cluster, random);
+            self.followers.on_tick(now, cluster);
+        } else {
+            // A leader answers at once, unless it hangs or is cut off.
+            self.refuse_patient(now);
+        }
+    }
+
+    /// Who declares does so at once: what waited for it is placed.
+    fn settle(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
+        let Role::Leads { settles } = &mut self.role else { return };
+        if settles.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let asked: Vec<_> = self.waiting.values().map(|waiting| waiting.question.clone()).collect();
+        for question in asked {
+            let answer = answer_to(now, &question, cluster, random);
+            self.answer(now, question.key(), answer);
+        }
+    }
+
+    /// Whoever has waited for long enough for a leader is refused.
+    fn refuse_patient(&mut self, now: Instant) {
+        let due = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= PATIENCE;
+        let due: Vec<_> = self.waiting.iter().filter(|(_, waiting)| due(waiting)).map(|(key, _)| *key).collect();
+        for key in due {
+            let Some(waiting) = self.waiting.get(&key) else { continue };
+            let answer = match waiting.question {
+                Question::Place(_) => {
+                    let (kind, retry_after) = (ErrorKind::Unavailable, Some(Duration::from_secs(1)));
+                    let message = format!("no conductor has led for {} s: nothing is placed", PATIENCE.as_secs());
+                    let placed = Err(Refusal { kind, message, retry_after, hold: None });
+                    Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
+                }
+                Question::Redirect { .. } => Answer::Redirected(None),
+                Question::Explain(_) => Answer::Explained(Grounds::NoLeader),
+                Question::Move(_) => Answer::Moved(None),
+            };
+            self.answer(now, key, answer);
+        }
+    }
+
+    /// The leader said something. What comes from one that is followed no more is not heard: it is asked of the next one.
+    pub fn on_told(&mut self, now: Instant, link: LinkId, told: FromLeader<E>) -> Result<(), StaleLeader> {
+        if self.role != Role::Follows(link) {
+            return Ok(());
+        }
+        let grounds = |why: Option<E>| why.map_or(Grounds::NoLeader, |why| Grounds::Told(Box::new(why)));
+        let (key, answer) = match told {
+            FromLeader::Greeted { term } if term < self.latest => {
+                return Err(StaleLeader { term, latest: self.latest });
+            }
+            FromLeader::Greeted { term } => {
+                (self.term, self.latest) = (term, term);
+                return Ok(());
+            }
+            FromLeader::Placed { key, placed, why } => {
+                (key, Answer::Placed(Box::new(Decided { at: now, placed: *placed, grounds: grounds(why) })))
+            }
+            FromLeader::Redirected(key, to) => (key, Answer::Redirected(to)),
+            FromLeader::Moved(key, to) => (key, Answer::Moved(to)),
+            FromLeader::Explained(key, why) => (key, Answer::Explained(grounds(why))),
+        };
+        self.answer(now, key, answer);
+        Ok(())
+    }
+}
+
+/// What other conductors ask and say.
+impl<E> Desk<E> {
+    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does not lead, or not in a
+    /// term that is as late: it is elected in a later one first. Nodes may not know of that term, and the follower would
+    /// take no earlier one.
+    pub fn on_follower(
+        &mut self,
+        now: Instant,
+        (who, latest): (ConductorId, u64),
+        attempts: &[Declared],
+        cluster: &mut Cluster,
+    ) -> Option<Following> {
+        self.on_later_term(now, latest, cluster);
+        let Role::Leads { settles } = self.role else { return None };
+        let stream = StreamId(self.begin());
+        if let Some(before) = self.streams.insert(who, stream) {
+            // What it still has to say was said before what is declared now.
+            self.effects.push_back(DeskEffect::EndStream(before));
+        }
+        self.followers.on_greeted(now, cluster, who, attempts);
+        Some(Following { who, stream, term: self.term, settles })
+    }
+
+    fn is_current(&self, from: &Following) -> bool {
+        self.streams.get(&from.who) == Some(&from.stream)
+    }
+
+    /// It asks. After the end of a reign nothing is answered.
+    pub fn on_follower_asked(
+        &mut self,
+        now: Instant,
+        from: &Following,
+        question: &Question,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<Answer<E>> {
+        if !self.is_current(from) {
+            return None;
+        }
+        if let Question::Place(PlaceQuestion { key, .. }) | Question::Move(MoveQuestion { moved: key, .. }) = question {
+            self.followers.on_charged(from.who, *key);
+        }
+        let answer = answer_to(now, question, cluster, random);
+        match (&answer, question) {
+            // Nothing was charged, and no end follows.
+            (Answer::Moved(None), _) => self.followers.on_ended(from.who, question.key()),
+            (Answer::Placed(decided), Question::Place(of))
+                if decided.placed.is_ok() && !of.accepted && !of.bypass_cache =>
+            {
+                self.effects.push_back(DeskEffect::Observe(Arc::clone(&of.block_hashes)));
+            }
+            _ => {}
+        }
+        Some(answer)
+    }
+
+    /// Something happened to one of its attempts.
+    pub fn on_follower_booked(
+        &mut self,
+        now: Instant,
+        from: &Following,
+        key: RequestKey,
+        entry: &BookEntry,
+        cluster: &mut Cluster,
+    ) {
+        if !self.is_current(from) {
+            return;
+        }
+        cluster.book(now, key, entry);
+        if matches!(entry, BookEntry::Ended | BookEntry::Finished { .. }) {
+            self.followers.on_ended(from.who, key);
+        }
+    }
+
+    /// Its stream is over.
+    pub fn on_follower_gone(&mut self, now: Instant, gone: &Following) {
+        if self.is_current(gone) {
+            self.streams.remove(&gone.who);
+            self.followers.on_gone(now, gone.who);
+        }
+    }
+}
+
+/// Decides what is asked, in this conductor's books.
+fn answer_to<E>(
+    now: Instant,
+    question: &Question,
+    cluster: &mut Cluster,
+    random: &mut impl FnMut() -> u64,
+) -> Answer<E> {
+    match question {
+        Question::Place(question) => Answer::Placed(Box::new(decide(now, &question.into(), cluster, random))),
+        Question::Redirect { key, from } => Answer::Redirected(redirect(now, *key, from, cluster)),
+        Question::Move(question) => Answer::Moved(move_to(now, question, cluster)),
+        Question::Explain(question) => {
+            Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, &question.into(), random))))
+        }
+    }
+}
+
+fn decide<E>(
+    now: Instant,
+    wanted: &PlacementRequest<'_>,
+    cluster: &mut Cluster,
+    random: &mut impl FnMut() -> u64,
+) -> Decided<E> {
+    let explanation = Box::new(cluster.place_explained(now, wanted, random));
+    let placed = explanation.decision.clone();
+    let placed = placed.map(|placement| cluster.assign(placement, wanted.slo.tbt));
+    Decided { at: now, placed, grounds: Grounds::Own(explanation) }
+}
+
+fn redirect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster) -> Option<DecodeTarget> {
+    let other = cluster.redirect(now, key);
+    cluster.decode_target(other.as_ref().unwrap_or(from))
+}
+
+fn move_to(now: Instant, question: &MoveQuestion, cluster: &mut Cluster) -> Option<MoveAssignment> {
+    let keys = (question.key, question.moved);
+    let chosen = cluster.place_move(now, keys, question.tokens, &question.exclude)?;
+    let to = cluster.assign_move(&chosen);
+    if to.is_none() {
+        cluster.on_ended(now, question.moved);
+    }
+    to
+}
+
+impl From<&PlacementRequest<'_>> for PlaceQuestion {
+    fn from(request: &PlacementRequest<'_>) -> Self {
+        Self {
+            key: request.key,
+            prompt_tokens: request.prompt_tokens,
+            block_hashes: request.block_hashes.into(),
+            max_tokens: request.max_tokens,
+            wants_decode: request.wants_decode,
+            slo: request.slo,
+            waited: request.waited,
+            priority: request.priority,
+            bypass_cache: request.bypass_cache,
+            exclude: request.exclude.to_vec(),
+            beside: request.beside.to_vec(),
+            output_tokens: request.output_tokens,
+            alike: request.alike.to_vec(),
+            accepted: request.accepted,
+        }
+    }
+}
+
+impl<'a> From<&'a PlaceQuestion> for PlacementRequest<'a> {
+    fn from(question: &'a PlaceQuestion) -> Self {
+        Self {
+            key: question.key,
+            prompt_tokens: question.prompt_tokens,
+            block_hashes: &question.block_hashes,
+            max_tokens: question.max_tokens,
+            wants_decode: question.wants_decode,
+            slo: question.slo,
+            waited: question.waited,
+            // The leader's own setting.
+            max_wait: None,
+            priority: question.priority,
+            bypass_cache: question.bypass_cache,
+            exclude: &question.exclude,
+            beside: &question.beside,
+            output_tokens: question.output_tokens,
+            alike: &question.alike,
+            accepted: question.accepted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::{cluster, key, request};
+    use crate::placement::PlacementKind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn desk(id: u64) -> (Desk<()>, Cluster, Instant) {
+        let now = Instant::now();
+        (Desk::new(ConductorId(id)), cluster(now, PlacementKind::Baton), now)
+    }
+
+    fn effects(desk: &mut Desk<()>) -> Vec<DeskEffect<()>> {
+        std::iter::from_fn(|| desk.poll_effect()).collect()
+    }
+
+    #[test]
+    fn a_question_waits_for_a_leader_and_is_asked_of_each_until_it_is_answered() {
+        let (mut desk, mut cluster, now) = desk(1);
+        assert!(desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0).is_none());
+        assert!(effects(&mut desk).is_empty() && desk.waiting() == 1);
+        for _ in 0..2 {
+            let link = desk.on_follows(now, &mut cluster);
+            let told = effects(&mut desk);
+            assert!(matches!(&told[..], [
+                DeskEffect::Tell(a, ToLeader::Greet { .. }),
+                DeskEffect::Tell(b, ToLeader::Ask(Question::Place(of))),
+            ] if (*a, *b, of.key) == (link, link, key(1))));
+            desk.on_link_lost(link);
+            // What comes yet from a leader that is not followed any more is not heard.
+            desk.on_told(now, link, FromLeader::Moved(key(1), None)).unwrap();
+        }
+        assert!(desk.on_elected(now, 5, SECOND, &mut cluster, &mut || 0));
+        assert!(effects(&mut desk).is_empty(), "others may declare what they have");
+        desk.on_tick(now + SECOND, &mut cluster, &mut || 0);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::Answer(of, Answer::Placed(_))] if *of == key(1)));
+        assert_eq!((desk.waiting(), desk.placed().len(), cluster.placed()), (0, 1, 1));
+    }
+
+    #[test]
+    fn a_question_whose_attempt_is_over_is_not_answered() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
+        desk.on_booked(now, key(1), &BookEntry::Ended, &mut cluster);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        assert!(effects(&mut desk).is_empty() && cluster.placed() == 0);
+    }
+
+    #[test]
+    fn a_leader_whose_follower_has_heard_of_a_later_term_is_elected_in_a_later_one_first() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        assert!(desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).is_none());
+        assert!(!desk.leads() && desk.latest() == 9);
+        assert!(!desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0), "that term is over");
+        assert!(desk.on_elected(now, 10, Duration::ZERO, &mut cluster, &mut || 0));
+        let following = desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).unwrap();
+        assert_eq!(following.term, 10);
+    }
+
+    #[test]
+    fn a_leader_of_an_earlier_term_is_not_followed() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_later_term(now, 9, &mut cluster);
+        let link = desk.on_follows(now, &mut cluster);
+        assert!(desk.on_told(now, link, FromLeader::Greeted { term: 8 }).is_err());
+        desk.on_told(now, link, FromLeader::Greeted { term: 9 }).unwrap();
+        assert_eq!(desk.term(), 9);
+    }
+}

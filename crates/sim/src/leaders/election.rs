@@ -1,0 +1,231 @@
+//! The order in which a conductor asks etcd, as `baton-membership` does. `Candidacy` decides.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use baton_scheduler::{Candidacy, Candidate};
+
+use super::etcd::{Change, EtcdAnswer, EtcdRequest};
+use super::wire::{Event, FrontStart, Input, Place, Wire};
+
+/// As in `baton-membership`.
+const RENEW: Duration = Duration::from_millis(500);
+const ANSWER: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_millis(500);
+const JITTER: Duration = Duration::from_millis(50);
+
+/// What was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pending {
+    OpenKeep,
+    Grant,
+    Look,
+    Watch,
+    Renew,
+    Revoke,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Retrying,
+    Asked(Pending),
+    Idle,
+    Jitter,
+}
+
+/// How a front end keeps time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timer {
+    pub at: FrontStart,
+    pub rate: f64,
+}
+
+impl Timer {
+    /// Something happens here after so long, by the clock of the front end.
+    pub(super) fn after(self, wire: &mut Wire, time: Duration, input: Input) {
+        wire.queue.after(time.div_f64(self.rate), Event::Front(self.at, input));
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Election {
+    pub candidacy: Candidacy,
+    timer: Timer,
+    step: Step,
+    asked: u64,
+    turn: u64,
+    wait: Duration,
+    watches: bool,
+    changes: VecDeque<(i64, Change)>,
+    /// Whether it is to lead no more.
+    pub is_resigned: bool,
+}
+
+impl Election {
+    pub(super) fn new(wire: &mut Wire, candidate: Candidate, timer: Timer) -> Self {
+        let mut election = Self {
+            candidacy: Candidacy::new(candidate),
+            timer,
+            step: Step::Retrying,
+            asked: 0,
+            turn: 0,
+            wait: RETRY,
+            watches: false,
+            changes: VecDeque::new(),
+            is_resigned: false,
+        };
+        election.open(wire);
+        election
+    }
+
+    fn ask(&mut self, wire: &mut Wire, pending: Pending, request: EtcdRequest) {
+        self.asked += 1;
+        self.step = Step::Asked(pending);
+        let to_etcd = Event::Etcd(self.timer.at, self.asked, request);
+        wire.send(Place::Front(self.timer.at.front), Place::Etcd, to_etcd);
+        self.timer.after(wire, ANSWER, Input::EtcdSilent(self.asked));
+    }
+
+    fn wait(&mut self, wire: &mut Wire, step: Step, time: Duration) {
+        self.turn += 1;
+        self.step = step;
+        self.timer.after(wire, time, Input::ElectionTimer(self.turn));
+    }
+
+    fn open(&mut self, wire: &mut Wire) {
+        self.watches = false;
+        self.changes.clear();
+        if self.is_resigned {
+            self.candidacy.on_campaign_over();
+        }
+        match self.candidacy.lease() {
+            Some(lease) => self.ask(wire, Pending::OpenKeep, EtcdRequest::KeepAlive(lease)),
+            None => self.ask(wire, Pending::Grant, EtcdRequest::Grant),
+        }
+    }
+
+    fn look(&mut self, wire: &mut Wire) {
+        let Some(lease) = self.candidacy.lease() else { return self.fail(wire) };
+        let (candidate, campaigns) = (self.candidacy.candidate().clone(), self.candidacy.campaigns());
+        self.ask(wire, Pending::Look, EtcdRequest::Look { candidate, lease, campaigns });
+    }
+
+    /// What it has asked fails: it begins again.
+    fn fail(&mut self, wire: &mut Wire) {
+        self.watches = false;
+        let wait = self.wait;
+        self.wait = (wait * 2).min(RETRY_MAX);
+        self.wait(wire, Step::Retrying, wait);
+    }
+
+    pub(super) fn on_silent(&mut self, wire: &mut Wire, asked: u64) {
+        if asked == self.asked && matches!(self.step, Step::Asked(_)) {
+            self.fail(wire);
+        }
+    }
+
+    pub(super) fn on_timer(&mut self, wire: &mut Wire, turn: u64) {
+        if turn != self.turn {
+            return;
+        }
+        match self.step {
+            Step::Retrying => self.open(wire),
+            Step::Jitter => self.look(wire),
+            Step::Idle => match self.candidacy.lease() {
+                Some(lease) => self.ask(wire, Pending::Renew, EtcdRequest::KeepAlive(lease)),
+                None => self.fail(wire),
+            },
+            Step::Asked(_) => {}
+        }
+    }
+
+    /// Etcd has answered. `latest` is the latest term that was heard of.
+    pub(super) fn on_answer(&mut self, wire: &mut Wire, asked: u64, answer: EtcdAnswer, latest: u64) {
+        let Step::Asked(pending) = self.step else { return };
+        if asked != self.asked {
+            return;
+        }
+        match (pending, answer) {
+            (Pending::OpenKeep, EtcdAnswer::Renewed(0)) => {
+                self.candidacy.on_lease_ended();
+                self.ask(wire, Pending::Grant, EtcdRequest::Grant);
+            }
+            (Pending::OpenKeep, EtcdAnswer::Renewed(_)) => self.look(wire),
+            (Pending::Grant, EtcdAnswer::Granted(lease)) => {
+                self.candidacy.on_lease(lease);
+                self.look(wire);
+            }
+            (Pending::Look, EtcdAnswer::Looked(revision, look)) => {
+                self.candidacy.on_heard(latest);
+                self.candidacy.on_looked(revision, look);
+                if self.watches {
+                    return self.idle(wire, latest);
+                }
+                self.wait = RETRY;
+                self.ask(wire, Pending::Watch, EtcdRequest::Watch { from: revision + 1 });
+            }
+            (Pending::Watch, EtcdAnswer::Watches) => {
+                self.watches = true;
+                self.idle(wire, latest);
+            }
+            (Pending::Renew, EtcdAnswer::Renewed(ttl)) => {
+                self.candidacy.on_heard(latest);
+                match self.candidacy.on_renewed(ttl) {
+                    true => self.look(wire),
+                    false => self.fail(wire),
+                }
+            }
+            _ => self.fail(wire),
+        }
+    }
+
+    /// Nothing is asked: it takes in what the watch said, and waits.
+    fn idle(&mut self, wire: &mut Wire, latest: u64) {
+        if !self.watches {
+            return self.fail(wire);
+        }
+        if self.is_resigned && self.candidacy.takes_part() {
+            return match self.candidacy.on_resigned() {
+                Some(lease) => self.ask(wire, Pending::Revoke, EtcdRequest::Revoke(lease)),
+                None => self.fail(wire),
+            };
+        }
+        while let Some((revision, change)) = self.changes.pop_front() {
+            match change {
+                Change::Put(key) => {
+                    self.candidacy.on_heard(latest);
+                    self.candidacy.on_put(revision, key);
+                }
+                Change::Deleted if self.candidacy.on_deleted(revision) => {
+                    let jitter = wire.up_to(JITTER);
+                    return self.wait(wire, Step::Jitter, jitter);
+                }
+                Change::Deleted => {}
+            }
+        }
+        self.wait(wire, Step::Idle, RENEW);
+    }
+
+    pub(super) fn on_watch(&mut self, wire: &mut Wire, revision: i64, change: Change, latest: u64) {
+        self.changes.push_back((revision, change));
+        if self.step == Step::Idle {
+            self.idle(wire, latest);
+        }
+    }
+
+    pub(super) fn on_watch_ended(&mut self, wire: &mut Wire) {
+        self.watches = false;
+        if self.step == Step::Idle {
+            self.fail(wire);
+        }
+    }
+
+    pub(super) fn on_resign(&mut self, wire: &mut Wire, latest: u64) {
+        self.is_resigned = true;
+        if self.step == Step::Idle {
+            self.idle(wire, latest);
+        }
+    }
+}

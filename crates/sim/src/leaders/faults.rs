@@ -1,0 +1,209 @@
+//! What goes wrong, and when.
+
+use std::time::Duration;
+
+use super::World;
+use super::node::Node;
+use super::wire::{Event, FrontStart, Input, Place};
+use crate::named::named;
+
+named! {
+    /// Something that goes wrong with several front ends.
+    LeaderFault {
+        /// Etcd does not answer for some seconds. Leases begin anew when it is back.
+        EtcdAway = "etcd-away",
+        /// Etcd takes up to one and a half seconds for each answer.
+        EtcdSlow = "etcd-slow",
+        /// Etcd is started anew with nothing: revisions begin again.
+        EtcdLost = "etcd-lost",
+        /// Etcd is started anew with what it had at some time.
+        EtcdRestored = "etcd-restored",
+        /// All leases end at once, so that all may want to lead.
+        LeasesLost = "leases-lost",
+        /// The leader's key is deleted while its lease lives.
+        KeyDeleted = "key-deleted",
+        /// What watches are told comes up to three seconds late.
+        WatchLate = "watch-late",
+        /// Watches end.
+        WatchEnded = "watch-ended",
+        /// An answer of etcd is lost, though what was asked is done.
+        AnswerLost = "answer-lost",
+        /// A front end is cut off from etcd.
+        EtcdCut = "etcd-cut",
+        /// Two front ends are cut off from each other.
+        FrontCut = "front-cut",
+        /// A front end and a node are cut off from each other.
+        NodeCut = "node-cut",
+        /// A front end does nothing for up to ten seconds, and goes on.
+        Stop = "stop",
+        /// A front end dies, and is started anew.
+        Kill = "kill",
+        /// A front end resigns, ends, and is started anew.
+        Resign = "resign",
+        /// A node dies, and is started anew.
+        NodeKill = "node-kill",
+        /// Streams to the leader break for want of room.
+        Behind = "behind",
+    }
+}
+
+/// Mean time between faults.
+const EVERY_S: f64 = 0.4;
+/// Until a cut or a stop makes the other end give up: as the keep-alives of connections have it.
+const NOTICE: Duration = Duration::from_millis(1500);
+const LONGEST_CUT: Duration = Duration::from_secs(6);
+const LONGEST_STOP: Duration = Duration::from_secs(10);
+
+impl World {
+    pub(super) fn on_fault(&mut self) {
+        if self.is_calm {
+            return;
+        }
+        let after = self.net.wire.chance.exponential(EVERY_S);
+        self.net.wire.queue.after(Duration::from_secs_f64(after), Event::Fault);
+        let drawn = self.net.wire.chance.below(LeaderFault::ALL.len() as u64) as usize;
+        let fault = LeaderFault::ALL[drawn];
+        if self.goes_wrong(fault) {
+            *self.faults.entry(fault).or_default() += 1;
+        }
+        if self.net.wire.chance.below(3) == 0 {
+            self.etcd.back_up();
+        }
+    }
+
+    fn goes_wrong(&mut self, fault: LeaderFault) -> bool {
+        let front = self.net.wire.chance.below(self.fronts.len() as u64) as usize;
+        let node = self.net.wire.chance.below(self.nodes.len() as u64) as usize;
+        let own = Place::Front(front);
+        match fault {
+            LeaderFault::EtcdAway => self.etcd_leaves(),
+            LeaderFault::EtcdSlow => self.net.wire.etcd_slow = Duration::from_millis(1500),
+            LeaderFault::EtcdLost => {
+                self.etcd_leaves();
+                self.etcd.lose_data();
+            }
+            LeaderFault::EtcdRestored => {
+                self.etcd_leaves();
+                self.etcd.restore();
+            }
+            LeaderFault::LeasesLost => self.etcd.end_leases(),
+            LeaderFault::KeyDeleted => self.etcd.delete(),
+            LeaderFault::WatchLate => self.net.wire.watch_late = self.net.wire.up_to(Duration::from_secs(3)),
+            LeaderFault::WatchEnded => self.end_watches(),
+            // Counted one by one.
+            LeaderFault::AnswerLost => {
+                self.net.wire.lost_answers = 20;
+                return false;
+            }
+            LeaderFault::EtcdCut => self.cut(own, Place::Etcd),
+            LeaderFault::FrontCut => {
+                let other = (front + 1) % self.fronts.len();
+                self.cut(own, Place::Front(other));
+            }
+            LeaderFault::NodeCut => self.cut(own, Place::Node(node)),
+            LeaderFault::Stop => {
+                if !self.net.runs[front] || self.net.is_stopped(front) {
+                    return false;
+                }
+                let lasts = self.net.wire.up_to(LONGEST_STOP);
+                self.net.stopped_until[front] = Some(self.net.wire.now() + lasts);
+                self.net.wire.queue.after(NOTICE, Event::StopNoticed(front));
+                self.net.wire.queue.after(lasts, Event::Continue(front));
+            }
+            LeaderFault::Kill => return self.end_front(front),
+            LeaderFault::Resign => {
+                let at = FrontStart { front, start: self.net.starts[front] };
+                if !self.net.runs[front] {
+                    return false;
+                }
+                self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::Drains));
+                self.net.wire.queue.after(Duration::from_secs(3), Event::Front(at, Input::Ends));
+            }
+            LeaderFault::NodeKill => self.end_node(node),
+            LeaderFault::Behind => self.net.behind = 20,
+        }
+        true
+    }
+
+    fn etcd_leaves(&mut self) {
+        let lasts = self.net.wire.up_to(Duration::from_secs(4));
+        for front in self.etcd.leave() {
+            // Some notice at once, and some when they ask.
+            if self.net.wire.chance.below(2) == 0 {
+                self.net.wire.queue.after(Duration::ZERO, Event::Front(front, Input::WatchEnded));
+            }
+        }
+        self.net.wire.queue.after(lasts, Event::EtcdBack);
+    }
+
+    pub(super) fn etcd_back(&mut self) {
+        if self.etcd.is_away {
+            self.etcd.come_back(self.net.wire.now());
+        }
+    }
+
+    fn end_watches(&mut self) {
+        for (front, start) in self.net.starts.iter().enumerate() {
+            let at = FrontStart { front, start: *start };
+            self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::WatchEnded));
+        }
+    }
+
+    fn cut(&mut self, a: Place, b: Place) {
+        let lasts = self.net.wire.up_to(LONGEST_CUT);
+        // Messages keep their order: what waits for the end of a cut holds up what comes after.
+        let until = (self.net.wire.now() + lasts).min(self.calm_at);
+        self.net.wire.cut(a, b, until);
+        self.net.wire.queue.after(NOTICE, Event::CutNoticed(a, b));
+    }
+
+    /// Two places have heard nothing of each other for so long that what is between them is over.
+    pub(super) fn give_up(&mut self, a: Place, b: Place) {
+        match (a, b) {
+            (Place::Front(a), Place::Front(b)) => {
+                self.net.break_all(|x, y| (x.front, y.front) == (a, b) || (x.front, y.front) == (b, a));
+            }
+            (Place::Front(front), Place::Node(node)) => self.end_session(front, node),
+            _ => {}
+        }
+    }
+
+    pub(super) fn give_up_front(&mut self, front: usize) {
+        self.net.break_all(|x, y| x.front == front || y.front == front);
+        (0..self.nodes.len()).for_each(|node| self.end_session(front, node));
+    }
+
+    fn end_session(&mut self, front: usize, node: usize) {
+        let Some(session) = self.nodes[node].sessions[front] else { return };
+        self.nodes[node].on_session_over(front, session);
+        let at = FrontStart { front, start: self.net.starts[front] };
+        self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::SessionOver(node, session)));
+    }
+
+    /// A front end dies. It is started anew within a second.
+    pub(super) fn end_front(&mut self, front: usize) -> bool {
+        if self.fronts[front].take().is_none() {
+            return false;
+        }
+        self.net.runs[front] = false;
+        self.go_on(front);
+        self.give_up_front(front);
+        let after = self.net.wire.up_to(Duration::from_secs(1));
+        self.net.wire.queue.after(after, Event::Restart(Place::Front(front)));
+        true
+    }
+
+    fn end_node(&mut self, node: usize) {
+        (0..self.fronts.len()).for_each(|front| self.end_session(front, node));
+        let start = self.nodes[node].start + 1;
+        self.nodes[node] = Node::new(node, start, self.prefill, self.fronts.len());
+    }
+
+    pub(super) fn restart(&mut self, place: Place) {
+        if let Place::Front(front) = place
+            && !self.net.runs[front]
+        {
+            self.start_front(front);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! A node that computes in no time to speak of: what it knows of leaders is production's, and what it does with jobs is not.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use baton_scheduler::{RequestEvent, TermGate};
+use baton_types::{
+    DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvDtype, KvLayout, KvTransfer, Load,
+    NodeId, NodeInfo, NodeProfile, NodeRole, PrefillEvent, PrefillJob, Refused, RequestKey,
+};
+
+use super::wire::{Command, Event, Place, Says, Wire};
+
+/// Something that a node has to do.
+#[derive(Debug)]
+pub(super) enum Work {
+    Computed(RequestKey),
+    /// The token of that index.
+    Step(RequestKey, u32),
+    /// A handoff of a job by another node (and its start), to go on at that index.
+    Handoff(Box<Job>, u32, (usize, u64)),
+    /// Whether a job was taken by the decode node that it was handed to.
+    HandedOver(Box<Job>, bool),
+}
+
+/// A job that was taken in.
+#[derive(Debug, Clone)]
+pub(super) struct Job {
+    front: usize,
+    session: u64,
+    job: PrefillJob,
+}
+
+/// What nodes count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub accepted: u64,
+    pub stale: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub place: usize,
+    pub start: u64,
+    role: NodeRole,
+    gate: TermGate,
+    /// The term of the last order that was carried out.
+    accepted: u64,
+    jobs: BTreeMap<RequestKey, Job>,
+    /// The number of the session with each front end.
+    pub sessions: Vec<Option<u64>>,
+}
+
+pub(super) fn name(place: usize, prefill: usize) -> NodeId {
+    let letter = if place < prefill { 'p' } else { 'd' };
+    NodeId::new(&format!("{letter}{place}")).expect("letters and digits are a name")
+}
+
+impl Node {
+    pub(super) fn new(place: usize, start: u64, prefill: usize, fronts: usize) -> Self {
+        let role = if place < prefill { NodeRole::Prefill } else { NodeRole::Decode };
+        let (gate, jobs, sessions) = (TermGate::default(), BTreeMap::new(), vec![None; fronts]);
+        Self { place, start, role, gate, accepted: 0, jobs, sessions }
+    }
+
+    fn info(&self, name: NodeId) -> NodeInfo {
+        let layout = KvLayout {
+            model: 7,
+            num_layers: 4,
+            num_kv_heads: 1,
+            head_dim: 8,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+            num_blocks: 2000,
+        };
+        let profile = NodeProfile {
+            prefill_base: 0.01,
+            prefill_per_token: 0.0002,
+            decode_base: 0.01,
+            decode_per_sequence: 0.001,
+            max_waiting: 64,
+            max_running: 32,
+            ..NodeProfile::default()
+        };
+        NodeInfo {
+            node: name,
+            role: self.role,
+            generation: Generation(self.start),
+            address: String::new(),
+            model: "m".into(),
+            vocab_size: 512,
+            context_length: 4096,
+            numerics: "simulated".into(),
+            layout,
+            profile,
+            copies_prefixes: false,
+            splits_prompts: false,
+            vocabulary: String::new(),
+        }
+    }
+
+    fn says(&self, wire: &mut Wire, to: (usize, u64), starts: &[u64], says: Says) {
+        let (front, session) = to;
+        if self.sessions[front] == Some(session) {
+            let start = super::wire::FrontStart { front, start: starts[front] };
+            let input = super::wire::Input::Node(self.place, session, says);
+            wire.send(Place::Node(self.place), Place::Front(front), Event::Front(start, input));
+        }
+    }
+
+    fn says_all(&self, wire: &mut Wire, starts: &[u64], says: impl Fn() -> Says) {
+        for (front, session) in self.sessions.iter().enumerate() {
+            if let Some(session) = session {
+                self.says(wire, (front, *session), starts, says());
+            }
+        }
+    }
+
+    /// A session with a front end begins.
+    pub(super) fn on_session(&mut self, wire: &mut Wire, front: usize, session: u64, starts: &[u64], name: NodeId) {
+        self.sessions[front] = Some(session);
+        self.says(wire, (front, session), starts, Says::Joined(Box::new(self.info(name))));
+        let load = Says::Load(Box::new(self.load()));
+        self.says(wire, (front, session), starts, load);
+        if self.gate.latest() > 0 {
+            self.says(wire, (front, session), starts, Says::LeaderTerm(self.gate.latest()));
+        }
+    }
+
+    /// A session is over: what its conductor asked for ends.
+    pub(super) fn on_session_over(&mut self, front: usize, session: u64) {
+        if self.sessions[front].take_if(|known| *known == session).is_some() {
+            self.jobs.retain(|_, job| job.front != front);
+        }
+    }
+
+    fn load(&self) -> Load {
+        let running = self.jobs.len() as u32;
+        Load { running, blocks_total: 2000, takes_sequences: true, ..Load::default() }
+    }
+
+    pub(super) fn report(&self, wire: &mut Wire, starts: &[u64]) {
+        self.says_all(wire, starts, || Says::Load(Box::new(self.load())));
+    }
+
+    pub(super) fn on_command(
+        &mut self,
+        wire: &mut Wire,
+        from: (usize, u64),
+        command: Command,
+        starts: &[u64],
+        counts: &mut Counts,
+    ) {
+        let (front, session) = from;
+        if self.sessions[front] != Some(session) {
+            return;
+        }
+        match command {
+            Command::Abort(key) => {
+                self.jobs.remove(&key);
+            }
+            Command::Redirect(redirect) => {
+                if let Some(job) = self.jobs.get_mut(&redirect.key) {
+                    job.job.decode = Some(redirect.decode);
+                    self.after(wire, 20, Work::Computed(redirect.key));
+                }
+            }
+            Command::Job(term, job) => {
+                let key = job.key;
+                match self.gate.admit(term) {
+                    Err(stale) => {
+                        counts.stale += 1;
+                        let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
+                        self.says(wire, from, starts, Says::LeaderTerm(stale.latest));
+                        let failed = RequestEvent::Prefill(PrefillEvent::Failed(refused));
+                        return self.says(wire, from, starts, Says::Event(key, Box::new(failed)));
+                    }
+                    Ok(true) => self.says_all(wire, starts, || Says::LeaderTerm(term)),
+                    Ok(false) => {}
+                }
+                assert!(term >= self.accepted, "an order of term {term} after one of term {}", self.accepted);
+                self.accepted = term;
+                counts.accepted += 1;
+                self.jobs.insert(key, Job { front, session, job: *job });
+                self.begin(wire, from, key, starts);
+            }
+        }
+    }
+
+    fn begin(&mut self, wire: &mut Wire, from: (usize, u64), key: RequestKey, starts: &[u64]) {
+        let Some(Job { job, .. }) = self.jobs.get(&key) else { return };
+        if job.is_move {
+            let fetched = RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default()));
+            let first = job.output_tokens;
+            self.says(wire, from, starts, Says::Event(key, Box::new(fetched)));
+            return self.after(wire, 50, Work::Step(key, first));
+        }
+        let refuses = job.decode.is_some() && wire.chance.below(20) == 0;
+        let started = PrefillEvent::Started { queue: Duration::ZERO, cached_tokens: 0 };
+        self.says(wire, from, starts, Says::Event(key, Box::new(RequestEvent::Prefill(started))));
+        if refuses {
+            let refused = Refused { kind: ErrorKind::Overloaded, message: "no blocks".into() };
+            let refused = RequestEvent::Prefill(PrefillEvent::GrantRefused(refused));
+            return self.says(wire, from, starts, Says::Event(key, Box::new(refused)));
+        }
+        self.after(wire, 200, Work::Computed(key));
+    }
+
+    fn after(&self, wire: &mut Wire, most_ms: u64, work: Work) {
+        let after = wire.up_to(Duration::from_millis(most_ms)) + Duration::from_millis(1);
+        wire.queue.after(after, Event::Work { node: self.place, start: self.start, work });
+    }
+
+    /// A handoff came to this decode node.
+    pub(super) fn on_handoff(&mut self, wire: &mut Wire, job: Job, index: u32) -> bool {
+        // Without a session with its conductor, nobody would hear of its tokens.
+        let Some(session) = self.sessions[job.front] else { return false };
+        let key = job.job.key;
+        self.jobs.insert(key, Job { session, ..job });
+        self.after(wire, 50, Work::Step(key, index));
+        true
+    }
+
+    /// It has done something. Gives where a sequence goes on, and after which token.
+    pub(super) fn on_work(&mut self, wire: &mut Wire, work: Work, starts: &[u64]) -> Option<(DecodeTarget, Job, u32)> {
+        match work {
+            Work::Handoff(..) => None,
+            Work::HandedOver(of, is_taken) => {
+                let refused = || Refused { kind: ErrorKind::Unavailable, message: "not taken".into() };
+                let event = match is_taken {
+                    true => PrefillEvent::HandedOver(KvTransfer::default()),
+                    false => PrefillEvent::DecodeFailed(refused()),
+                };
+                let says = Says::Event(of.job.key, Box::new(RequestEvent::Prefill(event)));
+                self.says(wire, (of.front, of.session), starts, says);
+                None
+            }
+            Work::Computed(key) => {
+                let of = self.jobs.remove(&key)?;
+                let (to, index) = ((of.front, of.session), of.job.output_tokens);
+                let target = of.job.decode.clone();
+                let finish = target.is_none().then_some(FinishReason::Length);
+                let (logprobs, prompt_logprobs) = (None, Vec::new());
+                let compute = Duration::from_millis(1);
+                let first = PrefillEvent::FirstToken { token: index + 1, logprobs, prompt_logprobs, finish, compute };
+                self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Prefill(first))));
+                Some((target?, of, index + 1))
+            }
+            Work::Step(key, index) => {
+                let of = self.jobs.get(&key)?;
+                let (to, most) = ((of.front, of.session), of.job.sampling.max_tokens);
+                let finish = (index + 1 >= most).then_some(FinishReason::Length);
+                let token = DecodeEvent::Token { index, token: index + 1, logprobs: None, finish, queue: None };
+                self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Decode(token))));
+                if finish.is_some() {
+                    self.jobs.remove(&key);
+                    return None;
+                }
+                if wire.chance.below(40) == 0 {
+                    self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Offered(index + 1))));
+                }
+                self.after(wire, 60, Work::Step(key, index + 1));
+                None
+            }
+        }
+    }
+
+    /// Requests that it has.
+    pub(super) fn jobs(&self) -> usize {
+        self.jobs.len()
+    }
+}

@@ -1,0 +1,281 @@
+//! What conductors tell each other: one of them, the leader, places the requests of all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{
+    BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, Generation, KvTransfer, NodeId,
+    QueueTerms, RequestKey, Slo, Tbt, Ttft, named,
+};
+
+/// One start of one node. The generation keeps a node that came back from being credited for its past.
+pub type NodeStart = (NodeId, Generation);
+
+/// A prefix that is brought to the prefill node before it computes the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixFetch {
+    /// Who holds it.
+    pub from: NodeId,
+    /// Leading tokens of the prompt that the prefill node has afterwards, a multiple of the block's tokens.
+    pub tokens: u32,
+    /// Bytes to bring: those of the blocks that it does not hold yet.
+    pub bytes: u64,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Computes the prompt.
+    pub prefill: NodeId,
+    /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
+    pub tail_tokens: u32,
+    /// What it gets from another node first.
+    pub fetch: Option<PrefixFetch>,
+    /// Streams the answer; `None` where one token is wanted.
+    pub decode: Option<NodeId>,
+    /// The terms on which it waits at the prefill node.
+    pub terms: QueueTerms,
+    /// How long the front door keeps the first token back, so that the second does not come late after it.
+    pub pace: Duration,
+    /// Predicted time to first token, from the placement on.
+    pub estimated_ttft: Ttft,
+    /// Predicted time between tokens: the tail of the steps with everybody placed there.
+    pub estimated_tbt: Option<Tbt>,
+    /// Tokens of the prompt that the prefill node should not have to compute.
+    pub matched_tokens: u32,
+    /// Predicted part of the push to the decode node that compute does not hide.
+    pub estimated_exposed: Option<Duration>,
+    /// Tokens that the answer is expected to have.
+    pub estimated_output_tokens: f64,
+}
+
+impl Placement {
+    /// The nodes in it, the prefill node first.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        let decode = self.decode.iter().filter(|decode| **decode != self.prefill);
+        std::iter::once(&self.prefill).chain(decode).cloned().collect()
+    }
+
+    /// Whether the decode node computes the prompt, too.
+    pub fn is_at_decode(&self) -> bool {
+        self.decode.as_ref() == Some(&self.prefill)
+    }
+}
+
+/// No node can take the request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// `Overloaded`, `Unavailable` or `Invalid`.
+    pub kind: ErrorKind,
+    /// Why, with the numbers.
+    pub message: String,
+    /// When a retry may succeed.
+    pub retry_after: Option<Duration>,
+    /// The request need not be turned away yet: its objective leaves time to ask again after this long.
+    pub hold: Option<Duration>,
+}
+
+/// A placement, and what its nodes must be told of each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assignment {
+    /// The choice.
+    pub placement: Placement,
+    /// To whom the prefill node hands over; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
+    pub target: Option<DecodeTarget>,
+    /// Where it gets a prefix from.
+    pub source: Option<FetchSource>,
+    /// The starts of the nodes that it is on.
+    pub starts: Vec<NodeStart>,
+}
+
+/// Another decode node that is asked to go on with a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoveAssignment {
+    /// The node.
+    pub to: NodeStart,
+    /// Where it gets the blocks from.
+    pub source: Option<FetchSource>,
+}
+
+/// An attempt that runs, as its conductor declares it to the one that places.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Declared {
+    /// The attempt.
+    pub key: RequestKey,
+    /// How long ago it was placed.
+    pub placed_ago: Duration,
+    /// Predicted time to first token, from the placement on.
+    pub ttft: Duration,
+    /// Where its prompt is computed, until its first token is out.
+    pub prefill: Option<DeclaredPrefill>,
+    /// Where it decodes, or will.
+    pub decode: Option<NodeStart>,
+    /// Tokens of the prompt, the output that an earlier attempt gave included.
+    pub prompt_tokens: u32,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// Its objective of the time between tokens.
+    pub tbt: Option<Duration>,
+    /// How long ago its first token went out.
+    pub first_token_ago: Option<Duration>,
+}
+
+/// A prompt that is not computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclaredPrefill {
+    /// The node.
+    pub node: NodeStart,
+    /// The terms on which it waits there.
+    pub terms: QueueTerms,
+    /// Tokens to compute.
+    pub tokens: u32,
+}
+
+/// A question for nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlaceQuestion {
+    /// The attempt.
+    pub key: RequestKey,
+    /// Tokens of the prompt, the output of earlier attempts included.
+    pub prompt_tokens: u32,
+    /// Chained hashes of the prompt's full blocks.
+    pub block_hashes: Arc<[BlockHash]>,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// Whether more than one token is wanted.
+    pub wants_decode: bool,
+    /// Its objectives, from its arrival on.
+    pub slo: Slo,
+    /// Since its arrival.
+    pub waited: Duration,
+    /// Larger goes first.
+    pub priority: i32,
+    /// Whether the prompt is computed whole, whatever is cached.
+    pub bypass_cache: bool,
+    /// Nodes that are not to be taken.
+    pub exclude: Vec<NodeId>,
+    /// Of an answer after a request's first one: the nodes of that one.
+    pub beside: Vec<NodeId>,
+    /// Of the prompt's tokens, the last so many are output.
+    pub output_tokens: u32,
+    /// The nodes that gave that output.
+    pub alike: Vec<NodeId>,
+    /// Whether it was taken in already.
+    pub accepted: bool,
+}
+
+/// A question for another decode node that goes on with an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoveQuestion {
+    /// The attempt that runs.
+    pub key: RequestKey,
+    /// What it would go on as.
+    pub moved: RequestKey,
+    /// Of prompt and output.
+    pub tokens: u32,
+    /// Who is not asked.
+    pub exclude: Vec<NodeId>,
+}
+
+/// What is asked of the leader.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Question {
+    /// Which nodes serve an attempt.
+    Place(PlaceQuestion),
+    /// Which other decode node grants what this one refused.
+    Redirect {
+        /// The attempt.
+        key: RequestKey,
+        /// Who refused.
+        from: NodeId,
+    },
+    /// Which other decode node goes on with an attempt.
+    Move(MoveQuestion),
+    /// What would be decided now. Nothing is charged.
+    Explain(PlaceQuestion),
+}
+
+impl Question {
+    /// The attempt that the answer names.
+    pub fn key(&self) -> RequestKey {
+        match self {
+            Self::Place(question) | Self::Explain(question) => question.key,
+            Self::Redirect { key, .. } => *key,
+            Self::Move(question) => question.moved,
+        }
+    }
+}
+
+/// What a conductor tells the leader.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ToLeader {
+    /// It follows from now on, and all of this is charged for its requests.
+    Greet {
+        /// Who it is.
+        conductor: ConductorId,
+        /// The latest term that it has heard of; 0: none.
+        latest_term: u64,
+        /// What is charged.
+        attempts: Vec<Declared>,
+    },
+    /// It asks.
+    Ask(Question),
+    /// Something happened to an attempt.
+    Book(RequestKey, BookEntry),
+}
+
+/// What the leader tells a conductor that follows. `E` is how it explains what it decides.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FromLeader<E> {
+    /// It leads in this term.
+    Greeted {
+        /// Grows with each leader.
+        term: u64,
+    },
+    /// Where an attempt goes, or why nowhere.
+    Placed {
+        /// The attempt.
+        key: RequestKey,
+        /// Where.
+        placed: Box<Result<Assignment, Refusal>>,
+        /// Why.
+        why: Option<E>,
+    },
+    /// Who grants instead; `None` if its decode node is gone.
+    Redirected(RequestKey, Option<DecodeTarget>),
+    /// Who goes on; `None` if no node has room.
+    Moved(RequestKey, Option<MoveAssignment>),
+    /// What would be decided.
+    Explained(RequestKey, Option<E>),
+}
+
+/// What the cluster's books are told of an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BookEntry {
+    /// A prefix was brought from one node to another, or was not.
+    Fetched {
+        /// From where to where; `None` where it did not come over the network.
+        way: Option<(NodeId, NodeId)>,
+        /// What came.
+        report: FetchReport,
+    },
+    /// Its KV is at the decode node.
+    Pushed {
+        /// The decode node.
+        to: NodeId,
+        /// What it took.
+        transfer: KvTransfer,
+    },
+    /// Its first token is out.
+    FirstToken,
+    /// The answer is complete.
+    Finished {
+        /// Its tokens.
+        output_tokens: u32,
+    },
+    /// The attempt is over.
+    Ended,
+}
+
+named!(BookEntry: Fetched, Pushed, FirstToken, Finished, Ended);

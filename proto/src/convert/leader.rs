@@ -1,0 +1,522 @@
+//! What conductors ask and tell each other.
+
+use std::time::Duration;
+
+use baton_types as d;
+use baton_types::{Assignment, BookEntry, NodeId, RequestKey, Tbt, Ttft};
+
+use super::{InvalidMessage, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse};
+use super::{required, seconds};
+use crate::v1 as w;
+use crate::v1::booked::Entry;
+use crate::v1::follower_message::Message;
+use crate::v1::leader_message::Message as Told;
+use crate::v1::place_answer::Answer;
+use crate::{PROTOCOL_VERSION, check_protocol_version};
+
+impl From<&d::ToLeader> for w::FollowerMessage {
+    fn from(message: &d::ToLeader) -> Self {
+        let message = match message {
+            d::ToLeader::Greet { conductor, latest_term, attempts } => Message::Greet(w::Greet {
+                latest_term: *latest_term,
+                protocol_version: PROTOCOL_VERSION,
+                conductor_id: conductor.to_string(),
+                attempts: attempts.iter().map(declared_to_wire).collect(),
+            }),
+            d::ToLeader::Ask(d::Question::Place(question)) => Message::Place(question_to_wire(question)),
+            d::ToLeader::Ask(d::Question::Explain(question)) => Message::Explain(question_to_wire(question)),
+            d::ToLeader::Ask(d::Question::Redirect { key, from }) => {
+                Message::Redirect(w::RedirectQuestion { key: Some((*key).into()), from: from.to_string() })
+            }
+            d::ToLeader::Ask(d::Question::Move(question)) => Message::Move(move_question_to_wire(question)),
+            d::ToLeader::Book(key, entry) => Message::Book(booked_to_wire(*key, entry)),
+        };
+        Self { message: Some(message) }
+    }
+}
+
+impl TryFrom<w::FollowerMessage> for d::ToLeader {
+    type Error = InvalidMessage;
+
+    fn try_from(message: w::FollowerMessage) -> Result<Self, Self::Error> {
+        Ok(match required("message", message.message)? {
+            Message::Greet(greet) => {
+                check_protocol_version(greet.protocol_version)?;
+                Self::Greet {
+                    latest_term: greet.latest_term,
+                    conductor: parse("conductor_id", &greet.conductor_id)?,
+                    attempts: greet.attempts.into_iter().map(declared).collect::<Result<_, _>>()?,
+                }
+            }
+            Message::Place(question) => Self::Ask(d::Question::Place(place_question(question)?)),
+            Message::Explain(question) => Self::Ask(d::Question::Explain(place_question(question)?)),
+            Message::Redirect(question) => {
+                Self::Ask(d::Question::Redirect { key: key(question.key)?, from: node_id("from", &question.from)? })
+            }
+            Message::Move(question) => Self::Ask(d::Question::Move(move_question(question)?)),
+            Message::Book(entry) => {
+                let (key, entry) = booked(entry)?;
+                Self::Book(key, entry)
+            }
+        })
+    }
+}
+
+impl From<d::FromLeader<w::ExplainResponse>> for w::LeaderMessage {
+    fn from(message: d::FromLeader<w::ExplainResponse>) -> Self {
+        let message = match message {
+            d::FromLeader::Greeted { term } => Told::Greeted(w::Greeted { term }),
+            d::FromLeader::Placed { key, placed, why } => Told::Placed(w::PlaceAnswer {
+                key: Some(key.into()),
+                answer: Some(answer_to_wire(&placed)),
+                explanation: why,
+            }),
+            d::FromLeader::Redirected(key, to) => {
+                Told::Redirected(w::RedirectAnswer { key: Some(key.into()), decode: to.as_ref().map(Into::into) })
+            }
+            d::FromLeader::Moved(moved, to) => Told::Moved(move_to_wire(moved, to.as_ref())),
+            d::FromLeader::Explained(key, explanation) => {
+                Told::Explained(w::ExplainAnswer { key: Some(key.into()), explanation })
+            }
+        };
+        Self { message: Some(message) }
+    }
+}
+
+impl TryFrom<w::LeaderMessage> for d::FromLeader<w::ExplainResponse> {
+    type Error = InvalidMessage;
+
+    fn try_from(message: w::LeaderMessage) -> Result<Self, Self::Error> {
+        Ok(match required("message", message.message)? {
+            Told::Greeted(greeted) => Self::Greeted { term: greeted.term },
+            Told::Placed(of) => {
+                Self::Placed { key: key(of.key)?, placed: Box::new(answer(of.answer)?), why: of.explanation }
+            }
+            Told::Redirected(to) => Self::Redirected(key(to.key)?, to.decode.map(TryInto::try_into).transpose()?),
+            Told::Moved(answer) => {
+                let (key, to) = moved(answer)?;
+                Self::Moved(key, to)
+            }
+            Told::Explained(told) => Self::Explained(key(told.key)?, told.explanation),
+        })
+    }
+}
+
+fn names(nodes: &[NodeId]) -> Vec<String> {
+    nodes.iter().map(ToString::to_string).collect()
+}
+
+fn nodes(field: &'static str, names: &[String]) -> Result<Vec<NodeId>, InvalidMessage> {
+    names.iter().map(|name| node_id(field, name)).collect()
+}
+
+fn time(time: Option<Duration>) -> Option<f64> {
+    time.map(|time| time.as_secs_f64())
+}
+
+fn start_to_wire((node, generation): &d::NodeStart) -> w::NodeStart {
+    w::NodeStart { node: node.to_string(), generation: generation.to_string() }
+}
+
+fn start(field: &'static str, start: w::NodeStart) -> Result<d::NodeStart, InvalidMessage> {
+    Ok((node_id(field, &start.node)?, generation(field, &start.generation)?))
+}
+
+/// A number that may be anything but not a number.
+fn finite(field: &'static str, value: f64) -> Result<f64, InvalidMessage> {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(value);
+    }
+    Err(InvalidMessage { field, found: value.to_string() })
+}
+
+fn declared_to_wire(declared: &d::Declared) -> w::DeclaredAttempt {
+    w::DeclaredAttempt {
+        key: Some(declared.key.into()),
+        placed_ago_s: declared.placed_ago.as_secs_f64(),
+        ttft_s: declared.ttft.as_secs_f64(),
+        prefill: declared.prefill.as_ref().map(|prefill| w::DeclaredPrefill {
+            node: Some(start_to_wire(&prefill.node)),
+            queue: Some((&prefill.terms).into()),
+            priority: prefill.terms.priority,
+            tokens: prefill.tokens,
+        }),
+        decode: declared.decode.as_ref().map(start_to_wire),
+        prompt_tokens: declared.prompt_tokens,
+        max_tokens: declared.max_tokens,
+        tbt_s: time(declared.tbt),
+        first_token_ago_s: time(declared.first_token_ago),
+    }
+}
+
+fn declared(attempt: w::DeclaredAttempt) -> Result<d::Declared, InvalidMessage> {
+    let prefill = |prefill: w::DeclaredPrefill| {
+        Ok(d::DeclaredPrefill {
+            node: start("attempts.prefill.node", required("attempts.prefill.node", prefill.node)?)?,
+            terms: prefill.queue.unwrap_or_default().into_domain(prefill.priority)?,
+            tokens: count("attempts.prefill.tokens", prefill.tokens)?,
+        })
+    };
+    Ok(d::Declared {
+        key: key(attempt.key)?,
+        placed_ago: seconds("attempts.placed_ago_s", attempt.placed_ago_s)?,
+        ttft: seconds("attempts.ttft_s", attempt.ttft_s)?,
+        prefill: attempt.prefill.map(prefill).transpose()?,
+        decode: attempt.decode.map(|decode| start("attempts.decode", decode)).transpose()?,
+        prompt_tokens: count("attempts.prompt_tokens", attempt.prompt_tokens)?,
+        max_tokens: count("attempts.max_tokens", attempt.max_tokens)?,
+        tbt: attempt.tbt_s.map(|tbt| limit("attempts.tbt_s", tbt)).transpose()?,
+        first_token_ago: attempt.first_token_ago_s.map(|ago| seconds("attempts.first_token_ago_s", ago)).transpose()?,
+    })
+}
+
+fn question_to_wire(request: &d::PlaceQuestion) -> w::PlaceQuestion {
+    w::PlaceQuestion {
+        key: Some(request.key.into()),
+        prompt_tokens: request.prompt_tokens,
+        block_hashes: hashes_to_bytes(&request.block_hashes),
+        max_tokens: request.max_tokens,
+        wants_decode: request.wants_decode,
+        ttft_slo_s: time(request.slo.ttft.map(|Ttft(limit)| limit)),
+        tbt_slo_s: time(request.slo.tbt.map(|Tbt(limit)| limit)),
+        waited_s: request.waited.as_secs_f64(),
+        priority: request.priority,
+        bypass_cache: request.bypass_cache,
+        exclude: names(&request.exclude),
+        beside: names(&request.beside),
+        output_tokens: request.output_tokens,
+        alike: names(&request.alike),
+        accepted: request.accepted,
+    }
+}
+
+fn place_question(question: w::PlaceQuestion) -> Result<d::PlaceQuestion, InvalidMessage> {
+    let ttft = question.ttft_slo_s.map(|limit_s| limit("ttft_slo_s", limit_s)).transpose()?;
+    let tbt = question.tbt_slo_s.map(|limit_s| limit("tbt_slo_s", limit_s)).transpose()?;
+    let (prompt_tokens, output_tokens) = (count("prompt_tokens", question.prompt_tokens)?, question.output_tokens);
+    if output_tokens >= prompt_tokens.max(1) {
+        let found = format!("{output_tokens} of {prompt_tokens} tokens, but there must be a prompt");
+        return Err(InvalidMessage { field: "output_tokens", found });
+    }
+    Ok(d::PlaceQuestion {
+        key: key(question.key)?,
+        prompt_tokens,
+        block_hashes: hashes_from_bytes("block_hashes", &question.block_hashes)?,
+        max_tokens: count("max_tokens", question.max_tokens)?,
+        wants_decode: question.wants_decode,
+        slo: d::Slo { ttft: ttft.map(Ttft), tbt: tbt.map(Tbt) },
+        waited: seconds("waited_s", question.waited_s)?,
+        priority: question.priority,
+        bypass_cache: question.bypass_cache,
+        exclude: nodes("exclude", &question.exclude)?,
+        beside: nodes("beside", &question.beside)?,
+        output_tokens,
+        alike: nodes("alike", &question.alike)?,
+        accepted: question.accepted,
+    })
+}
+
+fn answer_to_wire(placed: &Result<Assignment, d::Refusal>) -> Answer {
+    match placed {
+        Ok(to) => Answer::Placed(assignment_to_wire(to)),
+        Err(refusal) => Answer::Refused(w::RefusedPlacement {
+            failure: Some((&d::Refused { kind: refusal.kind, message: refusal.message.clone() }).into()),
+            retry_after_s: time(refusal.retry_after),
+            hold_s: time(refusal.hold),
+        }),
+    }
+}
+
+fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
+    let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
+    w::PlacedAttempt {
+        prefill: placement.prefill.to_string(),
+        tail_tokens: placement.tail_tokens,
+        fetch: placement.fetch.as_ref().map(|fetch| w::PlannedFetch {
+            from: fetch.from.to_string(),
+            tokens: fetch.tokens,
+            bytes: fetch.bytes,
+        }),
+        decode: placement.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
+        queue: Some((&placement.terms).into()),
+        priority: placement.terms.priority,
+        pace_s: placement.pace.as_secs_f64(),
+        estimated_ttft_s: ttft.as_secs_f64(),
+        estimated_tbt_s: time(placement.estimated_tbt.map(|Tbt(tbt)| tbt)),
+        matched_tokens: placement.matched_tokens,
+        estimated_exposed_s: time(placement.estimated_exposed),
+        estimated_output_tokens: placement.estimated_output_tokens,
+        target: to.target.as_ref().map(Into::into),
+        source: to.source.as_ref().map(Into::into),
+        starts: to.starts.iter().map(start_to_wire).collect(),
+    }
+}
+
+fn answer(answer: Option<Answer>) -> Result<Result<Assignment, d::Refusal>, InvalidMessage> {
+    match required("answer", answer)? {
+        Answer::Placed(placed) => assignment(placed).map(Ok),
+        Answer::Refused(refused) => {
+            let d::Refused { kind, message } = required("refused.failure", refused.failure)?.into();
+            let retry_after = refused.retry_after_s.map(|after| seconds("refused.retry_after_s", after)).transpose()?;
+            let hold = refused.hold_s.map(|hold| seconds("refused.hold_s", hold)).transpose()?;
+            Ok(Err(d::Refusal { kind, message, retry_after, hold }))
+        }
+    }
+}
+
+fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
+    let fetch = |fetch: w::PlannedFetch| {
+        Ok(d::PrefixFetch {
+            from: node_id("placed.fetch.from", &fetch.from)?,
+            tokens: count("placed.fetch.tokens", fetch.tokens)?,
+            bytes: fetch.bytes,
+        })
+    };
+    let decode = Some(placed.decode).filter(|decode| !decode.is_empty());
+    let tbt = placed.estimated_tbt_s.map(|tbt| seconds("placed.estimated_tbt_s", tbt)).transpose()?;
+    let exposed = placed.estimated_exposed_s.map(|time| seconds("placed.estimated_exposed_s", time));
+    let placement = d::Placement {
+        prefill: node_id("placed.prefill", &placed.prefill)?,
+        tail_tokens: count("placed.tail_tokens", placed.tail_tokens)?,
+        fetch: placed.fetch.map(fetch).transpose()?,
+        decode: decode.map(|decode| node_id("placed.decode", &decode)).transpose()?,
+        terms: placed.queue.unwrap_or_default().into_domain(placed.priority)?,
+        pace: seconds("placed.pace_s", placed.pace_s)?,
+        estimated_ttft: Ttft(seconds("placed.estimated_ttft_s", placed.estimated_ttft_s)?),
+        estimated_tbt: tbt.map(Tbt),
+        matched_tokens: count("placed.matched_tokens", placed.matched_tokens)?,
+        estimated_exposed: exposed.transpose()?,
+        estimated_output_tokens: finite("placed.estimated_output_tokens", placed.estimated_output_tokens)?,
+    };
+    let starts = placed.starts.into_iter().map(|of| start("placed.starts", of)).collect::<Result<Vec<_>, _>>()?;
+    if placement.nodes().iter().any(|node| !starts.iter().any(|(name, _)| name == node)) {
+        return Err(InvalidMessage { field: "placed.starts", found: "one of its nodes is missing".to_owned() });
+    }
+    Ok(Assignment {
+        placement,
+        target: placed.target.map(TryInto::try_into).transpose()?,
+        source: placed.source.map(TryInto::try_into).transpose()?,
+        starts,
+    })
+}
+
+fn move_to_wire(moved: RequestKey, to: Option<&d::MoveAssignment>) -> w::MoveAnswer {
+    w::MoveAnswer {
+        moved: Some(moved.into()),
+        to: to.map(|to| start_to_wire(&to.to)),
+        source: to.and_then(|to| to.source.as_ref()).map(Into::into),
+    }
+}
+
+fn moved(answer: w::MoveAnswer) -> Result<(RequestKey, Option<d::MoveAssignment>), InvalidMessage> {
+    let source = answer.source.map(TryInto::try_into).transpose()?;
+    let to = answer.to.map(|to| start("to", to)).transpose()?;
+    Ok((key(answer.moved)?, to.map(|to| d::MoveAssignment { to, source })))
+}
+
+fn move_question(question: w::MoveQuestion) -> Result<d::MoveQuestion, InvalidMessage> {
+    Ok(d::MoveQuestion {
+        key: key(question.key)?,
+        moved: key(question.moved)?,
+        tokens: count("tokens", question.tokens)?,
+        exclude: nodes("exclude", &question.exclude)?,
+    })
+}
+
+fn move_question_to_wire(question: &d::MoveQuestion) -> w::MoveQuestion {
+    w::MoveQuestion {
+        key: Some(question.key.into()),
+        moved: Some(question.moved.into()),
+        tokens: question.tokens,
+        exclude: names(&question.exclude),
+    }
+}
+
+fn booked_to_wire(key: RequestKey, entry: &BookEntry) -> w::Booked {
+    let entry = match entry {
+        BookEntry::Fetched { way, report } => {
+            let (from, to) = way.as_ref().map(|(from, to)| (from.to_string(), to.to_string())).unwrap_or_default();
+            Entry::Fetched(w::FetchBooked { from, to, report: Some(report.into()) })
+        }
+        BookEntry::Pushed { to, transfer } => {
+            Entry::Pushed(w::PushBooked { to: to.to_string(), transfer: Some(transfer.into()) })
+        }
+        BookEntry::FirstToken => Entry::FirstToken(true),
+        BookEntry::Finished { output_tokens } => Entry::Finished(*output_tokens),
+        BookEntry::Ended => Entry::Ended(true),
+    };
+    w::Booked { key: Some(key.into()), entry: Some(entry) }
+}
+
+fn booked(booked: w::Booked) -> Result<(RequestKey, BookEntry), InvalidMessage> {
+    let entry = match required("entry", booked.entry)? {
+        Entry::Fetched(fetched) => {
+            let is_between = !fetched.from.is_empty() || !fetched.to.is_empty();
+            let way = || Ok((node_id("fetched.from", &fetched.from)?, node_id("fetched.to", &fetched.to)?));
+            let way = is_between.then(way).transpose()?;
+            BookEntry::Fetched { way, report: required("fetched.report", fetched.report)?.try_into()? }
+        }
+        Entry::Pushed(pushed) => BookEntry::Pushed {
+            to: node_id("pushed.to", &pushed.to)?,
+            transfer: required("pushed.transfer", pushed.transfer)?.try_into()?,
+        },
+        Entry::FirstToken(_) => BookEntry::FirstToken,
+        Entry::Finished(output_tokens) => BookEntry::Finished { output_tokens: count("finished", output_tokens)? },
+        Entry::Ended(_) => BookEntry::Ended,
+    };
+    Ok((key(booked.key)?, entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use baton_types::{
+        Attempt, BlockHash, ConductorId, Declared, DeclaredPrefill, DecodeTarget, ErrorKind, FetchReport, FetchSource,
+        FromLeader, Generation, KvTransfer, MoveAssignment, MoveQuestion, PlaceQuestion, Placement, PrefixFetch,
+        Question, QueueTerms, Refusal, RequestId, Slo, ToLeader,
+    };
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).unwrap()
+    }
+
+    fn request_key() -> RequestKey {
+        RequestKey { request: RequestId(7), attempt: Attempt(3) }
+    }
+
+    fn question() -> PlaceQuestion {
+        PlaceQuestion {
+            key: request_key(),
+            prompt_tokens: 40,
+            block_hashes: Arc::from([BlockHash([3; 16]), BlockHash([5; 16])]),
+            max_tokens: 9,
+            wants_decode: true,
+            slo: Slo { ttft: Some(Ttft(MS)), tbt: Some(Tbt(2 * MS)) },
+            waited: 3 * MS,
+            priority: -4,
+            bypass_cache: true,
+            exclude: vec![node("a")],
+            beside: vec![node("b")],
+            output_tokens: 5,
+            alike: vec![node("c"), node("d")],
+            accepted: true,
+        }
+    }
+
+    #[test]
+    fn a_question_arrives_as_it_was_asked() {
+        let key = request_key();
+        let moved = MoveQuestion { key, moved: key, tokens: 5, exclude: vec![node("a")] };
+        let questions = [
+            Question::Place(question()),
+            Question::Explain(question()),
+            Question::Redirect { key, from: node("d") },
+            Question::Move(moved),
+        ];
+        for question in questions.map(ToLeader::Ask) {
+            assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&question)).unwrap(), question);
+        }
+        let bad = |change: fn(&mut w::PlaceQuestion)| {
+            let mut wire = question_to_wire(&question());
+            change(&mut wire);
+            place_question(wire).unwrap_err().field
+        };
+        assert_eq!(bad(|wire| wire.key = None), "key");
+        assert_eq!(bad(|wire| wire.output_tokens = 40), "output_tokens");
+        assert_eq!(bad(|wire| wire.block_hashes = vec![1]), "block_hashes");
+        assert_eq!(bad(|wire| wire.waited_s = f64::NAN), "waited_s");
+        assert_eq!(bad(|wire| wire.exclude = vec!["two words".into()]), "exclude");
+        assert_eq!(ToLeader::try_from(w::FollowerMessage { message: None }).unwrap_err().field, "message");
+    }
+
+    #[test]
+    fn an_answer_arrives_as_it_was_given() {
+        let start = |name: &str| (node(name), Generation(9));
+        let placement = Placement {
+            prefill: node("p"),
+            tail_tokens: 3,
+            fetch: Some(PrefixFetch { from: node("q"), tokens: 4, bytes: 5 }),
+            decode: Some(node("d")),
+            terms: QueueTerms { priority: 6, patience: MS, max_overtaken: MS, timeout: 2 * MS, compute: MS },
+            pace: MS,
+            estimated_ttft: Ttft(MS),
+            estimated_tbt: Some(Tbt(MS)),
+            matched_tokens: 7,
+            estimated_exposed: Some(MS),
+            estimated_output_tokens: 8.5,
+        };
+        let (address, generation, key) = ("h:1".to_owned(), Generation(9), request_key());
+        let target = DecodeTarget { node: node("d"), generation, address: address.clone(), tbt: Some(MS) };
+        let source = FetchSource { node: node("q"), generation, address, tokens: 4 };
+        let (target, source) = (Some(target), Some(source));
+        let starts = vec![start("p"), start("d")];
+        let to = Assignment { placement, target: target.clone(), source: source.clone(), starts };
+        let refusal = Refusal {
+            kind: ErrorKind::Overloaded,
+            message: "full".to_owned(),
+            retry_after: Some(MS),
+            hold: Some(2 * MS),
+        };
+        let why = Some(w::ExplainResponse { prompt_tokens: 8, ..w::ExplainResponse::default() });
+        let answers = [
+            FromLeader::Greeted { term: 5 },
+            FromLeader::Placed { key, placed: Box::new(Ok(to.clone())), why: why.clone() },
+            FromLeader::Placed { key, placed: Box::new(Err(refusal)), why: None },
+            FromLeader::Redirected(key, target),
+            FromLeader::Redirected(key, None),
+            FromLeader::Moved(key, Some(MoveAssignment { to: start("d"), source })),
+            FromLeader::Moved(key, None),
+            FromLeader::Explained(key, why),
+        ];
+        for answer in answers {
+            assert_eq!(FromLeader::try_from(w::LeaderMessage::from(answer.clone())).unwrap(), answer);
+        }
+        let Answer::Placed(mut placed) = answer_to_wire(&Ok(to)) else { panic!("placed") };
+        placed.starts.pop();
+        assert_eq!(answer(Some(Answer::Placed(placed))).unwrap_err().field, "placed.starts");
+    }
+
+    #[test]
+    fn what_is_booked_and_declared_arrives() {
+        let report = FetchReport { bytes: 3, elapsed: MS, ..FetchReport::default() };
+        let entries = [
+            BookEntry::Fetched { way: Some((node("a"), node("b"))), report: report.clone() },
+            BookEntry::Fetched { way: None, report },
+            BookEntry::Pushed {
+                to: node("d"),
+                transfer: KvTransfer { bytes: 3, elapsed: MS, ..KvTransfer::default() },
+            },
+            BookEntry::FirstToken,
+            BookEntry::Finished { output_tokens: 4 },
+            BookEntry::Ended,
+        ];
+        for entry in entries {
+            let booked = ToLeader::Book(request_key(), entry);
+            assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&booked)).unwrap(), booked);
+        }
+        let start = |name: &str| (node(name), Generation(9));
+        let terms = QueueTerms { compute: MS, ..QueueTerms::default() };
+        let attempt = Declared {
+            key: request_key(),
+            placed_ago: MS,
+            ttft: 2 * MS,
+            prefill: Some(DeclaredPrefill { node: start("p"), terms, tokens: 5 }),
+            decode: Some(start("d")),
+            prompt_tokens: 8,
+            max_tokens: 9,
+            tbt: Some(MS),
+            first_token_ago: None,
+        };
+        let decoding = Declared { prefill: None, first_token_ago: Some(MS), ..attempt.clone() };
+        let greet =
+            ToLeader::Greet { conductor: ConductorId(4), latest_term: 6, attempts: vec![attempt, decoding.clone()] };
+        assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&greet)).unwrap(), greet);
+        let wire = w::DeclaredAttempt { placed_ago_s: -1.0, ..declared_to_wire(&decoding) };
+        assert_eq!(declared(wire).unwrap_err().field, "attempts.placed_ago_s");
+    }
+}
