@@ -5,19 +5,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_cluster_tests::Etcd;
-use baton_membership::{Candidate, Election, LEASE, Leadership};
+use baton_membership::{Candidate, Election, LEASE, Leadership, Standing};
 use baton_runtime::SystemClock;
 use baton_types::ConductorId;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A conductor's part in the election.
 struct Part {
     leadership: watch::Receiver<Leadership>,
-    resigned: CancellationToken,
+    stand: watch::Sender<Standing>,
     task: JoinHandle<()>,
 }
 
@@ -25,9 +24,10 @@ impl Part {
     fn of(etcd: &Etcd, prefix: &str, id: u64, latest: u64) -> Self {
         let candidate = Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") };
         let etcd = baton_membership::Etcd::new(vec![etcd.address().to_owned()], prefix);
-        let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest);
-        let (leadership, resigned) = (election.leadership(), election.resigned());
-        Self { leadership, resigned, task: tokio::spawn(election.run()) }
+        let (stand, standing) = watch::channel(Standing::Ready);
+        let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest, standing);
+        let leadership = election.leadership();
+        Self { leadership, stand, task: tokio::spawn(election.run()) }
     }
 
     async fn until(&mut self, what: &str, is: impl Fn(&Leadership) -> bool) -> anyhow::Result<Leadership> {
@@ -50,7 +50,7 @@ impl Part {
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_one_leads_and_another_when_it_dies_or_resigns() -> anyhow::Result<()> {
+async fn etcd_one_leads_and_another_when_it_dies_or_drains() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let mut first = Part::of(&etcd, "/baton", 1, 0);
     let term = first.leads().await?;
@@ -66,11 +66,42 @@ async fn etcd_one_leads_and_another_when_it_dies_or_resigns() -> anyhow::Result<
     println!("another one leads {:.2} s after the first has died", died.elapsed().as_secs_f64());
     assert!(next > term, "{next} follows {term}");
     let (mut leader, mut last, id) = if is_second { (second, third, 3) } else { (third, second, 2) };
-    leader.resigned.cancel();
+    leader.stand.send(Standing::Drains)?;
     let resigned = baton_runtime::now();
-    assert!(last.leads().await? > next);
+    let latest = last.leads().await?;
+    assert!(latest > next);
     println!("another one leads {:.2} s after the second has resigned", resigned.elapsed().as_secs_f64());
-    leader.follows(id).await
+    leader.follows(id).await?;
+    last.task.abort();
+    assert!(leader.leads().await? > latest, "though it drains: nobody else is there");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_a_leader_that_reaches_no_node_makes_way_for_one_that_does() -> anyhow::Result<()> {
+    let etcd = Etcd::start()?;
+    let mut first = Part::of(&etcd, "/baton", 1, 0);
+    let term = first.leads().await?;
+    let mut second = Part::of(&etcd, "/baton", 2, 0);
+    second.follows(1).await?;
+    first.stand.send(Standing::NoNodes)?;
+    let parted = baton_runtime::now();
+    let next = second.leads().await?;
+    println!("another one leads {:.2} s after the first has lost its nodes", parted.elapsed().as_secs_f64());
+    assert!(next > term && parted.elapsed() > LEASE, "it waits for nodes that come back");
+    first.follows(2).await?;
+    // Nobody reaches a node: who leads goes on until somebody does.
+    second.stand.send(Standing::NoNodes)?;
+    let last = tokio::select! {
+        term = first.leads() => term?,
+        term = async { second.until("it resigns", |known| *known == Leadership::Unknown).await?; second.leads().await } => term?,
+    };
+    assert!(last > next);
+    baton_runtime::sleep(2 * LEASE).await;
+    let (first, second) = (first.leadership.borrow().clone(), second.leadership.borrow().clone());
+    assert!([first, second].contains(&Leadership::Own { term: last }), "it is not handed to and fro");
+    Ok(())
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_membership::{Candidate, Election, Etcd, Leadership};
+use baton_membership::{Candidate, Election, Etcd, Leadership, Standing};
 use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
@@ -24,6 +24,8 @@ use crate::front_door::FrontDoor;
 
 /// How long a new leader waits for what the others have: their streams are there within a round trip of their knowing of it.
 const SETTLE: Duration = Duration::from_millis(250);
+/// How often this conductor looks whether it reaches nodes.
+const LOOK: Duration = Duration::from_millis(100);
 /// Waits between attempts to reach the leader.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
@@ -41,24 +43,35 @@ pub fn start(
     };
     let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
     let latest = Arc::clone(door);
-    let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest());
-    let (leadership, resigned) = (election.leadership(), election.resigned());
-    let (obeying, shutdown) = (Arc::clone(door), door.shutdown.clone());
-    let resigning = async move {
-        shutdown.wait_for(Phase::Draining).await;
-        resigned.cancel();
-        std::future::pending::<()>().await;
-    };
+    let (stand, standing) = watch::channel(Standing::NoNodes);
+    let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest(), standing);
+    let (leadership, obeying) = (election.leadership(), Arc::clone(door));
     door.tasks.spawn("election", async move {
         tokio::select! {
             () = election.run() => {}
             () = obey(&obeying, leadership) => {}
-            () = resigning => {}
+            () = keep_standing(&obeying, &stand) => {}
             () = obeying.tasks.cancelled() => {}
         }
         Ok::<(), anyhow::Error>(())
     });
     Ok(())
+}
+
+/// Says whether this conductor can place well.
+async fn keep_standing(door: &FrontDoor, stand: &watch::Sender<Standing>) {
+    loop {
+        let standing = match door.shutdown.phase() {
+            Phase::Serving | Phase::NotReady if door.cluster().nodes().next().is_some() => Standing::Ready,
+            Phase::Serving | Phase::NotReady => Standing::NoNodes,
+            Phase::Draining | Phase::Closing | Phase::Flushed => Standing::Drains,
+        };
+        stand.send_if_modified(|known| std::mem::replace(known, standing) != standing);
+        tokio::select! {
+            () = door.shutdown.wait_for(Phase::Draining), if standing != Standing::Drains => {}
+            () = door.clock.sleep(LOOK) => {}
+        }
+    }
 }
 
 /// Does what was decided on who leads.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_runtime::{Clock, random_u64};
-use baton_scheduler::{Candidacy, Candidate, LeaderKey, Leadership, Look};
+use baton_scheduler::{Candidacy, Candidate, LeaderKey, Leadership, Look, Standing};
 use etcd_client::{
     Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
     TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::connect::{answered, connect};
 use crate::{Etcd, EtcdError, LEASE};
@@ -43,8 +42,8 @@ pub struct Election {
     leadership: watch::Sender<Leadership>,
     /// The latest term that is known of, whoever's it was.
     latest: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Cancelled when it is not to lead any more.
-    resigned: CancellationToken,
+    /// Whether it can place well.
+    standing: watch::Receiver<Standing>,
 }
 
 /// What is open while etcd is there.
@@ -56,21 +55,17 @@ struct Open {
 }
 
 impl Election {
-    /// Of a candidate. Terms are later than `latest`, also if etcd has lost its data.
+    /// Of a candidate, which leads while it can place well, or if nobody else does. Terms are later than `latest`, also if
+    /// etcd has lost its data.
     pub fn new(
         etcd: Etcd,
         candidate: Candidate,
         clock: Arc<dyn Clock>,
         latest: impl Fn() -> u64 + Send + Sync + 'static,
+        standing: watch::Receiver<Standing>,
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
-        let (latest, resigned) = (Box::new(latest), CancellationToken::new());
-        Self { etcd, candidacy: Candidacy::new(candidate), clock, leadership, latest, resigned }
-    }
-
-    /// Once it is cancelled, this conductor leads no more, and only looks who does. Others need not wait for the end of its lease.
-    pub fn resigned(&self) -> CancellationToken {
-        self.resigned.clone()
+        Self { etcd, candidacy: Candidacy::new(candidate), clock, leadership, latest: Box::new(latest), standing }
     }
 
     /// Who leads, and each change of it.
@@ -84,9 +79,6 @@ impl Election {
         // What was said since etcd was there.
         let mut said = BTreeSet::new();
         loop {
-            if self.resigned.is_cancelled() {
-                self.candidacy.on_campaign_over();
-            }
             let Err(error) = self.take_part(&mut wait).await;
             let (endpoints, retry_in) = (self.etcd.endpoints.join(","), wait);
             if wait == RETRY {
@@ -118,19 +110,26 @@ impl Election {
         *wait = RETRY;
         let mut changes = self.watch(&mut open, revision + 1).await?;
         loop {
+            if self.candidacy.is_to_resign() {
+                return Err(self.resign(&mut open).await?);
+            }
             tokio::select! {
                 () = self.clock.sleep(RENEW) => {
                     self.renew(&mut open).await?;
                     // A watch may be silent at a member that is cut off.
                     self.look(&mut open).await?;
                 }
-                () = self.resigned.cancelled(), if self.candidacy.takes_part() => return Err(self.resign(&mut open).await?),
+                Ok(()) = self.standing.changed() => self.stand(),
                 change = changes.message() => {
                     let change = change?.ok_or_else(|| EtcdError::WatchEnded("closed".to_owned()))?;
                     self.on_change(&mut open, &change).await?;
                 }
             }
         }
+    }
+
+    fn stand(&mut self) {
+        self.candidacy.on_standing(*self.standing.borrow_and_update());
     }
 
     /// With the lease that there was, if it lives.
@@ -175,6 +174,7 @@ impl Election {
 
     /// Leads if nobody does, and learns who does. Gives the revision that this is true of.
     async fn look(&mut self, open: &mut Open) -> Result<i64, EtcdError> {
+        self.stand();
         let key = self.key();
         let Candidate { id, address } = self.candidacy.candidate().clone();
         let own = Leader { conductor: id.to_string(), address };

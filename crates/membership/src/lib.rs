@@ -10,7 +10,7 @@ mod shared;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use baton_scheduler::{Candidate, Leadership};
+pub use baton_scheduler::{Candidate, Leadership, Standing};
 pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User, connect};
 pub use election::Election;
 pub use shared::{ChangeError, SettingsStore, SharedSettings};

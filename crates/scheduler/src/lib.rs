@@ -49,7 +49,7 @@ pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use leader::{
     Answer, Candidacy, Candidate, Decided, Desk, DeskEffect, Followers, Following, Grounds, LaterTerm, LeaderKey,
-    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, StreamId, TermGate,
+    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, Standing, StreamId, TermGate,
 };
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;

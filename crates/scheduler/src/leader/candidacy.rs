@@ -18,6 +18,23 @@ pub struct Candidate {
     pub address: String,
 }
 
+/// Whether a conductor can place well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Standing {
+    /// It reaches nodes.
+    #[default]
+    Ready,
+    /// It reaches no node.
+    NoNodes,
+    /// It is about to end.
+    Drains,
+}
+
+/// Looks at the leader's key, two per second, for which one that is not ready lets others go first.
+const OTHERS_FIRST: u32 = 10;
+/// Looks for which a leader that reaches no node waits for one.
+const PATIENCE: u32 = 6;
+
 /// Who leads, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Leadership {
@@ -52,7 +69,7 @@ pub struct LeaderKey {
 pub enum Look {
     /// Nobody led, and the key was put.
     Put,
-    /// Nobody leads, and this conductor does not want to.
+    /// Nobody leads, and this conductor lets others go first.
     Absent,
     /// Somebody leads.
     Found(LeaderKey),
@@ -64,13 +81,19 @@ struct Own {
     lease: i64,
     create_revision: i64,
     term: u64,
+    /// It could place well, at some time.
+    was_ready: bool,
 }
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct Candidacy {
     candidate: Candidate,
-    campaigns: bool,
+    standing: Standing,
+    /// Looks in a row since it has reached no node.
+    without_nodes: u32,
+    /// Looks in a row that found no leader.
+    nobody: u32,
     lease: Option<i64>,
     own: Option<Own>,
     /// The revision of the last look: what happened before is in it.
@@ -81,10 +104,19 @@ pub struct Candidacy {
 }
 
 impl Candidacy {
-    /// Of a conductor that wants to lead.
+    /// Of a conductor that may lead.
     pub fn new(candidate: Candidate) -> Self {
-        let leadership = Leadership::Unknown;
-        Self { candidate, campaigns: true, lease: None, own: None, looked: 0, latest: 0, leadership }
+        Self {
+            candidate,
+            standing: Standing::Ready,
+            without_nodes: 0,
+            nobody: 0,
+            lease: None,
+            own: None,
+            looked: 0,
+            latest: 0,
+            leadership: Leadership::Unknown,
+        }
     }
 
     /// Whose it is: what the key says if it is put.
@@ -97,14 +129,30 @@ impl Candidacy {
         &self.leadership
     }
 
-    /// Whether the key is to be put if it is not there.
-    pub fn campaigns(&self) -> bool {
-        self.campaigns
+    /// Whether it can place well. Others lead rather than one that cannot, if there are others.
+    pub fn on_standing(&mut self, standing: Standing) {
+        self.standing = standing;
+        if standing != Standing::NoNodes {
+            self.without_nodes = 0;
+        }
+        if let (Standing::Ready, Some(own)) = (standing, &mut self.own) {
+            own.was_ready = true;
+        }
     }
 
-    /// Whether there is anything to resign from.
-    pub fn takes_part(&self) -> bool {
-        self.campaigns || self.own.is_some()
+    /// Whether the key is to be put if it is not there.
+    pub fn campaigns(&self) -> bool {
+        self.standing == Standing::Ready || self.nobody >= OTHERS_FIRST
+    }
+
+    /// Whether it leads, was ready to, and is not any more. One that leads because nobody else does goes on.
+    pub fn is_to_resign(&self) -> bool {
+        let is_over = match self.standing {
+            Standing::Ready => false,
+            Standing::NoNodes => self.without_nodes >= PATIENCE,
+            Standing::Drains => true,
+        };
+        is_over && self.own.is_some_and(|own| own.was_ready)
     }
 
     /// The lease under which the key is put; `None`: another one is needed.
@@ -115,6 +163,8 @@ impl Candidacy {
     /// A lease was granted.
     pub fn on_lease(&mut self, lease: i64) {
         self.lease = Some(lease);
+        // Etcd was away, and others may look only now.
+        self.nobody = 0;
     }
 
     /// The lease is over, as etcd says: others may lead. Until one is known to, this conductor goes on.
@@ -140,9 +190,13 @@ impl Candidacy {
     /// The leader's key was looked at, and put if nobody had it.
     pub fn on_looked(&mut self, revision: i64, look: Look) {
         self.looked = revision;
+        if self.standing == Standing::NoNodes {
+            self.without_nodes = self.without_nodes.saturating_add(1);
+        }
         match (look, self.lease) {
             (Look::Put, Some(lease)) => self.lead(lease, revision),
-            (Look::Put | Look::Absent, _) => {}
+            (Look::Put, None) => {}
+            (Look::Absent, _) => self.nobody = self.nobody.saturating_add(1),
             (Look::Found(key), _) => self.learn(key),
         }
     }
@@ -163,26 +217,22 @@ impl Candidacy {
         true
     }
 
-    /// It does not want to lead again. If it leads, it is to resign.
-    pub fn on_campaign_over(&mut self) {
-        self.campaigns = false;
-    }
-
-    /// It leads no more, and only looks who does. Gives the lease that is to be revoked.
+    /// It leads no more. Gives the lease that is to be revoked.
     pub fn on_resigned(&mut self) -> Option<i64> {
-        self.campaigns = false;
         self.own = None;
         self.leadership = Leadership::Unknown;
         self.lease.take()
     }
 
     fn lead(&mut self, lease: i64, create_revision: i64) {
+        self.nobody = 0;
         let is_same = |own: &Own| (own.lease, own.create_revision) == (lease, create_revision);
         if self.own.as_ref().is_some_and(is_same) {
             // As before: etcd was away.
             return self.outbid();
         }
-        self.begin(Own { lease, create_revision, term: term_of(self.candidate.id, create_revision, self.latest) });
+        let term = term_of(self.candidate.id, create_revision, self.latest);
+        self.begin(Own { lease, create_revision, term, was_ready: self.standing == Standing::Ready });
     }
 
     /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data: it leads in a later one.
@@ -202,7 +252,7 @@ impl Candidacy {
         if self.lease == Some(key.lease) {
             return self.lead(key.lease, key.create_revision);
         }
-        self.own = None;
+        (self.own, self.nobody) = (None, 0);
         self.leadership = if key.leader.id == self.candidate.id {
             // Of a lease that it had before, which is about to end.
             Leadership::Unknown
@@ -280,15 +330,56 @@ mod tests {
     }
 
     #[test]
-    fn who_resigned_does_not_lead_again() {
-        let (mut candidacy, _) = leader();
+    fn who_resigned_leads_again_only_if_nobody_else_does() {
+        let (mut candidacy, term) = leader();
+        assert!(!candidacy.is_to_resign());
+        candidacy.on_standing(Standing::Drains);
+        assert!(candidacy.is_to_resign() && !candidacy.campaigns());
         assert_eq!(candidacy.on_resigned(), Some(9));
-        assert!(!candidacy.campaigns() && !candidacy.takes_part() && candidacy.on_resigned().is_none());
+        assert!(!candidacy.is_to_resign() && candidacy.on_resigned().is_none());
         assert_eq!(*candidacy.leadership(), Leadership::Unknown);
         candidacy.on_lease(11);
-        candidacy.on_looked(8, Look::Absent);
-        assert_eq!(*candidacy.leadership(), Leadership::Unknown);
         candidacy.on_looked(8, Look::Found(key(2, 8, 7)));
         assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
+        for _ in 0..OTHERS_FIRST {
+            assert!(!candidacy.campaigns());
+            candidacy.on_looked(9, Look::Absent);
+        }
+        assert!(candidacy.campaigns());
+        candidacy.on_looked(10, Look::Put);
+        assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
+        assert!(!candidacy.is_to_resign(), "nobody else wanted to");
+    }
+
+    #[test]
+    fn a_leader_that_reaches_no_node_waits_for_one_and_resigns() {
+        let (mut candidacy, _) = leader();
+        for looks in [PATIENCE - 1, PATIENCE] {
+            candidacy.on_standing(Standing::NoNodes);
+            (0..looks).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 9, 5))));
+            assert_eq!(candidacy.is_to_resign(), looks == PATIENCE);
+            candidacy.on_standing(Standing::Ready);
+            assert!(!candidacy.is_to_resign());
+        }
+    }
+
+    #[test]
+    fn a_leader_that_never_reached_a_node_goes_on() {
+        let mut candidacy = Candidacy::new(candidate(1));
+        candidacy.on_standing(Standing::NoNodes);
+        candidacy.on_lease(9);
+        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, Look::Absent));
+        assert!(candidacy.campaigns());
+        candidacy.on_lease(10);
+        assert!(!candidacy.campaigns(), "others may look only now");
+        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, Look::Absent));
+        candidacy.on_looked(5, Look::Put);
+        (0..=PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
+        assert!(!candidacy.is_to_resign());
+        // From now on it can.
+        candidacy.on_standing(Standing::Ready);
+        candidacy.on_standing(Standing::NoNodes);
+        (0..PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
+        assert!(candidacy.is_to_resign());
     }
 }

@@ -16,7 +16,7 @@ use baton_types::{ConductorId, Declared, RequestKey};
 
 use crate::cluster::Cluster;
 
-pub use candidacy::{Candidacy, Candidate, LeaderKey, Leadership, Look};
+pub use candidacy::{Candidacy, Candidate, LeaderKey, Leadership, Look, Standing};
 pub use desk::{Answer, Decided, Desk, DeskEffect, Following, Grounds, LaterTerm, LinkId, StaleLeader, StreamId};
 pub use placed::Placed;
 pub use term::{StaleTerm, TermGate};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use baton_scheduler::{Candidacy, Candidate};
+use baton_scheduler::{Candidacy, Candidate, Standing};
 
 use super::etcd::{Change, EtcdAnswer, EtcdRequest};
 use super::wire::{Event, FrontStart, Input, Place, Wire};
@@ -59,8 +59,9 @@ pub(super) struct Election {
     wait: Duration,
     watches: bool,
     changes: VecDeque<(i64, Change)>,
-    /// Whether it is to lead no more.
-    pub is_resigned: bool,
+    /// Whether it is about to end.
+    pub drains: bool,
+    pub reaches_nodes: bool,
 }
 
 impl Election {
@@ -74,7 +75,8 @@ impl Election {
             wait: RETRY,
             watches: false,
             changes: VecDeque::new(),
-            is_resigned: false,
+            drains: false,
+            reaches_nodes: false,
         };
         election.open(wire);
         election
@@ -97,16 +99,22 @@ impl Election {
     fn open(&mut self, wire: &mut Wire) {
         self.watches = false;
         self.changes.clear();
-        if self.is_resigned {
-            self.candidacy.on_campaign_over();
-        }
         match self.candidacy.lease() {
             Some(lease) => self.ask(wire, Pending::OpenKeep, EtcdRequest::KeepAlive(lease)),
             None => self.ask(wire, Pending::Grant, EtcdRequest::Grant),
         }
     }
 
+    fn stand(&mut self) {
+        self.candidacy.on_standing(match (self.drains, self.reaches_nodes) {
+            (true, _) => Standing::Drains,
+            (false, true) => Standing::Ready,
+            (false, false) => Standing::NoNodes,
+        });
+    }
+
     fn look(&mut self, wire: &mut Wire) {
+        self.stand();
         let Some(lease) = self.candidacy.lease() else { return self.fail(wire) };
         let (candidate, campaigns) = (self.candidacy.candidate().clone(), self.candidacy.campaigns());
         self.ask(wire, Pending::Look, EtcdRequest::Look { candidate, lease, campaigns });
@@ -186,7 +194,8 @@ impl Election {
         if !self.watches {
             return self.fail(wire);
         }
-        if self.is_resigned && self.candidacy.takes_part() {
+        self.stand();
+        if self.candidacy.is_to_resign() {
             return match self.candidacy.on_resigned() {
                 Some(lease) => self.ask(wire, Pending::Revoke, EtcdRequest::Revoke(lease)),
                 None => self.fail(wire),
@@ -222,8 +231,8 @@ impl Election {
         }
     }
 
-    pub(super) fn on_resign(&mut self, wire: &mut Wire, latest: u64) {
-        self.is_resigned = true;
+    pub(super) fn on_drain(&mut self, wire: &mut Wire, latest: u64) {
+        self.drains = true;
         if self.step == Step::Idle {
             self.idle(wire, latest);
         }

@@ -34,6 +34,8 @@ named! {
         FrontCut = "front-cut",
         /// A front end and a node are cut off from each other.
         NodeCut = "node-cut",
+        /// A front end is cut off from all nodes.
+        NodesCut = "nodes-cut",
         /// A front end does nothing for up to ten seconds, and goes on.
         Stop = "stop",
         /// A front end dies, and is started anew.
@@ -101,6 +103,7 @@ impl World {
                 self.cut(own, Place::Front(other));
             }
             LeaderFault::NodeCut => self.cut(own, Place::Node(node)),
+            LeaderFault::NodesCut => (0..self.nodes.len()).for_each(|node| self.cut(own, Place::Node(node))),
             LeaderFault::Stop => {
                 if !self.net.runs[front] || self.net.is_stopped(front) {
                     return false;

@@ -122,8 +122,12 @@ impl Front {
     }
 
     /// Whether it is about to end.
-    pub(super) fn resigns(&self) -> bool {
-        self.election.is_resigned
+    pub(super) fn drains(&self) -> bool {
+        self.election.drains
+    }
+
+    pub(super) fn reaches_nodes(&self) -> bool {
+        self.sessions.iter().any(Option::is_some)
     }
 
     /// What it knows of the leader, for who reads of a check that failed.
@@ -145,6 +149,7 @@ impl Front {
 
     pub(super) fn on_input(&mut self, net: &mut Net, input: Input) {
         let (now, latest) = (self.now(net), self.desk.latest());
+        self.election.reaches_nodes = self.reaches_nodes();
         match input {
             Input::Arrival => self.on_arrival(net),
             Input::Leaves => self.on_client_left(net),
@@ -157,7 +162,7 @@ impl Front {
             }
             // The world ends its process.
             Input::Ends => {}
-            Input::Drains => self.election.on_resign(&mut net.wire, latest),
+            Input::Drains => self.election.on_drain(&mut net.wire, latest),
             Input::Node(node, session, says) => self.on_said(net, node, session, says),
             Input::SessionOver(node, session) => self.on_session_over(net, node, session),
             Input::Etcd(asked, answer) => self.election.on_answer(&mut net.wire, asked, answer, latest),

@@ -303,7 +303,7 @@ impl World {
         (0..self.fronts.len()).for_each(|front| self.go_on(front));
         self.etcd_back();
         for front in 0..self.fronts.len() {
-            if self.fronts[front].as_ref().is_some_and(Front::resigns) {
+            if self.fronts[front].as_ref().is_some_and(Front::drains) {
                 self.end_front(front);
             }
         }
