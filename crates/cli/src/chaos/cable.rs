@@ -1,6 +1,7 @@
-//! The virtual cable of a node that has a network namespace of its own: cut, or made slow.
+//! The virtual cable of a process that has a network namespace of its own: cut, made slow, or deaf to some others.
 
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 use std::process::Command;
@@ -12,6 +13,8 @@ use crate::error::CliError;
 
 /// The device that a namespace of `baton up --namespaces` has.
 const DEVICE: &str = "eth0";
+/// A link-layer address that no device has: what is sent there gets lost, and nobody is told.
+const NOBODY: &str = "02:00:00:00:00:ff";
 /// What a slow cable carries.
 const SLOW: [&str; 7] = ["tbf", "rate", "10mbit", "burst", "32kb", "latency", "2s"];
 
@@ -65,6 +68,21 @@ impl Cable {
     pub fn speed_up(&self) -> Result<(), CliError> {
         let [here, there] = self.both_ends("delete", &[]);
         here.and(there)
+    }
+
+    /// What is sent to an address gets lost.
+    pub fn part_from(&self, other: Ipv4Addr) -> Result<(), CliError> {
+        self.neighbour("replace", other, &["lladdr", NOBODY, "nud", "permanent"])
+    }
+
+    /// It gets through again.
+    pub fn rejoin(&self, other: Ipv4Addr) -> Result<(), CliError> {
+        self.neighbour("delete", other, &[])
+    }
+
+    fn neighbour(&self, verb: &str, other: Ipv4Addr, how: &[&str]) -> Result<(), CliError> {
+        let other = other.to_string();
+        run(inside(&self.namespace).args(["ip", "neighbour", verb, &other, "dev", DEVICE]).args(how))
     }
 
     fn both_ends(&self, verb: &str, what: &[&str]) -> [Result<(), CliError>; 2] {

@@ -1,6 +1,7 @@
 //! Which fault comes next, and where.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
@@ -9,7 +10,7 @@ use clap::ValueEnum;
 
 use super::ANSWER;
 use super::cable::Cable;
-use super::processes::Process;
+use super::processes::{Process, other_ip};
 use crate::args::ChaosArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
@@ -39,6 +40,8 @@ pub enum FaultKind {
     Cut,
     /// Its network carries 10 Mbit/s for a while (baton up --namespaces).
     Slow,
+    /// A conductor does not get through to etcd, to the nodes, or to the other conductors for a while (baton up --namespaces).
+    Partition,
 }
 
 impl FaultKind {
@@ -51,12 +54,13 @@ impl FaultKind {
             Self::Term => "term",
             Self::Cut => "cut",
             Self::Slow => "slow",
+            Self::Partition => "partition",
         }
     }
 
     /// Whether it needs a cable that can be hurt.
     pub const fn is_of_cable(self) -> bool {
-        matches!(self, Self::Cut | Self::Slow)
+        matches!(self, Self::Cut | Self::Slow | Self::Partition)
     }
 
     /// Whether it happens to those of a role.
@@ -66,6 +70,7 @@ impl FaultKind {
             // Of this host, where its clients are.
             Self::Cut | Self::Slow => role != ETCD,
             Self::Drain => role != CONDUCTOR && role != ETCD,
+            Self::Partition => role == CONDUCTOR,
         }
     }
 }
@@ -80,6 +85,8 @@ struct Hurt {
     until: Option<Instant>,
     /// What was done to its network is done there.
     cable: Option<Cable>,
+    /// Whom it does not get through to.
+    parted: Vec<Ipv4Addr>,
 }
 
 impl Hurt {
@@ -92,6 +99,7 @@ impl Hurt {
         let _ = match (self.kind, &self.cable) {
             (FaultKind::Cut, Some(cable)) => cable.mend(),
             (FaultKind::Slow, Some(cable)) => cable.speed_up(),
+            (FaultKind::Partition, Some(cable)) => self.parted.iter().try_for_each(|other| cable.rejoin(*other)),
             _ => Ok(()),
         };
     }
@@ -140,7 +148,7 @@ impl Faults {
             let is_well = match hurt.kind {
                 FaultKind::Kill | FaultKind::Term => is_ready && is_new,
                 // One that is lost meanwhile comes back as the same start.
-                FaultKind::Stop | FaultKind::Drain | FaultKind::Cut | FaultKind::Slow => {
+                FaultKind::Stop | FaultKind::Drain | FaultKind::Cut | FaultKind::Slow | FaultKind::Partition => {
                     hurt.until.is_none() && is_ready
                 }
             };
@@ -161,6 +169,10 @@ impl Faults {
         let cable = kind.is_of_cable().then(|| Cable::of(process)).flatten();
         let stopped = SHORTEST_S + (self.longest - SHORTEST_S) * self.random.unit().powi(2);
         let for_a_while = Some(Duration::from_secs_f64(stopped));
+        let (others, parted) = match kind {
+            FaultKind::Partition => self.some_others(nodes, &info.name),
+            _ => ("", Vec::new()),
+        };
         let until = match (kind, &cable) {
             (FaultKind::Kill, _) => {
                 process.signal(libc::SIGKILL);
@@ -190,14 +202,32 @@ impl Faults {
                 cable.slow_down()?;
                 for_a_while
             }
-            (FaultKind::Cut | FaultKind::Slow, None) => return Ok(None),
+            (FaultKind::Partition, Some(cable)) if !parted.is_empty() => {
+                parted.iter().try_for_each(|other| cable.part_from(*other))?;
+                for_a_while
+            }
+            (FaultKind::Cut | FaultKind::Slow | FaultKind::Partition, _) => return Ok(None),
         };
         let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
         let (generation, until) = (info.generation.clone(), until.map(|time| baton_runtime::now() + time));
-        self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable });
+        self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable, parted });
         self.done.push((kind, info.role.clone()));
         let work = load.running.saturating_add(load.waiting);
-        Ok(Some(format!("{} {}{how}, with {work} requests", kind.as_str(), info.name)))
+        Ok(Some(format!("{} {}{others}{how}, with {work} requests", kind.as_str(), info.name)))
+    }
+
+    /// Whom a conductor is parted from: etcd, the nodes, or the other conductors.
+    fn some_others(&mut self, nodes: &[v1::NodeStatus], own: &str) -> (&'static str, Vec<Ipv4Addr>) {
+        let infos = nodes.iter().filter_map(|node| node.info.as_ref()).filter(|info| info.name != own);
+        let addresses = |is_meant: fn(&str) -> bool| {
+            let of_role = infos.clone().filter(|info| is_meant(&info.role));
+            of_role.filter_map(|info| other_ip(info.address.trim_start_matches("http://"))).collect()
+        };
+        match self.random.below(3) {
+            0 => (" from etcd", addresses(|role| role == ETCD)),
+            1 => (" from nodes", addresses(|role| role != ETCD && role != CONDUCTOR)),
+            _ => (" from conductors", addresses(|role| role == CONDUCTOR)),
+        }
     }
 
     /// One whose role has another one that is well. Without etcd, all goes on.
@@ -284,7 +314,24 @@ mod tests {
         let mut hit =
             |kind| (0..50).filter_map(|_| Some(faults.victim(&nodes, kind)?.0.role.clone())).collect::<Vec<_>>();
         assert!(hit(FaultKind::Cut).iter().all(|role| role == CONDUCTOR));
+        assert!(hit(FaultKind::Partition).iter().all(|role| role == CONDUCTOR));
         assert!(hit(FaultKind::Kill).iter().any(|role| role == ETCD));
+    }
+
+    #[test]
+    fn a_conductor_is_parted_from_others_of_one_kind() {
+        let mut faults = faults();
+        let mut nodes = ["conductor-0", "conductor-1", "etcd", "prefill-0", "decode-0"].map(|name| node(name, 1, 0));
+        for (index, node) in nodes.iter_mut().enumerate() {
+            node.info.as_mut().unwrap().address = format!("http://198.18.0.{index}:7070");
+        }
+        let mut seen: Vec<_> = (0..50).map(|_| faults.some_others(&nodes, "conductor-0")).collect();
+        seen.sort();
+        seen.dedup();
+        let others = |of: &[u8]| of.iter().map(|last| Ipv4Addr::new(198, 18, 0, *last)).collect::<Vec<_>>();
+        let wanted =
+            [(" from conductors", others(&[1])), (" from etcd", others(&[2])), (" from nodes", others(&[3, 4]))];
+        assert_eq!(seen, wanted);
     }
 
     #[test]
@@ -302,7 +349,14 @@ mod tests {
         assert_eq!(process, None);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let process = Process::listening(&listener.local_addr().unwrap().to_string()).unwrap();
-        let hurt = Hurt { kind: FaultKind::Kill, process, generation: "1".into(), until: None, cable: None };
+        let hurt = Hurt {
+            kind: FaultKind::Kill,
+            process,
+            generation: "1".into(),
+            until: None,
+            cable: None,
+            parted: Vec::new(),
+        };
         faults.hurt.insert("decode-1".into(), hurt);
         assert!(faults.victim(&nodes, FaultKind::Kill).is_none(), "the other one may be the last");
         faults.look(&nodes);

@@ -124,7 +124,7 @@ impl Wanted {
 }
 
 /// Of an address that is none of loopback.
-fn other_ip(address: &str) -> Option<Ipv4Addr> {
+pub fn other_ip(address: &str) -> Option<Ipv4Addr> {
     match address.parse().ok()? {
         SocketAddr::V4(address) if !address.ip().is_loopback() => Some(*address.ip()),
         _ => None,

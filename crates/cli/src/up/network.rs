@@ -2,11 +2,13 @@
 //! conductors, if there are several.
 //!
 //! ```text
-//!   this namespace:  clients, etcd - bridge 198.18.B.1
-//!   (and a conductor that is alone)     +-- veth -- | eth0 198.18.B.2  prefill-0   |
-//!                                       +-- veth -- | eth0 198.18.B.3  decode-0    |
-//!                                       +-- veth -- | eth0 198.18.B.4  conductor-0 |
-//!                                       +-- veth -- | eth0 198.18.B.5  conductor-1 |
+//!   this namespace:
+//!   clients, and a conductor that is alone - bridge 198.18.B.1
+//!   etcd                                          | 198.18.B.254
+//!                                                 +-- veth -- | eth0 198.18.B.2  prefill-0   |
+//!                                                 +-- veth -- | eth0 198.18.B.3  decode-0    |
+//!                                                 +-- veth -- | eth0 198.18.B.4  conductor-0 |
+//!                                                 +-- veth -- | eth0 198.18.B.5  conductor-1 |
 //! ```
 
 use std::ffi::OsString;
@@ -42,7 +44,9 @@ impl Network {
         ip(&["link", "set", bridge, "up"])?;
         let is_apart = plan.conductors.len() > 1;
         if is_apart {
-            plan.move_etcd(&format!("{subnet}.1"));
+            // Not the address that this host's clients have: a conductor may be parted from one and not from the other.
+            ip(&["address", "add", &format!("{subnet}.254/24"), "dev", bridge])?;
+            plan.move_etcd(&format!("{subnet}.254"));
         }
         let conductors = plan.conductors.iter_mut().filter(|_| is_apart);
         for (index, member) in plan.nodes.iter_mut().chain(conductors).enumerate() {
