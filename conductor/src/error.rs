@@ -56,6 +56,15 @@ impl GenerateError {
         }
     }
 
+    /// Who refused it, if it was not taken in.
+    pub fn stage(&self) -> &'static str {
+        match self {
+            Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "check",
+            Self::FrontDoor { .. } | Self::Request(RequestError::GoingDown) => "front_door",
+            Self::Request(_) => "placement",
+        }
+    }
+
     /// When a retry may succeed.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

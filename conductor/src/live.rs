@@ -112,6 +112,11 @@ impl LiveRequests {
         live.events.send(Told { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
     }
 
+    /// How many requests no node has.
+    pub fn waiting(&self) -> usize {
+        self.lock().requests.values().filter(|live| live.at.is_empty()).count()
+    }
+
     /// Requests that have attempts at a node, the oldest first.
     pub fn at(&self, node: &NodeId) -> Vec<RequestId> {
         let inner = self.lock();

@@ -10,7 +10,8 @@ use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::front_door::FrontDoor;
 
-const REQUESTS: &str = "baton_conductor_requests_total";
+const SUCCESSES: &str = "baton_conductor_request_success_total";
+const FAILURES: &str = "baton_conductor_request_failures_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const ATTACHED: &str = "baton_conductor_requests_attached_total";
 const HELD: &str = "baton_conductor_requests_held_total";
@@ -25,6 +26,7 @@ const SPLIT: &str = "baton_conductor_split_prompts_total";
 const LEADS: &str = "baton_conductor_leads";
 const SETTINGS: &str = "baton_conductor_settings_version";
 const RUNNING: &str = "baton_conductor_requests_running";
+const WAITING: &str = "baton_conductor_requests_waiting";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
 const E2E: &str = "baton_conductor_e2e_request_latency_seconds";
@@ -63,12 +65,18 @@ const TOKEN_BUCKETS: &[f64] = &[
 /// What the conductor registers.
 pub const METRICS: &[MetricDoc] = &[
     doc(
-        REQUESTS,
+        SUCCESSES,
         MetricKind::Counter,
-        &["outcome"],
-        "Accepted requests that ended, by outcome: stop, length, or the kind of error.",
+        &["finished_reason"],
+        "Accepted requests that were answered to the end, by why that was the end: stop, length.",
     ),
-    doc(REJECTIONS, MetricKind::Counter, &["kind"], "Requests refused before any work, by kind of error."),
+    doc(FAILURES, MetricKind::Counter, &["kind"], "Accepted requests that were not, by kind of error."),
+    doc(
+        REJECTIONS,
+        MetricKind::Counter,
+        &["kind", "stage"],
+        "Requests refused before any work, by kind of error and by who refused: check (the request is wrong), front_door (this conductor has no room), placement.",
+    ),
     doc(
         ATTACHED,
         MetricKind::Counter,
@@ -112,7 +120,13 @@ pub const METRICS: &[MetricDoc] = &[
         &[],
         "Prompts that two nodes compute: the decode node their tail, while the prefill node computes what comes before.",
     ),
-    doc(RUNNING, MetricKind::Gauge, &[], "Requests being served."),
+    doc(RUNNING, MetricKind::Gauge, &[], "Requests that nodes have."),
+    doc(
+        WAITING,
+        MetricKind::Gauge,
+        &[],
+        "Requests that no node has yet: they are tokenized, or wait at the door for the cluster to get room.",
+    ),
     doc(
         LEADS,
         MetricKind::Gauge,
@@ -202,6 +216,7 @@ pub struct Metrics {
     at_decode: Counter,
     split: Counter,
     running: Gauge,
+    waiting: Gauge,
     leads: Gauge,
     settings: Gauge,
     ttft: Histogram,
@@ -256,6 +271,7 @@ impl Default for Metrics {
             at_decode: counter!(AT_DECODE),
             split: counter!(SPLIT),
             running: gauge!(RUNNING),
+            waiting: gauge!(WAITING),
             leads: gauge!(LEADS),
             settings: gauge!(SETTINGS),
             ttft: histogram!(TTFT),
@@ -282,7 +298,7 @@ impl Metrics {
     /// A request was taken in or refused.
     pub fn on_admission<T>(&self, outcome: &Result<T, GenerateError>) {
         if let Err(error) = outcome {
-            counter!(REJECTIONS, "kind" => error.kind().as_str()).increment(1);
+            counter!(REJECTIONS, "kind" => error.kind().as_str(), "stage" => error.stage()).increment(1);
         }
     }
 
@@ -342,8 +358,11 @@ impl Metrics {
 
     /// A request ended.
     pub fn on_end(&self, outcome: &Result<FinishReason, GenerateError>, timeline: &Timeline, usage: &Usage) {
-        let outcome = outcome.as_ref().map_or_else(|error| error.kind().as_str(), |finish| finish.as_str());
-        counter!(REQUESTS, "outcome" => outcome).increment(1);
+        match outcome {
+            Ok(finish) => counter!(SUCCESSES, "finished_reason" => finish.as_str()),
+            Err(error) => counter!(FAILURES, "kind" => error.kind().as_str()),
+        }
+        .increment(1);
         if usage.completion_tokens > 0 {
             self.ttft.record(timeline.ttft);
         }
@@ -384,7 +403,9 @@ impl Metrics {
 
     /// Brings the gauges up to date before a scrape.
     pub fn refresh(&self, door: &FrontDoor) {
-        self.running.set(door.live.len() as f64);
+        let (all, waiting) = (door.live.len(), door.live.waiting());
+        self.running.set(all.saturating_sub(waiting) as f64);
+        self.waiting.set(waiting as f64);
         self.leads.set(f64::from(u8::from(door.desk.leads())));
         let card = door.model_card();
         self.prefill_nodes.set(f64::from(card.prefill_nodes));

@@ -10,7 +10,6 @@ const QUEUE: &str = "baton_prefill_queue_seconds";
 const COMPUTE: &str = "baton_prefill_compute_seconds";
 const PUSHED: &str = "baton_prefill_pushed_bytes_total";
 const EXPOSED: &str = "baton_prefill_push_exposed_seconds";
-const CACHED: &str = "baton_prefill_prefix_cache_hits_total";
 const FETCHES: &str = "baton_prefill_prefix_fetches_total";
 const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
@@ -52,12 +51,6 @@ pub const METRICS: &[MetricDoc] = &[
         kind: MetricKind::Histogram(GAP_BUCKETS),
         labels: &[],
         help: "The part of a push after the last layer's compute.",
-    },
-    MetricDoc {
-        name: CACHED,
-        kind: MetricKind::Counter,
-        labels: &[],
-        help: "Prompt tokens found in the prefix cache.",
     },
     MetricDoc {
         name: FETCHES,
@@ -104,7 +97,6 @@ pub struct Metrics {
     compute: Histogram,
     pushed: Counter,
     exposed: Histogram,
-    cached: Counter,
     brought: Counter,
     computed: Counter,
     /// Prefixes that a step gave up.
@@ -126,7 +118,6 @@ impl Default for Metrics {
             compute: histogram!(COMPUTE),
             pushed: counter!(PUSHED),
             exposed: histogram!(EXPOSED),
-            cached: counter!(CACHED),
             brought: counter!(FETCHES, "outcome" => "brought"),
             computed: counter!(FETCHES, "outcome" => "computed"),
             late: counter!(LATE),
@@ -153,10 +144,7 @@ impl Metrics {
     /// What the conductor is told, counted.
     pub fn on_event(&self, event: &PrefillEvent) {
         match event {
-            PrefillEvent::Started { queue, cached_tokens } => {
-                self.queue.record(*queue);
-                self.cached.increment(u64::from(*cached_tokens));
-            }
+            PrefillEvent::Started { queue, .. } => self.queue.record(*queue),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
             PrefillEvent::Copied(report) if report.failure.is_some() => self.not_copied.increment(1),
             PrefillEvent::Copied(report) => {

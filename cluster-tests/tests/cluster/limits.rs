@@ -228,7 +228,11 @@ async fn a_client_that_does_not_read_is_ended_without_a_regular_end() -> anyhow:
     let mut stream = cluster.inference().generate(request.0).await?.into_inner();
     stream.message().await?;
 
-    let ended = async || Ok(cluster.conductor.metric("baton_conductor_requests_running").await? == 0.0);
+    let ended = async || {
+        let conductor = &cluster.conductor;
+        let running = conductor.metric("baton_conductor_requests_running").await?;
+        Ok(running + conductor.metric("baton_conductor_requests_waiting").await? == 0.0)
+    };
     cluster.wait_for("end of both requests", LATE, ended).await?;
     cluster.wait_idle(5 * SECOND).await?;
     let answer = rest(&mut slow).await?;

@@ -390,6 +390,8 @@ impl<T: Serialize> Loaded<T> {
         match object(&self.settings).get(key)? {
             Value::Null => None,
             Value::String(text) => Some(text.clone()),
+            // Who sets 30 reads 30, not 30.0.
+            Value::Number(number) if number.is_f64() => Some(number.as_f64()?.to_string()),
             value => Some(value.to_string()),
         }
     }
@@ -522,6 +524,7 @@ mod tests {
             (with.value("limit"), loaded.value("limit"), loaded.value("listen")),
             (Some("6".into()), None, Some("127.0.0.1:0".into()))
         );
+        assert_eq!(loaded.with([("grace_s", "30")]).unwrap().value("grace_s"), Some("30".into()));
         let error = |key, value| loaded.with([(key, value)]).unwrap_err().to_string();
         assert_eq!(error("threads", "many"), "threads: 'many': expected a whole number, 0 or more");
         assert!(error("thread", "1").starts_with("thread: there is no such setting (in set at run time)"));

@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use baton_runtime::settings::{self, EXIT_BAD_SETTINGS};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use crate::config::{Cli, Settings};
 
 /// Parses, loads the settings, runs, and turns the outcome into an exit status.
-pub fn main_of(binary: &str, run: impl FnOnce(Settings) -> anyhow::Result<()>) -> ExitCode {
-    let cli = Cli::parse();
+pub fn main_of(binary: &'static str, run: impl FnOnce(Settings) -> anyhow::Result<()>) -> ExitCode {
+    let cli = Cli::from_arg_matches(&Cli::command().name(binary).get_matches());
+    let cli = cli.unwrap_or_else(|error| error.exit());
     let loaded = match settings::load::<Settings>(cli.config.as_deref(), settings::environment(), &cli.flags) {
         Ok(loaded) => loaded,
         Err(error) => {

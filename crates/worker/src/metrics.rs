@@ -3,11 +3,18 @@
 use std::time::Duration;
 
 use baton_runtime::{GAP_BUCKETS, MetricDoc, MetricKind};
+use baton_types::{KvLayout, Load};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 const STEPS: &str = "baton_node_steps_total";
 const STEP_SECONDS: &str = "baton_node_step_seconds";
 const STEP_ROWS: &str = "baton_node_step_rows_total";
+const RUNNING: &str = "baton_node_requests_running";
+const WAITING: &str = "baton_node_requests_waiting";
+const KV_USAGE: &str = "baton_node_kv_cache_usage_ratio";
+const PREFIX_QUERIES: &str = "baton_node_prefix_cache_queries_total";
+const PREFIX_HITS: &str = "baton_node_prefix_cache_hits_total";
+const CACHE_CONFIG: &str = "baton_node_cache_config_info";
 const ENGINE_STALLS: &str = "baton_node_engine_stalls_total";
 const LEASES: &str = "baton_node_leases_total";
 const SSD_BLOCKS: &str = "baton_node_ssd_blocks_total";
@@ -22,6 +29,42 @@ pub const METRICS: &[MetricDoc] = &[
         kind: MetricKind::Counter,
         labels: &[],
         help: "Rows computed: prompt tokens, or sequences.",
+    },
+    MetricDoc {
+        name: RUNNING,
+        kind: MetricKind::Gauge,
+        labels: &[],
+        help: "Requests that are computed, or sequences in the running batch.",
+    },
+    MetricDoc {
+        name: WAITING,
+        kind: MetricKind::Gauge,
+        labels: &[],
+        help: "Requests in the queue, or that wait for bytes or for room.",
+    },
+    MetricDoc {
+        name: KV_USAGE,
+        kind: MetricKind::Gauge,
+        labels: &[],
+        help: "Part of the KV cache's blocks that requests hold, 0 to 1. What is only kept for later prompts is not counted.",
+    },
+    MetricDoc {
+        name: PREFIX_QUERIES,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Prompt tokens that were looked up in the prefix cache.",
+    },
+    MetricDoc {
+        name: PREFIX_HITS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Of those, tokens that it had, or that came from the SSD tier or another node.",
+    },
+    MetricDoc {
+        name: CACHE_CONFIG,
+        kind: MetricKind::Gauge,
+        labels: &["block_size", "num_blocks"],
+        help: "Always 1; its labels are the tokens of a block of KV and the number of blocks.",
     },
     MetricDoc {
         name: ENGINE_STALLS,
@@ -47,6 +90,39 @@ pub const METRICS: &[MetricDoc] = &[
 /// The engine makes no progress in its step.
 pub fn on_engine_stalled() {
     counter!(ENGINE_STALLS).increment(1);
+}
+
+/// Of a node's load and cache. Handles, made once.
+pub struct LoadMetrics {
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Gauge,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+}
+
+impl LoadMetrics {
+    /// Of a node whose cache is so large.
+    pub fn new(layout: &KvLayout) -> Self {
+        let (block_size, num_blocks) = (layout.block_tokens.to_string(), layout.num_blocks.to_string());
+        gauge!(CACHE_CONFIG, "block_size" => block_size, "num_blocks" => num_blocks).set(1.0);
+        Self {
+            running: gauge!(RUNNING),
+            waiting: gauge!(WAITING),
+            kv_usage: gauge!(KV_USAGE),
+            prefix_queries: counter!(PREFIX_QUERIES),
+            prefix_hits: counter!(PREFIX_HITS),
+        }
+    }
+
+    /// What the node does now.
+    pub fn on_load(&self, load: &Load) {
+        self.running.set(load.running);
+        self.waiting.set(load.waiting);
+        self.kv_usage.set(f64::from(load.blocks_used) / f64::from(load.blocks_total.max(1)));
+        self.prefix_queries.absolute(load.prefix_queries);
+        self.prefix_hits.absolute(load.prefix_hits);
+    }
 }
 
 /// Handles, made once.

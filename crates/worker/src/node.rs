@@ -35,6 +35,7 @@ use crate::config::Settings;
 use crate::engine_thread::EngineThread;
 use crate::engine_watch::EngineWatch;
 use crate::input::Input;
+use crate::metrics::LoadMetrics;
 use crate::mock::{mock_options, node_profile, pacer, take_profile};
 use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
@@ -200,7 +201,7 @@ pub(crate) async fn start<R: Role>(
         context_length: info.context_length,
         vocab_size: info.vocab_size,
     };
-    let arena = engine.arena().clone();
+    let (arena, metrics) = (engine.arena().clone(), LoadMetrics::new(&model.layout));
     let engine =
         EngineThread::start(engine, grammars, role == NodeRole::Prefill, engine_events).context("engine thread")?;
     let watch = EngineWatch::new(engine.progress(), REPORT_INTERVAL, usual_layer(&info), step_timeout);
@@ -244,6 +245,7 @@ pub(crate) async fn start<R: Role>(
         shutdown: shutdown.clone(),
         readiness,
         away: NotReady::default(),
+        metrics,
     };
     start_loop(node_loop, &tasks);
     conductors.into_iter().for_each(|conductor| start_registration(conductor, &info, &tasks, Arc::clone(&clock)));

@@ -13,6 +13,7 @@ use crate::background::{Background, Work};
 use crate::engine_thread::EngineEvent;
 use crate::engine_watch::{EngineWatch, Pulse};
 use crate::input::{Input, IntegrityReport};
+use crate::metrics::LoadMetrics;
 use crate::readiness::{Readiness, Ready};
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -73,6 +74,8 @@ pub struct NodeLoop<R: Role> {
     pub readiness: Readiness,
     /// Why it takes no requests.
     pub(crate) away: NotReady,
+    /// What it does, for who scrapes it.
+    pub(crate) metrics: LoadMetrics,
 }
 
 /// Why a node takes no requests; each by itself.
@@ -253,7 +256,9 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn report(&self) {
-        self.sessions.broadcast(&Event::Load((&self.load()).into()));
+        let load = self.load();
+        self.metrics.on_load(&load);
+        self.sessions.broadcast(&Event::Load((&load).into()));
     }
 
     fn publish_kv_events(&mut self) {
