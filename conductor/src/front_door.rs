@@ -364,7 +364,9 @@ impl FrontDoor {
 
     /// Whether a request could be served now: what every health check tells.
     pub fn is_ready(&self) -> bool {
-        self.shutdown.phase() == Phase::Serving && self.cluster().is_ready()
+        let serves = self.shutdown.phase() == Phase::Serving;
+        // One after the other: the desk takes the cluster's lock under its own.
+        serves && self.desk.is_led(self.clock.now()) && self.cluster().is_ready()
     }
 
     /// What the nodes that are ready can take.

@@ -54,6 +54,7 @@ async fn ready_with_details(State(door): State<Arc<FrontDoor>>) -> Response {
     let (code, status) = status(&door);
     let body = json!({
         "status": status,
+        "led": door.desk.is_led(door.clock.now()),
         "model": card.name,
         "prefill_nodes": card.prefill_nodes,
         "decode_nodes": card.decode_nodes,

@@ -20,6 +20,10 @@ use crate::front_door::FrontDoor;
 /// Messages that may wait for the leader. One that is so far behind is left, and told everything anew.
 pub const QUEUED_MESSAGES: usize = 4096;
 
+/// How long this conductor may be without a leader and still takes requests from who asks whether it is ready: half of the
+/// time that a question waits for one.
+const LEADERLESS: Duration = Duration::from_secs(5);
+
 /// What was decided on an attempt.
 pub type Decided = baton_scheduler::Decided<v1::ExplainResponse>;
 /// Why it was decided so.
@@ -64,8 +68,17 @@ pub enum Asked {
     Later(oneshot::Receiver<Answer>),
 }
 
+/// Whether anybody leads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Led {
+    NotYet,
+    Now,
+    Until(Instant),
+}
+
 struct Inner {
     core: baton_scheduler::Desk<v1::ExplainResponse>,
+    led: Led,
     /// The way to the leader.
     link: Option<(LinkId, mpsc::Sender<v1::FollowerMessage>)>,
     /// Who waits for answers.
@@ -90,7 +103,8 @@ impl Desk {
     /// Of a conductor that leads nobody and follows nobody.
     pub fn new(id: ConductorId) -> Self {
         let core = baton_scheduler::Desk::new(id);
-        Self(Mutex::new(Inner { core, link: None, asked: BTreeMap::new(), streams: BTreeMap::new() }))
+        let (asked, streams) = (BTreeMap::new(), BTreeMap::new());
+        Self(Mutex::new(Inner { core, led: Led::NotYet, link: None, asked, streams }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -114,8 +128,18 @@ impl Desk {
     }
 
     /// Whether anybody leads.
+    #[cfg(test)]
     pub fn has_leader(&self) -> bool {
         self.lock().core.has_leader()
+    }
+
+    /// Whether anybody leads, or did a moment ago.
+    pub fn is_led(&self, now: Instant) -> bool {
+        match self.lock().led {
+            Led::NotYet => false,
+            Led::Now => true,
+            Led::Until(then) => now.saturating_duration_since(then) < LEADERLESS,
+        }
     }
 }
 
@@ -171,6 +195,11 @@ impl FrontDoor {
         let done = event(&mut desk, now, &mut cluster);
         drop(cluster);
         desk.carry_out(self);
+        desk.led = match (desk.core.has_leader(), desk.led) {
+            (true, _) => Led::Now,
+            (false, Led::Now) => Led::Until(now),
+            (false, before) => before,
+        };
         done
     }
 }

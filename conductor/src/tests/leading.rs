@@ -236,6 +236,18 @@ pub async fn conductor_that_does_not_lead_says_so() {
     assert!(error.contains("127.0.0.1:1"), "{error}");
 }
 
+pub async fn conductor_that_has_long_had_no_leader_is_not_ready() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    assert!(w.door.is_ready());
+    w.door.step_down();
+    w.pass(Duration::from_secs(4)).await;
+    assert!(w.door.is_ready(), "another one may be elected");
+    w.pass(Duration::from_secs(2)).await;
+    assert!(!w.door.is_ready());
+    w.door.lead(2, SETTLE);
+    assert!(w.door.is_ready());
+}
+
 pub async fn leader_that_another_has_followed_steps_down() {
     let mut w = World::with(&["p0", "d0"]).await;
     w.door.lead(1, Duration::ZERO);

@@ -118,6 +118,7 @@ stories! {
         request_is_refused_once_nobody_has_led_for_ten_seconds,
         what_a_conductor_had_is_given_back_if_it_stays_away,
         conductor_that_does_not_lead_says_so,
+        conductor_that_has_long_had_no_leader_is_not_ready,
         leader_that_another_has_followed_steps_down,
         conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_of,
         later_stream_of_a_follower_ends_the_earlier_one;
