@@ -56,11 +56,11 @@ impl GenerateError {
         }
     }
 
-    /// Who refused it, if it was not taken in.
+    /// The stage that refused it, if it was not taken in.
     pub fn stage(&self) -> &'static str {
         match self {
-            Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "check",
-            Self::FrontDoor { .. } | Self::Request(RequestError::GoingDown) => "front_door",
+            Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "validation",
+            Self::FrontDoor { .. } | Self::Request(RequestError::GoingDown) => "admission",
             Self::Request(_) => "placement",
         }
     }

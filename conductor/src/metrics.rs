@@ -75,7 +75,7 @@ pub const METRICS: &[MetricDoc] = &[
         REJECTIONS,
         MetricKind::Counter,
         &["kind", "stage"],
-        "Requests refused before any work, by kind of error and by who refused: check (the request is wrong), front_door (this conductor has no room), placement.",
+        "Requests refused before any work, by kind of error and by stage: validation (the request is wrong), admission (this conductor has no room), placement.",
     ),
     doc(
         ATTACHED,
@@ -125,7 +125,7 @@ pub const METRICS: &[MetricDoc] = &[
         WAITING,
         MetricKind::Gauge,
         &[],
-        "Requests that no node has yet: they are tokenized, or wait at the door for the cluster to get room.",
+        "Requests that no node has yet: they are tokenized, or wait in the admission queue.",
     ),
     doc(
         LEADS,

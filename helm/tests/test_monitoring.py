@@ -130,7 +130,7 @@ class Scaling(unittest.TestCase):
         for role, suffix, seconds in (("prefill", "", "2"), ("prefill", "-b", "0.05"), ("decode", "", "0.2"), ("decode", "-b", "0.05")):
             one = chart.of(rendered(), "ScaledObject", f"baton-{role}{suffix}")["spec"]
             waiting, objective = one["triggers"]
-            self.assertIn(f'baton_{role}_queue_seconds_sum{{{SELECTOR},baton_group="{suffix[1:] or "default"}"}}', waiting["metadata"]["query"])
+            self.assertIn(f'baton_node_requests_waiting{{{SELECTOR},baton_role="{role}",baton_group="{suffix[1:] or "default"}"}}', waiting["metadata"]["query"])
             self.assertEqual((waiting["metricType"], waiting["metadata"]["threshold"]), ("AverageValue", "2"))
             self.assertIn(f"/ {seconds} > 0) or vector(0)", objective["metadata"]["query"])
             self.assertEqual((objective["metricType"], objective["metadata"]["threshold"]), ("Value", "0.8"))

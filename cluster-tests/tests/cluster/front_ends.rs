@@ -31,6 +31,8 @@ const REPORT: Duration = Duration::from_millis(200);
 const SESSIONS: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 5;
 const PER_ROUND: usize = 200;
+/// Tokens of several streams of a conductor that come at once are taken in at once: as many streams at each, or that is what is measured.
+const STREAMS_EACH: usize = 8;
 
 /// A node that answers each prompt with one token, and reports its load.
 #[derive(Clone)]
@@ -305,7 +307,7 @@ async fn etcd_more_front_ends_cost_no_more_for_each_token() -> anyhow::Result<()
     for _ in 0..ROUNDS {
         for (row, count) in rows.iter_mut().zip(counts) {
             let (conductors, nodes) = cluster_of(count, &etcd, folder.path()).await?;
-            let [own, of_nodes, requests, tokens] = costs(&conductors, &nodes, 8).await?;
+            let [own, of_nodes, requests, tokens] = costs(&conductors, &nodes, STREAMS_EACH * count).await?;
             assert!(tokens >= requests * 50.0 && requests > 8.0, "{requests} requests, {tokens} tokens");
             row.push([own / tokens, own / requests, of_nodes / tokens]);
         }
