@@ -64,7 +64,8 @@ class Roles(unittest.TestCase):
         # Load balancers have heard before a conductor stops taking requests.
         one = container(of(render(), "Deployment"))["readinessProbe"]
         self.assertLess(one["periodSeconds"] * one["failureThreshold"], chart.values()["conductor"]["settings"]["not_ready_s"])
-        grpc = {"grpc": {"port": 7070}, "httpGet": None}
+        # As values.yaml has it: over the default, which is httpGet.
+        grpc = {"grpc": {"port": 7070}}
         self.assertNotIn("httpGet", container(of(render(conductor__readinessProbe=grpc), "Deployment"))["readinessProbe"])
 
     def test_keys_that_all_roles_have(self):

@@ -121,7 +121,8 @@ securityContext:
 {{- range $probe := list "startupProbe" "livenessProbe" "readinessProbe" }}
 {{- with index $.block $probe }}
 {{ $probe }}:
-  {{- toYaml . | nindent 2 }}
+  {{- /* A probe has one handler: another one than the default takes its place. */}}
+  {{- toYaml (ternary . (omit . "httpGet") (empty (or .grpc .exec .tcpSocket))) | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- end -}}
