@@ -143,7 +143,7 @@ async fn etcd_with_tls_and_users_elects_a_leader_of_each_cluster_and_its_tokens_
     baton_runtime::sleep(4 * TOKEN_TTL).await;
     for (conductor, elections) in [(&blue, 1), (&green, 1), (&follower, 0)] {
         let log = log(conductor)?;
-        assert_eq!(log.matches("elected").count(), elections, "{log}");
+        assert_eq!(log.matches("this conductor leads").count(), elections, "{log}");
         assert!(!log.contains("etcd is away") && !log.contains("the lease ended"), "{log}");
     }
     assert_eq!(follower.metric("baton_conductor_leads").await?, 0.0);
