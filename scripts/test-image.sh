@@ -13,6 +13,9 @@ source scripts/packages.sh
 say() { echo "test-image: $*" >&2; }
 cannot() { say "$*"; exit 77; }
 
+# What is read of a Dockerfile, and that all else is refused.
+(cd scripts/test_image && PYTHONDONTWRITEBYTECODE=1 python3 -m unittest --quiet test_dockerfile)
+
 [[ $(id -u) == 0 ]] || cannot "needs root, for chroot and mounts"
 [[ $(uname -sm) == "Linux x86_64" ]] || cannot "the image is for Linux on x86-64"
 command -v apt-get >/dev/null || cannot "needs apt's lists of Debian's mirrors"

@@ -86,5 +86,14 @@ scripts/test-rdma.sh && status=0 || status=$?
 scripts/test-helm.sh && status=0 || status=$?
 # CI must have the tools.
 [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
-[[ $status == 0 ]] || not_run+=("tests of the Helm chart: Helm cannot be had (the reason is above)")
+[[ $status == 0 ]] || not_run+=("tests of the Helm chart, or of its pods (the reason is above)")
+[[ -n ${BATON_TEST_LONG-}${PODS-} ]] || not_run+=("the chart's pods, run without Kubernetes: takes three minutes: make test-long, or PODS=1")
+if [[ -n ${BATON_TEST_LONG-} ]]; then
+  BINARIES= scripts/test-image.sh && status=0 || status=$?
+  # CI must be able to.
+  [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+  [[ $status == 0 ]] || not_run+=("the Dockerfile's steps: no root, namespaces, debootstrap, mirror of Debian or Rust toolchain of rustup (the reason is above)")
+else
+  not_run+=("the Dockerfile's steps, in chroots: takes half an hour: make test-long")
+fi
 python3 scripts/bench_smoke.py

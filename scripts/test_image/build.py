@@ -169,7 +169,7 @@ class Build:
             raise one.error("the form of a shell is expected")
         if self.stage.user:
             raise one.error("after USER it is not supported")
-        mounts = [*self.stage.mounts, chroot.Mount(self.bases.host.folder, INSIDE)]
+        mounts = []
         for name, value in flags:
             options = dict(option.partition("=")[::2] for option in value.split(","))
             if name != "mount" or set(options) != {"type", "target"} or options["type"] != "cache":
@@ -181,6 +181,7 @@ class Build:
             command = self.take_binaries()
         elif COMPILES.search(command):
             self.compiled = True
+        mounts = [*self.stage.mounts, chroot.Mount(self.bases.host.folder, INSIDE), *mounts]
         environment = {"PATH": chroot.PATH, **self.bases.host.environment, **self.stage.variables()}
         began = time.monotonic()
         log = self.work / "log"
