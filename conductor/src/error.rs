@@ -56,6 +56,9 @@ impl GenerateError {
         }
     }
 
+    /// Every [`GenerateError::stage`].
+    pub const STAGES: [&'static str; 3] = ["validation", "admission", "placement"];
+
     /// The stage that refused it, if it was not taken in.
     pub fn stage(&self) -> &'static str {
         match self {
@@ -75,6 +78,8 @@ impl GenerateError {
             {
                 Some(Duration::from_secs(1))
             }
+            // At another conductor, or at this one once it is back.
+            Self::Request(RequestError::GoingDown) => Some(Duration::from_secs(1)),
             _ => None,
         }
     }

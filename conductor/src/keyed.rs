@@ -174,28 +174,31 @@ impl FrontDoor {
         let limit = self.time(timeout(request.timeout_ms)?);
         let until = self.clock.now() + limit;
         self.model.check_size(&request)?;
-        let (request, asked) = digested(request).await?;
+        let (mut request, asked) = digested(request).await?;
+        // How long its client waits is the reader's: another one may attach, and wait for longer.
+        request.timeout_ms = None;
         let reading = self.reading()?;
+        let timed_out = || RequestError::TimedOut(limit);
         loop {
             match self.claim(id, &request.idempotency_key, asked).inspect_err(|error| self.on_refused(id, error))? {
                 Claim::Mine(key) => {
-                    let responses = self.begin(id, request).await?;
+                    let time = until.saturating_duration_since(self.clock.now());
+                    let begun = within(&*self.clock, time, self.begin(id, request)).await;
+                    let responses = begun.ok_or_else(timed_out)??;
                     let answer = attach(&key.answer);
                     key.answer.send_modify(|answer| answer.state = State::Begun);
                     self.tasks.spawn_request("keyed answer", key.keep(responses));
-                    // Its relay sees to its time.
-                    return Ok(self.read(answer, reading, None));
+                    return Ok(self.read(answer, reading, true, (until, limit)));
                 }
                 Claim::Another(first, mut answer) => {
                     let time = until.saturating_duration_since(self.clock.now());
                     let begun =
                         within(&*self.clock, time, answer.wait_for(|answer| answer.state != State::Asked)).await;
-                    let timed_out = || RequestError::TimedOut(limit);
                     // It ends without an answer if the other one is refused, or its client leaves before it was placed.
                     if begun.ok_or_else(timed_out)?.is_ok() {
                         tracing::info!(request = %id, answered_as = %first, "another request with its key is answered");
                         self.metrics.on_attached();
-                        return Ok(self.read(answer, reading, Some((until, limit))));
+                        return Ok(self.read(answer, reading, false, (until, limit)));
                     }
                 }
             }
@@ -224,21 +227,18 @@ impl FrontDoor {
         Ok(Claim::Mine(Key { door: Arc::clone(self), key: key.to_owned(), answer }))
     }
 
-    /// Hands an answer to a client: if it has attached, until its own time is over. Of the first one, how long the messages took on their way counts.
+    /// Sends an answer to a client until its own time is over. Of the first one, how long the messages took on their way counts.
     fn read(
         self: &Arc<Self>,
         answer: watch::Receiver<Answer>,
         reading: Reading,
-        attached: Option<(Instant, Duration)>,
+        is_first: bool,
+        (until, limit): (Instant, Duration),
     ) -> Responses {
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let (clock, limits) = (Arc::clone(&self.clock), self.limits());
-        let (time, limit) = match attached {
-            Some((until, limit)) => (until.saturating_duration_since(clock.now()), limit),
-            // The relay's time, and that for what was left unread.
-            None => (limits.max_time * 2, limits.max_time),
-        };
-        let mut reader = Reader { answer, out, is_first: attached.is_none(), stall: limits.request.stall_timeout };
+        let time = until.saturating_duration_since(clock.now());
+        let mut reader = Reader { answer, out, is_first, stall: limits.request.stall_timeout };
         self.tasks.spawn_request("reader of a keyed answer", async move {
             let _reading = reading;
             if within(&*clock, time, reader.forward(&*clock)).await.is_none() {

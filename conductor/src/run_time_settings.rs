@@ -211,7 +211,7 @@ impl FrontDoor {
                 let message = problem.to_string();
                 GenerateError::FrontDoor { kind: ErrorKind::Invalid, message, retry_after: None }
             }
-            error => unavailable(format!("settings: {error}; they stay as they were")),
+            error => unavailable(format!("settings: {error}")),
         })?;
         let mut in_force = settings.in_force();
         let is_there = in_force.wait_for(|in_force| in_force.shared.version >= changed.version);
@@ -239,9 +239,7 @@ impl FrontDoor {
     /// Tells a node that joins what is set.
     pub fn tell_settings(&self, node: &NodeId) {
         let shared = Arc::clone(&self.settings.in_force.borrow().shared);
-        if shared.version > 0 {
-            self.nodes.send(node, Command::Settings(of_nodes(&shared)));
-        }
+        self.nodes.send(node, Command::Settings(of_nodes(&shared)));
     }
 
     fn put_in_force(&self, shared: Arc<SharedSettings>) {
@@ -327,7 +325,7 @@ mod tests {
             ("ttft_slo_ms", "0", "ttft_slo_ms: 0.0, but must be milliseconds, more than 0"),
             ("max_requests", "0", "max_requests: 0, but must be 1 to 1000000"),
             ("max_requests", "many", "max_requests: 'many': expected a whole number, 0 or more"),
-            ("split_prompts", "yes", "split_prompts: 'yes': expected a boolean"),
+            ("split_prompts", "yes", "split_prompts: 'yes': expected true or false"),
             ("queue_timeout_s", "1", "max_overtaken_s: 30s, but must be at most half of queue_timeout_s, 1s"),
             ("log", "loud", "log: 'loud', but must be a level"),
             ("grpc", "x", "grpc: takes a restart; at run time these change: admission"),

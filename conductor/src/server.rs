@@ -30,6 +30,8 @@ use crate::{etcd, leader};
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the drain looks whether requests are left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long etcd may take to hear that a leader that drains resigns.
+const RESIGN: Duration = Duration::from_millis(1500);
 
 /// Serves until a signal, then drains.
 pub fn run(loaded: Loaded<Settings>) -> anyhow::Result<()> {
@@ -104,6 +106,13 @@ impl Server {
             // Each gets its terminal status before the server goes.
             let _ = within(clock, CLOSE_TIMEOUT, drained()).await;
         }
+        // Another one leads at once if this one says so before it ends, and else only once its lease has ended.
+        let resigned = async {
+            while door.desk.is_elected() {
+                clock.sleep(DRAIN_POLL).await;
+            }
+        };
+        let _ = within(clock, RESIGN, resigned).await;
         // What ends now ends with its connections, and those keep the machine's time.
         let joined = tasks.join(CLOSE_TIMEOUT).await;
         shutdown.advance(Phase::Flushed);

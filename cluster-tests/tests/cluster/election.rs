@@ -22,8 +22,12 @@ struct Part {
 
 impl Part {
     fn of(etcd: &Etcd, prefix: &str, id: u64, latest: u64) -> Self {
+        Self::of_members(vec![etcd.address().to_owned()], prefix, id, latest)
+    }
+
+    fn of_members(members: Vec<String>, prefix: &str, id: u64, latest: u64) -> Self {
         let candidate = Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") };
-        let etcd = baton_membership::Etcd::new(vec![etcd.address().to_owned()], prefix);
+        let etcd = baton_membership::Etcd::new(members, prefix);
         let (stand, standing) = watch::channel(Standing::Ready);
         let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest, standing);
         let leadership = election.leadership();
@@ -74,6 +78,28 @@ async fn etcd_one_leads_and_another_when_it_dies_or_drains() -> anyhow::Result<(
     leader.follows(id).await?;
     last.task.abort();
     assert!(leader.leads().await? > latest, "though it drains: nobody else is there");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_member_that_hangs_changes_no_leader() -> anyhow::Result<()> {
+    let etcd = Etcd::start()?;
+    // It takes connections and says nothing, as one that was stopped.
+    let hangs = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let members = |first: bool| {
+        let both = [hangs.local_addr().map(|it| it.to_string())?, etcd.address().to_owned()];
+        anyhow::Ok(if first { both.to_vec() } else { both.iter().rev().cloned().collect() })
+    };
+    let mut leader = Part::of_members(members(true)?, "/baton", 1, 0);
+    leader.leads().await?;
+    let mut other = Part::of_members(members(false)?, "/baton", 2, 0);
+    other.follows(1).await?;
+    for part in [&mut leader, &mut other] {
+        part.leadership.borrow_and_update();
+    }
+    baton_runtime::sleep(3 * LEASE).await;
+    assert!(!leader.leadership.has_changed()? && !other.leadership.has_changed()?);
     Ok(())
 }
 

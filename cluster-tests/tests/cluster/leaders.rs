@@ -115,7 +115,7 @@ pub fn check_terms(conductors: &[PathBuf], nodes: &[PathBuf]) -> anyhow::Result<
         }
     }
     for log in nodes {
-        let heard = terms(log, "a later leader places")?;
+        let heard = terms(log, "a later term places")?;
         assert!(heard.is_sorted() && heard.iter().all(|term| led.contains(term)), "{}: {heard:?}", log.display());
         assert!(heard.len() > 1, "{} has heard of more than one leader: {heard:?}", log.display());
     }
@@ -238,6 +238,23 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     let third = conductor(&etcd, &["--engine", "mock"], folder.path(), "third").await?;
     first.stop().await?;
     leads(&third).await?;
-    let logs = ["first", "second", "third"].map(|name| folder.path().join(format!("{name}.log")));
+
+    // Etcd is away and the leader dies: new requests are refused, and served again once etcd is back.
+    let fourth = conductor(&etcd, &["--engine", "mock"], folder.path(), "fourth").await?;
+    let channel = channel(&fourth).await?;
+    let served = async {
+        while tokens(channel.clone(), 0).await.is_err() {
+            baton_runtime::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, served).await.context("the fourth does not serve")?;
+    etcd.kill().await?;
+    third.kill().await?;
+    let refused = tokens(channel.clone(), 0).await.expect_err("nobody leads").to_string();
+    assert!(refused.contains("no conductor has led for 10 s"), "{refused}");
+    etcd.restart(true)?;
+    leads(&fourth).await?;
+    assert_eq!(tokens(channel, 0).await?, expected[0]);
+    let logs = ["first", "second", "third", "fourth"].map(|name| folder.path().join(format!("{name}.log")));
     check_terms(&logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
 }

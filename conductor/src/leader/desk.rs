@@ -79,6 +79,8 @@ enum Led {
 struct Inner {
     core: baton_scheduler::Desk<v1::ExplainResponse>,
     led: Led,
+    /// It was said that nobody leads.
+    said_leaderless: bool,
     /// The way to the leader.
     link: Option<(LinkId, mpsc::Sender<v1::FollowerMessage>)>,
     /// Who waits for answers.
@@ -104,7 +106,7 @@ impl Desk {
     pub fn new(id: ConductorId) -> Self {
         let core = baton_scheduler::Desk::new(id);
         let (asked, streams) = (BTreeMap::new(), BTreeMap::new());
-        Self(Mutex::new(Inner { core, led: Led::NotYet, link: None, asked, streams }))
+        Self(Mutex::new(Inner { core, led: Led::NotYet, said_leaderless: false, link: None, asked, streams }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -115,6 +117,11 @@ impl Desk {
     /// Whether this conductor leads.
     pub fn leads(&self) -> bool {
         self.lock().core.leads()
+    }
+
+    /// Whether this conductor leads because it was elected.
+    pub fn is_elected(&self) -> bool {
+        self.lock().core.is_elected()
     }
 
     /// The term of the leader, or of the last one.
@@ -196,7 +203,12 @@ impl FrontDoor {
         drop(cluster);
         desk.carry_out(self);
         desk.led = match (desk.core.has_leader(), desk.led) {
-            (true, _) => Led::Now,
+            (true, _) => {
+                if std::mem::take(&mut desk.said_leaderless) {
+                    tracing::info!(term = desk.core.term(), "a conductor leads again");
+                }
+                Led::Now
+            }
             (false, Led::Now) => Led::Until(now),
             (false, before) => before,
         };
@@ -259,9 +271,18 @@ impl FrontDoor {
                 tracing::info!(term, "this conductor leads");
             } else {
                 let latest = desk.core.latest();
-                tracing::warn!(term, latest, "a later leader places than this conductor, which waits for another term");
+                tracing::warn!(term, latest, "a later term places than this conductor's, which waits for another one");
             }
         });
+    }
+
+    /// There are no elections: this conductor leads, in whatever term nodes have heard of.
+    pub fn lead_alone(&self) {
+        let term = self.at_desk(|desk, now, cluster| {
+            desk.core.on_alone(now, cluster, &mut random_u64);
+            desk.core.term()
+        });
+        tracing::info!(term, "this conductor leads: there is no etcd, so it is alone");
     }
 
     /// Another conductor leads from now on. Gives what it is to be told, from the beginning, and what names the stream.
@@ -291,7 +312,7 @@ impl FrontDoor {
                 );
             }
             LaterTerm::LeaderLost { known } => {
-                tracing::warn!(term, known, "a later leader places than the one that this conductor knows");
+                tracing::warn!(term, known, "a later term places than that of the leader that this conductor knows");
             }
         }
     }
@@ -303,7 +324,16 @@ impl FrontDoor {
 
     /// Time has passed.
     pub fn on_desk_tick(&self) {
-        self.at_desk(|desk, now, cluster| desk.core.on_tick(now, cluster, &mut random_u64));
+        self.at_desk(|desk, now, cluster| {
+            desk.core.on_tick(now, cluster, &mut random_u64);
+            if let Led::Until(then) = desk.led
+                && now.saturating_duration_since(then) >= LEADERLESS
+                && !std::mem::replace(&mut desk.said_leaderless, true)
+            {
+                let waiting = desk.core.waiting();
+                tracing::warn!(waiting, "no conductor leads: this one is not ready, and nothing is placed here");
+            }
+        });
     }
 
     /// The leader said something.

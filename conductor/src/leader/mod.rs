@@ -38,7 +38,7 @@ pub fn start(
     own: SocketAddr,
 ) -> Result<(), BadSetting> {
     let Some(etcd) = etcd else {
-        door.lead(0, Duration::ZERO);
+        door.lead_alone();
         return Ok(());
     };
     let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
@@ -62,7 +62,7 @@ pub fn start(
 async fn keep_standing(door: &FrontDoor, stand: &watch::Sender<Standing>) {
     loop {
         let standing = match door.shutdown.phase() {
-            Phase::Serving | Phase::NotReady if door.cluster().nodes().next().is_some() => Standing::Ready,
+            Phase::Serving | Phase::NotReady if door.cluster().reaches_nodes() => Standing::Ready,
             Phase::Serving | Phase::NotReady => Standing::NoNodes,
             Phase::Draining | Phase::Closing | Phase::Flushed => Standing::Drains,
         };

@@ -76,7 +76,7 @@ impl Follower {
             () = self.following.over.cancelled() => {}
             () = door.tasks.cancelled() => {}
         }
-        tracing::info!(conductor = %self.following.of.who, "another conductor's stream is over");
+        tracing::info!(conductor = %self.following.of.who, "a follower's stream is over");
     }
 
     async fn relay(

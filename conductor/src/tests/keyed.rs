@@ -39,6 +39,26 @@ pub async fn request_that_is_asked_for_again_gets_the_same_answer() {
     w.ends().await;
 }
 
+pub async fn request_goes_on_for_a_client_that_waits_longer_than_the_first() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let mut first = w.generate(v1::GenerateRequest { timeout_ms: Some(3000.0), ..keyed(3) }).await;
+    let job = w.job().await;
+    w.node("p0").computes(job.key, 'a');
+    first.reads("a").await;
+    w.report().await;
+    w.pass_ms(2000).await;
+    let mut second = w.generate(v1::GenerateRequest { timeout_ms: Some(9000.0), ..keyed(3) }).await;
+    second.reads("a").await;
+    w.report().await;
+    w.pass_ms(2000).await;
+    assert_eq!(first.end().await.unwrap_err().code(), Code::DeadlineExceeded);
+    w.node("d0").token(job.key, 1, 'b');
+    w.node("d0").last_token(job.key, 2, 'c');
+    second.end().await.unwrap();
+    assert!(second.text == "abc" && !w.has_job().await, "it is served once");
+    w.ends().await;
+}
+
 pub async fn key_of_another_request_is_refused() {
     let (mut w, first, _) = begun(3).await;
     let status = w.refusal(keyed(4)).await;

@@ -234,6 +234,13 @@ pub async fn conductor_that_does_not_lead_says_so() {
     assert!(!w.door.desk.has_leader());
     let error = soon(follow(&w.door, "127.0.0.1:1")).await.unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1"), "{error}");
+    // It is tried again and again, and that is no leader.
+    let mut w = w;
+    for _ in 0..3 {
+        w.pass(Duration::from_secs(2)).await;
+        soon(follow(&w.door, &leader.addresses.grpc.to_string())).await.unwrap_err();
+    }
+    assert!(!w.door.is_ready());
 }
 
 pub async fn conductor_that_has_long_had_no_leader_is_not_ready() {
@@ -275,6 +282,10 @@ pub async fn conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_o
     w.node("p0").failed(job.key, ErrorKind::Unavailable);
     let again = w.job().await;
     assert_eq!((job.wire.term, again.wire.term, w.door.desk.leads()), (0, 9, true));
+    // Another node has heard of a later one.
+    w.node("d0").say(Event::LeaderTerm(12));
+    until("the later term", || (w.door.desk.term() == 12).then_some(())).await;
+    assert!(w.door.desk.leads());
     w.node("p0").computes(again.key, 'a');
     w.node("d0").last_token(again.key, 1, 'b');
     answer.end().await.unwrap();

@@ -84,6 +84,7 @@ stories! {
         conductor_takes_so_many_requests_at_once;
     keyed:
         request_that_is_asked_for_again_gets_the_same_answer,
+        request_goes_on_for_a_client_that_waits_longer_than_the_first,
         key_of_another_request_is_refused,
         answer_is_kept_for_a_while_after_its_reader_left,
         request_that_nobody_reads_is_ended,

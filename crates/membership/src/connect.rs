@@ -81,6 +81,12 @@ impl Etcd {
         self.options().map(drop)
     }
 
+    /// Of any number: they go around.
+    pub(crate) fn member(&self, member: usize) -> &str {
+        let of = self.endpoints.len().max(1);
+        self.endpoints.get(member % of).map_or("", String::as_str)
+    }
+
     fn options(&self) -> Result<ConnectOptions, EtcdError> {
         // A token that expires is asked for anew, and the call is made again.
         let mut options = ConnectOptions::new().with_connect_timeout(ANSWER).with_auto_token_refresh(true);
@@ -147,12 +153,13 @@ fn bad(file: EtcdFile, path: &Path, problem: impl Into<String>) -> EtcdError {
     EtcdError::File { file, path: path.to_owned(), problem: problem.into() }
 }
 
-/// Asks etcd, if need be for a token, as it is said now: files that were replaced are used.
+/// Asks a member of etcd, if need be for a token, as it is said now: files that were replaced are used. One member at a time:
+/// one that hangs would be asked again and again beside those that answer.
 ///
 /// # Errors
-/// A file cannot be used, or etcd does not answer or does not know the user.
-pub async fn connect(etcd: &Etcd, clock: &dyn Clock) -> Result<Client, EtcdError> {
-    answered(clock, Client::connect(&etcd.endpoints, Some(etcd.options()?))).await
+/// A file cannot be used, or the member does not answer or does not know the user.
+pub(crate) async fn connect(etcd: &Etcd, member: usize, clock: &dyn Clock) -> Result<Client, EtcdError> {
+    answered(clock, Client::connect([etcd.member(member)], Some(etcd.options()?))).await
 }
 
 /// What etcd says in time.

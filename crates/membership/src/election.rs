@@ -37,6 +37,8 @@ struct Leader {
 /// See the module's text.
 pub struct Election {
     etcd: Etcd,
+    /// The member of etcd that is asked: after each error, the next one.
+    member: usize,
     candidacy: Candidacy,
     clock: Arc<dyn Clock>,
     leadership: watch::Sender<Leadership>,
@@ -65,7 +67,15 @@ impl Election {
         standing: watch::Receiver<Standing>,
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
-        Self { etcd, candidacy: Candidacy::new(candidate), clock, leadership, latest: Box::new(latest), standing }
+        Self {
+            etcd,
+            member: 0,
+            candidacy: Candidacy::new(candidate),
+            clock,
+            leadership,
+            latest: Box::new(latest),
+            standing,
+        }
     }
 
     /// Who leads, and each change of it.
@@ -80,20 +90,26 @@ impl Election {
         let mut said = BTreeSet::new();
         loop {
             let Err(error) = self.take_part(&mut wait).await;
-            let (endpoints, retry_in) = (self.etcd.endpoints.join(","), wait);
+            let (member, retry_in) = (self.etcd.member(self.member).to_owned(), wait);
             if wait == RETRY {
                 said.clear();
             }
             match error {
-                EtcdError::LeaseEnded => tracing::warn!(etcd = endpoints, "{error}: another conductor may lead"),
+                EtcdError::LeaseEnded => tracing::warn!(etcd = member, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
-                EtcdError::WatchEnded(_) => tracing::info!(etcd = endpoints, %error, "looking again who leads"),
-                _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
-                    tracing::warn!(etcd = endpoints, %error, ?retry_in, "etcd is away: what is known of the leader stays");
-                }
+                EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "looking again who leads"),
+                _ if said.len() < MAX_SAID && said.insert(error.to_string()) => match self.candidacy.leadership() {
+                    Leadership::Unknown => {
+                        tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: no leader is known")
+                    }
+                    _ => {
+                        tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: what is known of the leader stays")
+                    }
+                },
                 // It was said.
-                _ => tracing::debug!(etcd = endpoints, %error, "etcd is still away"),
+                _ => tracing::debug!(etcd = member, %error, "etcd is still away"),
             }
+            self.member = self.member.wrapping_add(1);
             self.clock.sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }
@@ -106,7 +122,7 @@ impl Election {
     async fn take_part(&mut self, wait: &mut Duration) -> Result<std::convert::Infallible, EtcdError> {
         let mut open = self.open().await?;
         let revision = self.look(&mut open).await?;
-        tracing::info!(etcd = self.etcd.endpoints.join(","), "etcd is there");
+        tracing::info!(etcd = self.etcd.member(self.member), "etcd is there");
         *wait = RETRY;
         let mut changes = self.watch(&mut open, revision + 1).await?;
         loop {
@@ -134,7 +150,7 @@ impl Election {
 
     /// With the lease that there was, if it lives.
     async fn open(&mut self) -> Result<Open, EtcdError> {
-        let mut client = connect(&self.etcd, &*self.clock).await?;
+        let mut client = connect(&self.etcd, self.member, &*self.clock).await?;
         if let Some(lease) = self.candidacy.lease() {
             match answered(&*self.clock, client.lease_keep_alive(lease)).await {
                 Ok((keeper, kept)) => return Ok(Open { client, lease, keeper, kept }),
@@ -167,8 +183,10 @@ impl Election {
 
     async fn resign(&mut self, open: &mut Open) -> Result<EtcdError, EtcdError> {
         self.candidacy.on_resigned();
+        // A conductor that drains ends once it has heard that it does not lead: by then another one may.
+        let revoked = answered(&*self.clock, open.client.lease_revoke(open.lease)).await;
         self.tell();
-        answered(&*self.clock, open.client.lease_revoke(open.lease)).await?;
+        revoked?;
         Ok(EtcdError::WatchEnded("this conductor has resigned".to_owned()))
     }
 

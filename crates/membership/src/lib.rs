@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use baton_scheduler::{Candidate, Leadership, Standing};
-pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User, connect};
+pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User};
 pub use election::Election;
 pub use shared::{ChangeError, SettingsStore, SharedSettings};
 

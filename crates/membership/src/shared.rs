@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_runtime::Clock;
-use etcd_client::{Client, Compare, CompareOp, EventType, KeyValue, Txn, TxnOp, WatchOptions};
+use etcd_client::{Client, Compare, CompareOp, EventType, GetOptions, KeyValue, Txn, TxnOp, WatchOptions};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 
@@ -39,9 +40,12 @@ pub enum ChangeError<E> {
     /// The change is not wanted.
     #[error("{0}")]
     Refused(E),
-    /// etcd cannot be asked.
-    #[error("etcd: {0}")]
+    /// etcd cannot be asked: nothing was changed.
+    #[error("etcd: {0}; settings stay as they were")]
     Etcd(#[from] EtcdError),
+    /// etcd was asked to write, and what came of that it did not say.
+    #[error("etcd: {0}; the change may have been made: look at the settings again")]
+    Unknown(EtcdError),
     /// Others change settings all the time.
     #[error("others changed settings at the same time, {MAX_ATTEMPTS} times: try again")]
     Contended,
@@ -51,6 +55,8 @@ pub enum ChangeError<E> {
 /// grow, also if etcd loses its data, or goes back to an earlier state.
 pub struct SettingsStore {
     etcd: Option<Etcd>,
+    /// The member of etcd that is asked: after each error, the next one.
+    member: AtomicUsize,
     clock: Arc<dyn Clock>,
     known: watch::Sender<Arc<SharedSettings>>,
     /// One change at a time.
@@ -67,7 +73,13 @@ struct Stored {
 impl SettingsStore {
     /// Of conductors that name the same etcd. Without one the settings are this process's, and end with it.
     pub fn new(etcd: Option<Etcd>, clock: Arc<dyn Clock>) -> Self {
-        Self { etcd, clock, known: watch::Sender::default(), changing: Mutex::default() }
+        Self {
+            etcd,
+            member: AtomicUsize::default(),
+            clock,
+            known: watch::Sender::default(),
+            changing: Mutex::default(),
+        }
     }
 
     /// What is set, as far as is known here, and each change of it.
@@ -88,17 +100,42 @@ impl SettingsStore {
             let known = Arc::clone(&self.known.borrow());
             return Ok(self.learn(next(&known).map_err(ChangeError::Refused)?));
         };
-        let mut client = connect(etcd, &*self.clock).await?;
+        let mut client = self.connect_to_any(etcd).await?;
         for _ in 0..MAX_ATTEMPTS {
             let stored = self.read(&mut client, etcd).await?;
             let known = Arc::clone(&self.known.borrow());
             let before = if stored.settings.version < known.version { &*known } else { &stored.settings };
             let settings = next(before).map_err(ChangeError::Refused)?;
-            if self.write(&mut client, etcd, &settings, stored.mod_revision).await? {
+            let written = self.write(&mut client, etcd, &settings, stored.mod_revision).await;
+            if written.map_err(ChangeError::Unknown)? {
                 return Ok(self.learn(settings));
             }
         }
         Err(ChangeError::Contended)
+    }
+
+    /// A member that answers.
+    async fn connect_to_any(&self, etcd: &Etcd) -> Result<Client, EtcdError> {
+        let mut tried = 1;
+        loop {
+            match self.connect_to_one(etcd).await {
+                Err(error) if tried >= etcd.endpoints.len() => return Err(error),
+                Err(_) => self.next_member(),
+                Ok(client) => return Ok(client),
+            }
+            tried += 1;
+        }
+    }
+
+    async fn connect_to_one(&self, etcd: &Etcd) -> Result<Client, EtcdError> {
+        let mut client = connect(etcd, self.member.load(Ordering::Relaxed), &*self.clock).await?;
+        // One that hangs takes connections.
+        answered(&*self.clock, client.get(key(etcd), Some(GetOptions::new().with_count_only()))).await?;
+        Ok(client)
+    }
+
+    fn next_member(&self) {
+        self.member.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Follows what is set, for ever. While etcd is away, what is known stays.
@@ -112,13 +149,14 @@ impl SettingsStore {
                 EtcdError::Key { .. } => tracing::error!(%error, "what is set at run time is not understood"),
                 _ => tracing::debug!(%error, "etcd is away: the settings stay"),
             }
+            self.next_member();
             self.clock.sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }
     }
 
     async fn follow(&self, etcd: &Etcd, wait: &mut Duration) -> Result<std::convert::Infallible, EtcdError> {
-        let mut client = connect(etcd, &*self.clock).await?;
+        let mut client = self.connect_to_one(etcd).await?;
         // From before the look: what is seen twice is the same.
         let mut changes = answered(&*self.clock, client.watch(key(etcd), Some(WatchOptions::new()))).await?;
         self.look(&mut client, etcd).await?;

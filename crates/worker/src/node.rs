@@ -557,9 +557,10 @@ fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, cl
     let (info, end) = (Arc::clone(info), tasks.clone());
     tasks.spawn("registration", async move {
         tokio::select! {
-            result = keep_registered(&conductor, &info, &*clock) => result,
-            () = end.cancelled() => Ok(()),
+            () = keep_registered(&conductor, &info, &*clock) => {}
+            () = end.cancelled() => {}
         }
+        Ok::<(), anyhow::Error>(())
     });
 }
 

@@ -13,7 +13,7 @@ use baton_types::{ErrorKind, NodeInfo};
 use futures::StreamExt;
 use futures::future::{AbortHandle, Aborted, BoxFuture, abortable};
 use futures::stream::FuturesUnordered;
-use tonic::transport::{Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint, Uri};
 
 /// Waits between attempts while the conductor cannot be reached.
 const RETRY: Duration = Duration::from_millis(250);
@@ -22,19 +22,6 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 const LOOK_UP: Duration = Duration::from_secs(5);
 /// How long the conductor may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The conductor will never take this node.
-#[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
-    /// It said no.
-    #[error("the conductor at {conductor} refuses this node: {reason}")]
-    Refused {
-        /// Its address.
-        conductor: String,
-        /// Its reason.
-        reason: String,
-    },
-}
 
 /// Most names, and most addresses of each.
 const MAX_CONDUCTORS: usize = 16;
@@ -77,25 +64,25 @@ impl Name {
     }
 }
 
-/// Registers with all conductors of a name, for ever. Returns only where trying again is pointless.
-pub async fn keep_registered(name: &Name, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
-    let register = |address: SocketAddr| -> BoxFuture<'_, Result<(), RegisterError>> {
+/// Registers with all conductors of a name, for ever.
+pub async fn keep_registered(name: &Name, info: &NodeInfo, clock: &dyn Clock) {
+    let register = |address: SocketAddr| -> BoxFuture<'_, ()> {
         Box::pin(async move { register_at(&format!("http://{address}"), info, clock).await })
     };
-    keep_up(&name.host, || Box::pin(name.addresses()), register, clock).await
+    keep_up(&name.host, || Box::pin(name.addresses()), register, clock).await;
 }
 
 /// Has something go on for each address that is found, as long as it is.
 async fn keep_up<'a>(
     name: &str,
     find: impl Fn() -> BoxFuture<'a, io::Result<BTreeSet<SocketAddr>>>,
-    begin: impl Fn(SocketAddr) -> BoxFuture<'a, Result<(), RegisterError>>,
+    begin: impl Fn(SocketAddr) -> BoxFuture<'a, ()>,
     clock: &dyn Clock,
-) -> Result<(), RegisterError> {
+) {
     let (mut known, mut under_way, mut wait) =
         (BTreeMap::<SocketAddr, AbortHandle>::new(), FuturesUnordered::new(), RETRY);
     loop {
-        let next = match meanwhile(&mut under_way, find()).await? {
+        let next = match meanwhile(&mut under_way, find()).await {
             Ok(found) => {
                 for (address, gone) in known.extract_if(.., |address, _| !found.contains(address)) {
                     tracing::info!(name, %address, "no conductor has this address any more");
@@ -118,41 +105,36 @@ async fn keep_up<'a>(
                 std::mem::replace(&mut wait, longer)
             }
         };
-        meanwhile(&mut under_way, clock.sleep(next)).await?;
+        meanwhile(&mut under_way, clock.sleep(next)).await;
     }
 }
 
-/// Waits, while registrations go on. Of those, one that was aborted ends nothing.
-async fn meanwhile<T, F>(under_way: &mut FuturesUnordered<F>, wait: impl Future<Output = T>) -> Result<T, RegisterError>
+/// Waits, while registrations go on.
+async fn meanwhile<T, F>(under_way: &mut FuturesUnordered<F>, wait: impl Future<Output = T>) -> T
 where
-    F: Future<Output = Result<Result<(), RegisterError>, Aborted>>,
+    F: Future<Output = Result<(), Aborted>>,
 {
     let mut wait = pin!(wait);
     loop {
         tokio::select! {
-            ended = under_way.next(), if !under_way.is_empty() => if let Some(Ok(Err(refused))) = ended {
-                return Err(refused);
-            },
-            done = &mut wait => return Ok(done),
+            // One of those that were aborted.
+            _ = under_way.next(), if !under_way.is_empty() => {}
+            done = &mut wait => return done,
         }
     }
 }
 
-/// Registers for ever. Losing the conductor never stops the node: it registers again by itself.
-async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) -> Result<(), RegisterError> {
-    let refused = |reason: String| RegisterError::Refused { conductor: conductor.to_owned(), reason };
-    let endpoint = Endpoint::from_shared(conductor.to_owned()).map_err(|error| refused(error.to_string()))?;
-    let endpoint = endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT);
+/// Registers for ever. Neither the loss of a conductor nor its refusal stops the node: it registers again by itself, and other conductors may have taken it.
+async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
+    let endpoint = match Endpoint::from_shared(conductor.to_owned()) {
+        Ok(endpoint) => endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT),
+        Err(error) => return tracing::error!(conductor, %error, "cannot register"),
+    };
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let (mut wait, mut known) = (RETRY, None);
     loop {
-        let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
-        match client.register(request).await {
+        match register_once(&mut client, info).await {
             Ok(response) => {
-                let response = response.into_inner();
-                if let Err(error) = check_protocol_version(response.protocol_version) {
-                    return Err(refused(error.to_string()));
-                }
                 if known.as_ref() != Some(&response.conductor_id) {
                     tracing::info!(conductor, id = response.conductor_id, "registered");
                     known = Some(response.conductor_id);
@@ -160,19 +142,48 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) -> Res
                 wait = RETRY;
                 clock.sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
             }
-            Err(status) if baton_proto::kind_of_status(&status) == ErrorKind::Invalid => {
-                return Err(refused(status.message().to_owned()));
+            Err(NotRegistered::Refused(reason)) => {
+                // It may be restarted with other settings.
+                tracing::error!(conductor, reason, retry_in = ?RETRY_MAX, "the conductor refuses this node");
+                clock.sleep(RETRY_MAX).await;
             }
-            Err(status) => {
+            Err(NotRegistered::Failed(reason)) => {
                 // Once is no news: the conductor may be about to start, or this node to stop.
                 match wait {
-                    RETRY => tracing::info!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
-                    _ => tracing::warn!(conductor, reason = status.message(), retry_in = ?wait, "cannot register"),
+                    RETRY => tracing::info!(conductor, reason, retry_in = ?wait, "cannot register"),
+                    _ => tracing::warn!(conductor, reason, retry_in = ?wait, "cannot register"),
                 }
                 clock.sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MAX);
             }
         }
+    }
+}
+
+/// Why a conductor has not taken the node.
+enum NotRegistered {
+    /// It does not want such a node.
+    Refused(String),
+    /// It cannot be reached, or has no room now.
+    Failed(String),
+}
+
+async fn register_once(
+    client: &mut v1::membership_client::MembershipClient<Channel>,
+    info: &NodeInfo,
+) -> Result<v1::RegisterResponse, NotRegistered> {
+    let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
+    let response = client.register(request).await.map_err(|status| {
+        let reason = status.message().to_owned();
+        match baton_proto::kind_of_status(&status) {
+            ErrorKind::Invalid => NotRegistered::Refused(reason),
+            _ => NotRegistered::Failed(reason),
+        }
+    })?;
+    let response = response.into_inner();
+    match check_protocol_version(response.protocol_version) {
+        Ok(()) => Ok(response),
+        Err(error) => Err(NotRegistered::Refused(error.to_string())),
     }
 }
 
@@ -262,7 +273,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let away = Err(ErrorKind::Unavailable);
-        let answers = Mutex::new([away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid)].into());
+        let answers = Mutex::new([away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid), Ok(2000)].into());
         let (came, mut coming) = mpsc::unbounded_channel();
         let tasks = baton_runtime::TaskSet::new();
         let end = tasks.clone();
@@ -273,22 +284,21 @@ mod tests {
         });
         let clock = TestClock::default();
         let (info, conductor) = (info(), format!("http://{address}"));
-        let registration = register_at(&conductor, &info, &clock);
         let story = async {
-            // Twice away; there, twice; away again, which begins with the short wait; and then it says no for good.
-            for wait in [250, 500, 2000, 2000, 250] {
+            // Twice away; there, twice; away again, which begins with the short wait; it refuses the node; and then it takes it.
+            for wait in [250, 500, 2000, 2000, 250, 5000] {
                 assert_eq!(coming.recv().await.unwrap(), "p0");
                 clock.pass(Duration::from_millis(wait)).await;
             }
             coming.recv().await.unwrap()
         };
-        let (ended, last) = soon("the story", async { tokio::join!(registration, story) }).await;
-        let RegisterError::Refused { conductor, reason } = ended.unwrap_err();
-        assert_eq!(
-            (conductor, reason.as_str(), last.as_str()),
-            (format!("http://{address}"), "as the test wants it", "p0")
-        );
-        assert!(coming.try_recv().is_err(), "it does not come again");
+        let last = soon("the story", async {
+            tokio::select! {
+                () = register_at(&conductor, &info, &clock) => panic!("it goes on for ever"),
+                last = story => last,
+            }
+        });
+        assert_eq!(last.await, "p0");
         tasks.join(Duration::from_secs(5)).await.unwrap();
     }
 

@@ -68,8 +68,10 @@ impl Session {
 struct Inner {
     next_epoch: u64,
     gate: TermGate,
-    /// The latest version of settings that was heard of.
-    settings: u64,
+    /// The latest version of settings that the conductors of these sessions know of.
+    settings: Option<u64>,
+    /// The filter of log lines that is in force; empty: as at the start.
+    log: String,
     sessions: HashMap<ConductorId, Session>,
 }
 
@@ -95,6 +97,10 @@ impl Sessions {
         if inner.sessions.len() >= MAX_SESSIONS && !inner.sessions.contains_key(&conductor) {
             return None;
         }
+        if inner.sessions.is_empty() {
+            // Versions of conductors that are gone say nothing of this one's: without etcd it counts from 0.
+            inner.settings = None;
+        }
         inner.next_epoch += 1;
         let (epoch, ended) = (inner.next_epoch, CancellationToken::new());
         let (queued, broken) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
@@ -114,14 +120,20 @@ impl Sessions {
     /// A conductor says what is set at run time. Another one may know of a later change.
     pub fn on_settings(&self, told: &v1::NodeSettings) {
         let mut inner = self.lock();
-        if told.version <= inner.settings {
+        if inner.settings.is_some_and(|known| told.version <= known) {
             return;
         }
-        inner.settings = told.version;
+        inner.settings = Some(told.version);
+        if inner.log == told.log {
+            return;
+        }
         // In order: two changes may come from two conductors.
         let filter = Some(&*told.log).filter(|filter| !filter.is_empty());
         match set_log_filter(filter) {
-            Ok(()) => tracing::info!(version = told.version, log = filter, "settings changed"),
+            Ok(()) => {
+                tracing::info!(version = told.version, log = filter, "settings changed");
+                inner.log.clone_from(&told.log);
+            }
             Err(error) => tracing::error!(version = told.version, %error, "what is set is not taken"),
         }
     }
@@ -159,7 +171,7 @@ impl Sessions {
         match &admitted {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!(%conductor, term, "a later leader places");
+                tracing::info!(told_by = %conductor, term, "a later term places");
                 self.broadcast(&v1::node_event::Event::LeaderTerm(term));
             }
             Err(StaleTerm { latest, .. }) => {
@@ -227,6 +239,25 @@ mod tests {
             terms
         };
         assert_eq!((terms(&mut first).await, terms(&mut second).await), (vec![4, 4], vec![4]));
+    }
+
+    #[test]
+    fn settings_are_those_of_the_conductors_that_are_there() {
+        let sessions = Sessions::default();
+        let hears = |version, log: &str| {
+            sessions.on_settings(&v1::NodeSettings { version, log: log.into() });
+            sessions.lock().log.clone()
+        };
+        let (first, ..) = sessions.open(ConductorId(1), event()).unwrap();
+        assert_eq!(hears(2, "debug"), "debug");
+        let _second = sessions.open(ConductorId(2), event()).unwrap();
+        assert_eq!(hears(1, "warn"), "debug", "another conductor is behind");
+        sessions.close(ConductorId(1), first);
+        assert_eq!(hears(0, ""), "debug");
+        sessions.close_all();
+        let _restarted = sessions.open(ConductorId(3), event()).unwrap();
+        assert_eq!(hears(0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
+        assert_eq!(hears(1, "warn"), "warn");
     }
 
     #[test]

@@ -266,7 +266,16 @@ impl Cluster {
     /// Whether a request could be served now: a decode node is ready, and a prefill node is or is not needed. Nodes that missed reports are a last
     /// resort for requests that come all the same.
     pub fn is_ready(&self) -> bool {
-        let any = |role| self.nodes.of_role(role).any(ClusterNode::is_ready);
+        self.has_nodes(ClusterNode::is_ready)
+    }
+
+    /// Whether the nodes that a request needs are heard of: those that are silent or gone are not. Some may drain.
+    pub fn reaches_nodes(&self) -> bool {
+        self.has_nodes(|node| matches!(node.state(), NodeState::Ready | NodeState::Draining))
+    }
+
+    fn has_nodes(&self, is_there: impl Fn(&ClusterNode) -> bool) -> bool {
+        let any = |role| self.nodes.of_role(role).any(&is_there);
         let prompts = self.config.prompts_at_decode != PromptsAtDecode::Never || any(NodeRole::Prefill);
         prompts && any(NodeRole::Decode)
     }

@@ -565,6 +565,25 @@ fn suspects_serve_only_where_nobody_else_can() {
 }
 
 #[test]
+fn nodes_that_are_silent_or_gone_are_not_reached() {
+    let now = Instant::now();
+    let mut cluster = cluster(now, PlacementKind::CacheAware);
+    assert!(cluster.reaches_nodes());
+    let nodes: Vec<NodeId> = cluster.nodes().map(|node| node.info().node.clone()).collect();
+    for node in &nodes {
+        cluster.on_node_silent(node);
+    }
+    assert!(!cluster.reaches_nodes(), "all are silent");
+    nodes.iter().for_each(|node| cluster.on_load(now, node, Load { draining: true, ..Load::default() }));
+    assert!(cluster.reaches_nodes() && !cluster.is_ready(), "those that drain are heard of");
+    for node in nodes.iter().filter(|node| node.as_str().starts_with('d')) {
+        cluster.on_node_left(now, node, Generation(1));
+    }
+    assert!(!cluster.reaches_nodes(), "prefill nodes alone serve nothing");
+    assert_eq!(cluster.nodes().count(), nodes.len(), "those that left are still listed");
+}
+
+#[test]
 fn a_gap_is_told_once() {
     let now = Instant::now();
     let cluster = cluster(now, PlacementKind::CacheAware);

@@ -32,8 +32,10 @@ pub enum Standing {
 
 /// Looks at the leader's key, two per second, for which one that is not ready lets others go first.
 const OTHERS_FIRST: u32 = 10;
-/// Looks for which a leader that reaches no node waits for one.
+/// Looks for which a leader that reaches no node any more waits for one.
 const PATIENCE: u32 = 6;
+/// Looks for which one waits that has led because nobody else did: another one may have nodes by then.
+const FIRST_PATIENCE: u32 = 40;
 
 /// Who leads, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -86,7 +88,7 @@ struct Own {
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Candidacy {
     candidate: Candidate,
     standing: Standing,
@@ -145,14 +147,14 @@ impl Candidacy {
         self.standing == Standing::Ready || self.nobody >= OTHERS_FIRST
     }
 
-    /// Whether it leads, was ready to, and is not any more. One that leads because nobody else does goes on.
+    /// Whether it leads and is to let others lead. One that drains, and leads because nobody else does, goes on.
     pub fn is_to_resign(&self) -> bool {
-        let is_over = match self.standing {
+        let Some(own) = self.own else { return false };
+        match self.standing {
             Standing::Ready => false,
-            Standing::NoNodes => self.without_nodes >= PATIENCE,
-            Standing::Drains => true,
-        };
-        is_over && self.own.is_some_and(|own| own.was_ready)
+            Standing::NoNodes => self.without_nodes >= if own.was_ready { PATIENCE } else { FIRST_PATIENCE },
+            Standing::Drains => own.was_ready,
+        }
     }
 
     /// The lease under which the key is put; `None`: another one is needed.
@@ -219,7 +221,7 @@ impl Candidacy {
 
     /// It leads no more. Gives the lease that is to be revoked.
     pub fn on_resigned(&mut self) -> Option<i64> {
-        self.own = None;
+        (self.own, self.without_nodes) = (None, 0);
         self.leadership = Leadership::Unknown;
         self.lease.take()
     }
@@ -232,6 +234,7 @@ impl Candidacy {
             return self.outbid();
         }
         let term = term_of(self.candidate.id, create_revision, self.latest);
+        self.without_nodes = 0;
         self.begin(Own { lease, create_revision, term, was_ready: self.standing == Standing::Ready });
     }
 
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_never_reached_a_node_goes_on() {
+    fn a_leader_that_never_reached_a_node_waits_for_longer() {
         let mut candidacy = Candidacy::new(candidate(1));
         candidacy.on_standing(Standing::NoNodes);
         candidacy.on_lease(9);
@@ -374,9 +377,12 @@ mod tests {
         assert!(!candidacy.campaigns(), "others may look only now");
         (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, Look::Absent));
         candidacy.on_looked(5, Look::Put);
-        (0..=PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
+        (1..FIRST_PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
         assert!(!candidacy.is_to_resign());
-        // From now on it can.
+        let mut other = candidacy.clone();
+        other.on_looked(6, Look::Found(key(1, 10, 5)));
+        assert!(other.is_to_resign(), "another conductor may have nodes by now");
+        // This one has.
         candidacy.on_standing(Standing::Ready);
         candidacy.on_standing(Standing::NoNodes);
         (0..PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));

@@ -122,8 +122,8 @@ pub struct StaleLeader {
 enum Role {
     /// Nobody, as far as is known.
     Nobody,
-    /// Another conductor, who is told in this way.
-    Follows(LinkId),
+    /// Another conductor, which is told in this way. Until it greets, it may hang, or not lead any more.
+    Follows { link: LinkId, greeted: bool },
     /// This one. Until then nothing is placed: the others declare what they have.
     Leads { settles: Option<Instant> },
 }
@@ -139,6 +139,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Desk<E> {
     id: ConductorId,
+    /// There are no elections: this conductor leads in whatever term nodes know of.
+    alone: bool,
     role: Role,
     /// Of the last leader. What was placed in earlier terms the next leader is told: jobs are of this one.
     term: u64,
@@ -161,6 +163,7 @@ impl<E> Desk<E> {
     pub fn new(id: ConductorId) -> Self {
         Self {
             id,
+            alone: false,
             role: Role::Nobody,
             term: 0,
             latest: 0,
@@ -183,6 +186,11 @@ impl<E> Desk<E> {
         matches!(self.role, Role::Leads { .. })
     }
 
+    /// Whether this conductor leads because it was elected.
+    pub fn is_elected(&self) -> bool {
+        self.leads() && !self.alone
+    }
+
     /// The term of the leader, or of the last one.
     pub fn term(&self) -> u64 {
         self.term
@@ -193,14 +201,14 @@ impl<E> Desk<E> {
         self.latest
     }
 
-    /// Whether anybody leads.
+    /// Whether there is a leader that places: this conductor, or one that has greeted.
     pub fn has_leader(&self) -> bool {
-        self.role != Role::Nobody
+        matches!(self.role, Role::Leads { .. } | Role::Follows { greeted: true, .. })
     }
 
     /// The stream to the leader that is followed.
     pub fn link(&self) -> Option<LinkId> {
-        if let Role::Follows(link) = self.role { Some(link) } else { None }
+        if let Role::Follows { link, .. } = self.role { Some(link) } else { None }
     }
 
     /// Questions that are not answered.
@@ -228,7 +236,7 @@ impl<E> Desk<E> {
     }
 
     fn tell(&mut self, message: ToLeader) {
-        if let Role::Follows(link) = self.role {
+        if let Role::Follows { link, .. } = self.role {
             self.effects.push_back(DeskEffect::Tell(link, message));
         }
     }
@@ -318,7 +326,7 @@ impl<E> Desk<E> {
         }
         match self.role {
             Role::Leads { .. } => cluster.book(now, key, entry),
-            Role::Follows(_) => self.tell(ToLeader::Book(key, entry.clone())),
+            Role::Follows { .. } => self.tell(ToLeader::Book(key, entry.clone())),
             Role::Nobody => {}
         }
     }
@@ -360,6 +368,7 @@ impl<E> Desk<E> {
         random: &mut impl FnMut() -> u64,
     ) -> bool {
         self.end_reign(now, cluster);
+        self.alone = false;
         if term < self.latest {
             self.role = Role::Nobody;
             return false;
@@ -371,11 +380,17 @@ impl<E> Desk<E> {
         true
     }
 
+    /// There are no elections: this conductor leads, in whatever term nodes have heard of.
+    pub fn on_alone(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
+        self.on_elected(now, self.latest, Duration::ZERO, cluster, random);
+        self.alone = true;
+    }
+
     /// Another conductor leads from now on, and is told all from the beginning.
     pub fn on_follows(&mut self, now: Instant, cluster: &mut Cluster) -> LinkId {
         self.end_reign(now, cluster);
         let link = LinkId(self.begin());
-        self.role = Role::Follows(link);
+        self.role = Role::Follows { link, greeted: false };
         let attempts = self.placed.declared(now);
         self.tell(ToLeader::Greet { conductor: self.id, latest_term: self.latest, attempts });
         let asked: Vec<_> = self.waiting.values().map(|waiting| waiting.question.clone()).collect();
@@ -385,7 +400,7 @@ impl<E> Desk<E> {
 
     /// A stream to a leader is over, or it does not keep up and is told all anew.
     pub fn on_link_lost(&mut self, link: LinkId) {
-        if self.role == Role::Follows(link) {
+        if self.link() == Some(link) {
             self.role = Role::Nobody;
         }
     }
@@ -406,8 +421,7 @@ impl<E> Desk<E> {
             return LaterTerm::Known;
         }
         let known = self.term;
-        if known == 0 {
-            // Nobody elected this one: it is alone now, and was not always.
+        if self.alone {
             self.term = term;
             return LaterTerm::Adopted;
         }
@@ -474,7 +488,7 @@ impl<E> Desk<E> {
 
     /// The leader said something. What comes from one that is followed no more is not heard: it is asked of the next one.
     pub fn on_told(&mut self, now: Instant, link: LinkId, told: FromLeader<E>) -> Result<(), StaleLeader> {
-        if self.role != Role::Follows(link) {
+        if self.link() != Some(link) {
             return Ok(());
         }
         let grounds = |why: Option<E>| why.map_or(Grounds::NoLeader, |why| Grounds::Told(Box::new(why)));
@@ -484,6 +498,7 @@ impl<E> Desk<E> {
             }
             FromLeader::Greeted { term } => {
                 (self.term, self.latest) = (term, term);
+                self.role = Role::Follows { link, greeted: true };
                 return Ok(());
             }
             FromLeader::Placed { key, placed, why } => {
@@ -728,6 +743,29 @@ mod tests {
         assert!(desk.on_elected(now, 10, Duration::ZERO, &mut cluster, &mut || 0));
         let following = desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).unwrap();
         assert_eq!(following.term, 10);
+    }
+
+    #[test]
+    fn a_conductor_without_elections_leads_in_each_term_that_nodes_have_heard_of() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_later_term(now, 7, &mut cluster);
+        desk.on_alone(now, &mut cluster, &mut || 0);
+        assert_eq!((desk.leads(), desk.term()), (true, 7), "a node said so before it began to lead");
+        for term in [9, 12] {
+            assert_eq!(desk.on_later_term(now, term, &mut cluster), LaterTerm::Adopted);
+            assert_eq!((desk.leads(), desk.term()), (true, term), "nodes differ in what they have heard of");
+        }
+    }
+
+    #[test]
+    fn a_leader_that_does_not_greet_is_none() {
+        let (mut desk, mut cluster, now) = desk(1);
+        let link = desk.on_follows(now, &mut cluster);
+        assert!(!desk.has_leader(), "it may hang");
+        desk.on_told(now, link, FromLeader::Greeted { term: 3 }).unwrap();
+        assert!(desk.has_leader());
+        desk.on_link_lost(link);
+        assert!(!desk.has_leader());
     }
 
     #[test]

@@ -126,10 +126,6 @@ impl Front {
         self.election.drains
     }
 
-    pub(super) fn reaches_nodes(&self) -> bool {
-        self.sessions.iter().any(Option::is_some)
-    }
-
     /// What it knows of the leader, for who reads of a check that failed.
     pub(super) fn state(&self) -> String {
         let (term, latest) = (self.desk.term(), self.desk.latest());
@@ -149,7 +145,7 @@ impl Front {
 
     pub(super) fn on_input(&mut self, net: &mut Net, input: Input) {
         let (now, latest) = (self.now(net), self.desk.latest());
-        self.election.reaches_nodes = self.reaches_nodes();
+        self.election.reaches_nodes = self.cluster.reaches_nodes();
         match input {
             Input::Arrival => self.on_arrival(net),
             Input::Leaves => self.on_client_left(net),
