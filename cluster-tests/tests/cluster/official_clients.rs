@@ -84,6 +84,20 @@ async fn grpc_generate() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn examples_ask_the_next_conductor_if_the_first_is_lost() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    let ready = &cluster.conductor.ready;
+    let http = ready.http.as_deref().context("no HTTP port")?;
+    for (example, flag, address) in [("generate.py", "--conductor", &*ready.grpc), ("openai_chat.py", "--http", http)] {
+        let example = Path::new("../../examples/python").join(example);
+        // Nothing listens at port 1.
+        python(&example.to_string_lossy(), &[flag, &format!("127.0.0.1:1,{address}"), "Hi"]).await?;
+    }
+    cluster.stop().await
+}
+
+#[tokio::test]
 async fn the_rust_example_streams_an_answer() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let mut example = Command::new(binary("examples/generate")?);

@@ -146,6 +146,8 @@ impl v1::cluster_server::Cluster for ClusterService {
             version: env!("CARGO_PKG_VERSION").into(),
             protocol_version: PROTOCOL_VERSION,
             conductor_id: self.0.id.to_string(),
+            leads: self.0.desk.leads(),
+            ready: self.0.is_ready(),
         }))
     }
 }

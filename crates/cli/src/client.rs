@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_proto::v1::VersionRequest;
 use baton_proto::v1::cluster_client::ClusterClient;
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::{MAX_MESSAGE_BYTES, url};
@@ -12,6 +13,8 @@ use crate::error::CliError;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a conductor may take to say anything, if there are others to be asked.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// A conductor that answers no ping for this long is gone, even where its machine vanished without closing the connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
@@ -51,8 +54,13 @@ impl Conductor {
     async fn first_of(mut addresses: Vec<String>) -> Result<Self, CliError> {
         let endpoints = addresses.iter().map(|address| endpoint(address)).collect::<Result<Vec<_>, _>>()?;
         let mut reasons = Vec::new();
+        let has_others = endpoints.len() > 1;
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             match endpoint.connect().await {
+                // One that hangs takes connections.
+                Ok(channel) if has_others && !answers(&channel).await => {
+                    reasons.push(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
+                }
                 Ok(channel) => {
                     addresses.rotate_left(index);
                     return Ok(Self { channel, addresses });
@@ -85,6 +93,12 @@ impl Conductor {
     pub fn cluster(&self) -> ClusterClient<Channel> {
         ClusterClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
+}
+
+/// Whether anything is said: a port for clients says that it does not know the call.
+async fn answers(channel: &Channel) -> bool {
+    let mut client = ClusterClient::new(channel.clone());
+    tokio::time::timeout(ANSWER_TIMEOUT, client.version(VersionRequest {})).await.is_ok()
 }
 
 fn split(addresses: &str) -> Result<Vec<String>, CliError> {
@@ -136,6 +150,9 @@ mod tests {
         let [gone, first, second] = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let [gone_at, first_at, second_at] = [&gone, &first, &second].map(|it| it.local_addr().unwrap().to_string());
         drop(gone);
+        // It takes connections, and says nothing.
+        let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let hangs_at = hangs.local_addr().unwrap().to_string();
         // Connecting ends with the other side's greeting.
         for listener in [first, second] {
             listener.set_nonblocking(true).unwrap();
@@ -145,8 +162,9 @@ mod tests {
                 tonic::transport::Server::builder().add_routes(Default::default()).serve_with_incoming(incoming),
             );
         }
-        let conductor = Conductor::connect(&format!("{gone_at}, {first_at},{second_at}")).await.unwrap();
-        assert_eq!(conductor.addresses, [first_at.as_str(), &second_at, &gone_at]);
+        let all = format!("{gone_at}, {hangs_at},{first_at},{second_at}");
+        let conductor = Conductor::connect(&all).await.unwrap();
+        assert_eq!(conductor.addresses, [first_at.as_str(), &second_at, &gone_at, &hangs_at]);
         assert_eq!(conductor.another().await.unwrap().addresses[0], second_at);
     }
 }

@@ -49,8 +49,8 @@ async fn set(args: &SettingsSetArgs, addresses: &str, json: bool) -> Result<(), 
     let all = Conductor::each(addresses)?;
     let mut late = Vec::new();
     for other in &all {
-        if !follows(other, set.version).await {
-            late.push(other.address());
+        if let Err(reason) = follows(other, set.version).await {
+            late.push(format!("{} ({reason})", other.address()));
         }
     }
     if !late.is_empty() {
@@ -64,39 +64,56 @@ async fn set(args: &SettingsSetArgs, addresses: &str, json: bool) -> Result<(), 
     Ok(line(&text)?)
 }
 
-async fn follows(conductor: &Conductor, version: u64) -> bool {
-    let until = baton_runtime::now() + FOLLOW;
-    while baton_runtime::now() < until {
-        if let Ok(settings) = conductor.cluster().get_settings(v1::GetSettingsRequest {}).await
-            && settings.get_ref().version >= version
-        {
-            return true;
+/// Waits until a conductor follows. Else says why it does not, as far as is known.
+async fn follows(conductor: &Conductor, version: u64) -> Result<(), String> {
+    let mut reason = "no answer".to_owned();
+    let followed = async {
+        loop {
+            reason = match conductor.cluster().get_settings(v1::GetSettingsRequest {}).await {
+                Ok(settings) if settings.get_ref().version >= version => return,
+                Ok(settings) => format!("it has version {}", settings.get_ref().version),
+                Err(status) => CliError::from(status).to_string(),
+            };
+            baton_runtime::sleep(LOOK).await;
         }
-        baton_runtime::sleep(LOOK).await;
-    }
-    false
+    };
+    let followed = tokio::time::timeout(FOLLOW, followed).await;
+    followed.map_err(|_| reason)
 }
 
 async fn watch(conductor: &str, json: bool) -> Result<(), CliError> {
-    let conductor = Conductor::connect(conductor).await?;
-    let mut changes = conductor.cluster().watch_settings(v1::WatchSettingsRequest {}).await?.into_inner();
+    let mut conductor = Conductor::connect(conductor).await?;
     let mut before: Option<v1::RunTimeSettings> = None;
     loop {
-        let settings = tokio::select! {
-            change = changes.message() => change?,
+        let ended = tokio::select! {
+            ended = watch_at(&conductor, &mut before, json) => ended,
             signal = tokio::signal::ctrl_c() => return Ok(signal?),
         };
-        let Some(settings) = settings else {
-            return Err(CliError::Cluster("the conductor goes down: ask another one".to_owned()));
-        };
-        let text = match (&before, json) {
-            (_, true) => to_json(&settings).to_string(),
-            (None, false) => render(&settings, Paint::stdout()),
-            (Some(before), false) => changed(before, &settings),
+        // It goes down, or has gone: another one tells, too.
+        match ended {
+            Err(CliError::Output(error)) => return Err(CliError::Output(error)),
+            _ if conductor.conductors() > 1 => conductor = conductor.another().await?,
+            Err(error) => return Err(error),
+            Ok(()) => return Err(CliError::Cluster("the conductor goes down: ask another one".to_owned())),
+        }
+        baton_runtime::sleep(LOOK).await;
+    }
+}
+
+/// Shows changes until the conductor goes down.
+async fn watch_at(conductor: &Conductor, before: &mut Option<v1::RunTimeSettings>, json: bool) -> Result<(), CliError> {
+    let mut changes = conductor.cluster().watch_settings(v1::WatchSettingsRequest {}).await?.into_inner();
+    while let Some(settings) = changes.message().await? {
+        let text = match before {
+            Some(before) if before.version >= settings.version => continue,
+            _ if json => to_json(&settings).to_string(),
+            None => render(&settings, Paint::stdout()),
+            Some(before) => changed(before, &settings),
         };
         line(&text)?;
-        before = Some(settings);
+        *before = Some(settings);
     }
+    Ok(())
 }
 
 /// Who asks: `user@host`.
@@ -116,7 +133,10 @@ fn changed(before: &v1::RunTimeSettings, after: &v1::RunTimeSettings) -> String 
         let was = before.settings.iter().find(|was| was.key == setting.key)?;
         (was.value != setting.value).then(|| format!("{} = {} (was {})", setting.key, value(setting), value(was)))
     });
-    let changes = changes.collect::<Vec<_>>().join(", ");
+    let mut changes = changes.collect::<Vec<_>>().join(", ");
+    if changes.is_empty() {
+        changes = "the same values".to_owned();
+    }
     format!("version {} by {}: {changes}", after.version, after.by)
 }
 

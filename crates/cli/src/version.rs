@@ -1,36 +1,64 @@
 //! `baton version`.
 
+use std::time::Duration;
+
 use baton_proto::{PROTOCOL_VERSION, v1};
+use futures::future::join_all;
 use serde_json::json;
 
 use crate::client::Conductor;
 use crate::error::CliError;
-use crate::screen::line;
+use crate::screen::{Paint, line};
+use crate::table::table;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// How long a conductor may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
 
-/// Prints the versions of this command and of the conductor; that none is reachable is no error.
-pub async fn run(address: &str, json: bool) -> Result<(), CliError> {
-    let conductor = ask(address).await;
+/// What a conductor says of itself, or why it does not.
+type Said = Result<v1::VersionResponse, String>;
+
+/// Prints the versions of this command and of each conductor, and which of them leads. That one is not reachable is no error.
+pub async fn run(addresses: &str, json: bool) -> Result<(), CliError> {
+    let conductors = Conductor::each(addresses)?;
+    let said = join_all(conductors.iter().map(ask)).await;
+    let all: Vec<_> = conductors.iter().map(Conductor::address).zip(said).collect();
     if json {
-        let conductor = match &conductor {
-            Ok(v) => {
-                json!({ "version": v.version, "protocol": v.protocol_version, "id": v.conductor_id, "address": address })
-            }
-            Err(_) => serde_json::Value::Null,
-        };
-        line(&json!({ "version": VERSION, "protocol": PROTOCOL_VERSION, "conductor": conductor }).to_string())?;
-        return Ok(());
+        let conductors: Vec<_> = all.iter().map(|(address, said)| to_json(address, said)).collect();
+        let told = json!({ "version": VERSION, "protocol": PROTOCOL_VERSION, "conductors": conductors });
+        return Ok(line(&told.to_string())?);
     }
-    line(&format!("baton      {VERSION} (protocol {PROTOCOL_VERSION})"))?;
-    line(&match &conductor {
-        Ok(v) => format!("conductor  {} (protocol {}), {} at {address}", v.version, v.protocol_version, v.conductor_id),
-        Err(error) => format!("conductor  not reachable: {error}"),
-    })?;
-    Ok(())
+    let header = ["CONDUCTOR", "ID", "VERSION", "PROTOCOL", "LEADS", "READY"];
+    let rows: Vec<_> = all.iter().map(|(address, said)| row(address, said)).collect();
+    line(&format!("baton {VERSION} (protocol {PROTOCOL_VERSION})\n"))?;
+    Ok(line(&table(&header, &rows, Paint::stdout(), |_, _, cell| cell.to_owned()))?)
 }
 
-async fn ask(address: &str) -> Result<v1::VersionResponse, CliError> {
-    let conductor = Conductor::connect(address).await?;
-    Ok(conductor.cluster().version(v1::VersionRequest {}).await?.into_inner())
+async fn ask(conductor: &Conductor) -> Said {
+    let mut client = conductor.cluster();
+    match tokio::time::timeout(ANSWER, client.version(v1::VersionRequest {})).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner).map_err(|status| CliError::from(status).to_string()),
+        Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs())),
+    }
+}
+
+fn row(address: &str, said: &Said) -> Vec<String> {
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    match said {
+        Ok(v) => {
+            let (id, version, protocol) = (v.conductor_id.clone(), v.version.clone(), v.protocol_version.to_string());
+            vec![address.to_owned(), id, version, protocol, yes(v.leads), yes(v.ready)]
+        }
+        Err(error) => vec![address.to_owned(), format!("not reachable: {error}")],
+    }
+}
+
+fn to_json(address: &str, said: &Said) -> serde_json::Value {
+    match said {
+        Ok(v) => json!({
+            "address": address, "id": v.conductor_id, "version": v.version, "protocol": v.protocol_version,
+            "leads": v.leads, "ready": v.ready,
+        }),
+        Err(error) => json!({ "address": address, "error": error }),
+    }
 }

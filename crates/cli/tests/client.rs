@@ -281,14 +281,18 @@ fn the_cache_is_shown_looked_up_and_cleared() {
 }
 
 #[test]
-fn version_says_both_or_that_nobody_is_there() {
+fn version_of_each_conductor_is_shown_and_which_one_leads() {
     let fake = Fake::start();
-    let (_, out, _) = run(&fake, &["version"]);
-    assert!(out.contains("baton ") && out.contains("conductor  9.9.9 (protocol 1), c1 at http://"), "{out}");
-    let output = baton(&fake, &["version", "--json", "--conductor", "127.0.0.1:1"]).output().unwrap();
+    let both = format!("{},127.0.0.1:1", fake.address());
+    let (_, out, _) = run(&fake, &["version", "--conductor", &both]);
+    let line = |has: &str| out.lines().find(|line| line.contains(has)).unwrap_or_default().to_owned();
+    assert!(line("9.9.9").split_whitespace().skip(1).eq(["c1", "9.9.9", "1", "yes", "no"]), "{out}");
+    assert!(line("127.0.0.1:1 ").contains("not reachable: ") && out.starts_with("baton "), "{out}");
+    let output = baton(&fake, &["version", "--json", "--conductor", &both]).output().unwrap();
     assert!(output.status.success());
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(json["conductor"].is_null() && json["version"].is_string());
+    assert_eq!((&json["conductors"][0]["leads"], &json["conductors"][0]["id"]), (&true.into(), &"c1".into()));
+    assert!(json["conductors"][1]["error"].is_string() && json["version"].is_string());
     let before = Instant::now();
     let output = baton(&fake, &["nodes", "--conductor", "127.0.0.1:1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(4));

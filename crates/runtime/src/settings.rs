@@ -275,7 +275,10 @@ fn problem(value: &Value, said: &str) -> String {
         return if said.contains(&quoted) { said.to_owned() } else { format!("{quoted}: {said}") };
     };
     let expected = match expected {
-        "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number, 0 or more",
+        "a boolean" => "true or false",
         "f32" | "f64" => "a number",
         expected => expected,
     };

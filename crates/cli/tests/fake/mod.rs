@@ -262,6 +262,8 @@ impl v1::cluster_server::Cluster for Service {
             version: "9.9.9".into(),
             protocol_version: 1,
             conductor_id: "c1".into(),
+            leads: true,
+            ready: false,
         }))
     }
 }
