@@ -4,9 +4,9 @@ ARG RUST=docker.io/library/rust:1.95-slim-bookworm
 ARG DEBIAN=docker.io/library/debian:bookworm-slim
 
 FROM ${RUST} AS build
-# What links libibverbs (scripts/test-rdma.sh), protoc (scripts/protoc), and Python for the SBOM.
+# What links libibverbs (scripts/test-rdma.sh), protoc and Google's own messages (scripts/protoc), and Python for the SBOM.
 RUN apt-get update && apt-get install --yes --no-install-recommends cmake g++ libclang-dev libibverbs-dev libnl-3-dev \
-  libnl-route-3-dev make pkg-config protobuf-compiler python3 && rm -rf /var/lib/apt/lists/*
+  libnl-route-3-dev libprotobuf-dev make pkg-config protobuf-compiler python3 && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
 # Names of functions stay for backtraces; lines do not.

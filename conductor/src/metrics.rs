@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
-use baton_types::{FetchReport, FinishReason, NodeRole, Timeline, Usage};
+use baton_types::{ErrorKind, FetchReport, FinishReason, NodeRole, Timeline, Usage};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use crate::accuracy::{Estimate, Pair};
@@ -257,8 +257,25 @@ impl EstimateMetrics {
     }
 }
 
+/// Makes the counters that are looked up by their labels, so that the first event raises them from 0.
+fn make_labelled() {
+    for kind in ErrorKind::ALL {
+        counter!(FAILURES, "kind" => kind.as_str()).absolute(0);
+        for stage in GenerateError::STAGES {
+            counter!(REJECTIONS, "kind" => kind.as_str(), "stage" => stage).absolute(0);
+        }
+    }
+    for reason in FinishReason::ALL {
+        counter!(SUCCESSES, "finished_reason" => reason.as_str()).absolute(0);
+    }
+    for role in NodeRole::ALL {
+        counter!(NODES_LOST, "role" => role.as_str()).absolute(0);
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
+        make_labelled();
         Self {
             attached: counter!(ATTACHED),
             held: counter!(HELD),
@@ -410,5 +427,24 @@ impl Metrics {
         let card = door.model_card();
         self.prefill_nodes.set(f64::from(card.prefill_nodes));
         self.decode_nodes.set(f64::from(card.decode_nodes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_failures_begin_at_zero() {
+        let (telemetry, _metrics) = baton_runtime::Telemetry::local(&[METRICS], Metrics::default).unwrap();
+        let text = telemetry.render();
+        for series in [
+            r#"baton_conductor_rejections_total{kind="overloaded",stage="placement"}"#,
+            r#"baton_conductor_request_failures_total{kind="internal"}"#,
+            r#"baton_conductor_request_success_total{finished_reason="stop"}"#,
+            r#"baton_conductor_nodes_lost_total{role="decode"}"#,
+        ] {
+            assert!(text.contains(&format!("{series} 0\n")), "{series} is missing");
+        }
     }
 }

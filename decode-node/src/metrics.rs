@@ -1,6 +1,7 @@
 //! The decode node's metrics.
 
 use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_scheduler::DecodeCore;
 use baton_types::{DecodeEvent, FetchReport, PrefillEvent, Refused};
 use metrics::{Counter, Histogram, counter, histogram};
 
@@ -115,6 +116,10 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
+        // `increase()` does not see a counter's first event if the counter begins with it.
+        for stage in DecodeCore::STAGES {
+            counter!(ABORTS, "stage" => stage).absolute(0);
+        }
         Self {
             tokens: counter!(TOKENS),
             queue: histogram!(QUEUE),

@@ -96,6 +96,13 @@ impl State {
 impl PathStats {
     pub(crate) fn new(node: &NodeId) -> Self {
         let peer = node.to_string();
+        // Every fallback that may come, so that the first one raises its counter from 0.
+        for from in [TransportKind::Rdma, TransportKind::Shm] {
+            for to in [TransportKind::Shm, TransportKind::Tcp].into_iter().filter(|to| to.rank() > from.rank()) {
+                let (from, to) = (from.as_str(), to.as_str());
+                counter!(FAILOVERS, "peer" => peer.clone(), "from" => from, "to" => to).absolute(0);
+            }
+        }
         Self {
             state: Mutex::default(),
             busy: counter!(PEER_BUSY, "peer" => peer.clone()),

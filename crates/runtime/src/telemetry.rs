@@ -164,7 +164,13 @@ impl Telemetry {
         let handle = builder.install_recorder()?;
         for doc in metrics.iter().copied().flatten().chain(METRICS) {
             match doc.kind {
-                MetricKind::Counter => metrics::describe_counter!(doc.name, doc.help),
+                MetricKind::Counter => {
+                    metrics::describe_counter!(doc.name, doc.help);
+                    if doc.labels.is_empty() {
+                        // `increase()` does not see a counter's first event if the counter begins with it.
+                        metrics::counter!(doc.name).absolute(0);
+                    }
+                }
                 MetricKind::Gauge => metrics::describe_gauge!(doc.name, doc.help),
                 MetricKind::Histogram(_) => metrics::describe_histogram!(doc.name, doc.help),
             }
@@ -255,6 +261,7 @@ mod tests {
     }
 
     const DOCS: &[MetricDoc] = &[
+        MetricDoc { name: "baton_test_events_total", kind: MetricKind::Counter, labels: &[], help: "Events." },
         MetricDoc { name: "baton_test_things_total", kind: MetricKind::Counter, labels: &["kind"], help: "Things." },
         MetricDoc {
             name: "baton_test_wait_seconds",
@@ -291,6 +298,7 @@ mod tests {
         let telemetry = Telemetry::install(&[DOCS]).unwrap();
         let text = telemetry.render();
         assert!(text.contains(&format!("baton_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))), "{text}");
+        assert!(text.contains("baton_test_events_total 0\n"), "a counter without labels begins at 0: {text}");
         let line = text.lines().find(|line| line.starts_with("baton_process_resident_bytes ")).expect("there is one");
         assert!(!line.ends_with(" 0"), "{line}");
     }

@@ -214,6 +214,9 @@ pub enum NodeRole {
 }
 
 impl NodeRole {
+    /// Both roles.
+    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
+
     /// `prefill` or `decode`.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -17,6 +17,9 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// Every reason.
+    pub const ALL: [Self; 2] = [Self::Stop, Self::Length];
+
     /// `stop` or `length`, as in OpenAI's API.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -164,6 +164,9 @@ impl DecodeCore {
         }
     }
 
+    /// Every [`Self::stage`].
+    pub const STAGES: [&'static str; 5] = ["granted", "waiting", "preempted", "moving", "running"];
+
     /// How far a request is: `granted`, `waiting`, `preempted`, `moving` here or `running`; `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         let sequence = self.sequences.get(&key).filter(|sequence| !sequence.ended)?;

@@ -152,6 +152,9 @@ impl PrefillCore {
         self.pool.cold(now, self.config.cold_after) as u32
     }
 
+    /// Every [`Self::stage`].
+    pub const STAGES: [&'static str; 5] = ["queued", "computing", "granted", "pushing", "handing_over"];
+
     /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_over`; `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         if self.queued.contains_key(&key) {

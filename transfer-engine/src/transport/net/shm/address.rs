@@ -14,10 +14,13 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// Names the running kernel: two processes that read the same one share a host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Its target names the network namespace, as in `net:[4026531840]`: names without a file are seen within it alone.
+const NETWORK: &str = "/proc/self/ns/net";
 /// Longest name of a socket, bytes (unix(7)).
 const MAX_NAME: usize = 107;
 
-/// `boot-id/@name` (a name without a file, for processes that share a network namespace) or `boot-id//path` (for those that share a folder).
+/// `boot-id/@name` (a name without a file, for processes that share a network namespace, which it ends with) or `boot-id//path` (for those that share a
+/// folder).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
     boot_id: String,
@@ -31,7 +34,7 @@ impl ShmAddress {
         let (process, engine) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
         let name = format!("baton-kv-{process}-{engine}-{:016x}", generation.0);
         let socket = match folder {
-            None => format!("@{name}"),
+            None => format!("@{name}-{}", network()),
             Some(folder) => folder.join(name).to_string_lossy().into_owned(),
         };
         if socket.len() > MAX_NAME {
@@ -47,9 +50,13 @@ impl ShmAddress {
         Some(Self { boot_id: boot_id.to_owned(), socket: socket.to_owned() })
     }
 
-    /// Whether it is on this host.
+    /// Whether it can be reached from here: it is on this host, and in this network namespace or a folder that this process sees.
     pub(crate) fn is_here(&self) -> bool {
-        !self.boot_id.is_empty() && boot_id() == self.boot_id
+        let is_seen = match self.socket.strip_prefix('@') {
+            Some(name) => name.ends_with(network()),
+            None => Path::new(&self.socket).exists(),
+        };
+        is_seen && !self.boot_id.is_empty() && boot_id() == self.boot_id
     }
 
     /// Connects to a process of the same user: each side lets the other read its memory.
@@ -74,6 +81,13 @@ impl std::fmt::Display for ShmAddress {
 fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| std::fs::read_to_string(BOOT_ID).map(|id| id.trim().to_owned()).unwrap_or_default())
+}
+
+/// Empty where the kernel does not tell.
+fn network() -> &'static str {
+    static NETWORK_ID: OnceLock<String> = OnceLock::new();
+    NETWORK_ID
+        .get_or_init(|| std::fs::read_link(NETWORK).map(|id| id.to_string_lossy().into_owned()).unwrap_or_default())
 }
 
 /// A listener; its socket's file, if it has one, goes with it.
@@ -131,7 +145,16 @@ mod tests {
             check_user(&listener.socket.accept().await.unwrap().0).unwrap();
         }
         std::fs::remove_dir(&folder).expect("the socket's file is gone");
-        assert!(!ShmAddress::parse("another-boot/@x").unwrap().is_here());
         assert!(ShmAddress::parse("no slash").is_none());
+    }
+
+    #[test]
+    fn another_host_network_or_folder_is_not_here() {
+        let at = |socket: String| ShmAddress { boot_id: boot_id().to_owned(), socket };
+        assert!(at(format!("@x-{}", network())).is_here());
+        assert!(!at("@x-net:[1]".to_owned()).is_here(), "another pod of the same machine");
+        assert!(!at("/no/such/folder/x".to_owned()).is_here(), "a folder that is not mounted here");
+        let elsewhere = ShmAddress { boot_id: "another-boot".to_owned(), ..at(format!("@x-{}", network())) };
+        assert!(!elsewhere.is_here());
     }
 }
