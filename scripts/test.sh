@@ -28,7 +28,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_with_all_faults)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(/^(front_ends|pauses)::/)' "figures of several conductors, which take seven minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(/^(frontends|pauses)::/)' "figures of several conductors, which take seven minutes: make test-long"
 if [[ -z ${BATON_FIXTURES-} ]]; then
   without 'binary(=real_traces)' "needs Mooncake's traces: BATON_FIXTURES"
 elif [[ -z ${BATON_TEST_LONG-} ]]; then

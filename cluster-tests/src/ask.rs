@@ -41,7 +41,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The hand-over.
+    /// The handoff.
     pub fn kv_transfer(&self) -> v1::KvTransfer {
         self.finished.timeline.as_ref().and_then(|timeline| timeline.kv_transfer.clone()).unwrap_or_default()
     }

@@ -42,7 +42,7 @@ pub struct HttpAnswer {
 
 /// A running cluster; everything is killed when it is dropped.
 pub struct Cluster {
-    /// The front door.
+    /// The frontend.
     pub conductor: Process,
     /// Prefill nodes, `prefill-0` on.
     pub prefill: Vec<Process>,
@@ -181,7 +181,7 @@ impl Builder {
 }
 
 impl Cluster {
-    /// A client of the front door.
+    /// A client of the frontend.
     pub fn inference(&self) -> v1::inference_client::InferenceClient<Channel> {
         let client = v1::inference_client::InferenceClient::new(self.channel.clone());
         client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES)

@@ -8,7 +8,7 @@ const WINDOW: usize = 512;
 /// What placement predicts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Estimate {
-    /// Seconds from the placement to the first token at the front door.
+    /// Seconds from the placement to the first token at the frontend.
     Ttft,
     /// Seconds between tokens: the mean of the longest tenth of the gaps, as everywhere.
     Tbt,

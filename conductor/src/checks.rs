@@ -77,7 +77,7 @@ async fn in_turn<T: Send + 'static>(
     working.await.unwrap_or_else(|panic| {
         tracing::error!(%panic, "checking a request failed");
         let message = "checking the request failed".to_owned();
-        Err(GenerateError::FrontDoor { kind: ErrorKind::Internal, message, retry_after: None })
+        Err(GenerateError::Frontend { kind: ErrorKind::Internal, message, retry_after: None })
     })
 }
 

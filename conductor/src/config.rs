@@ -146,7 +146,7 @@ pub struct Settings {
     pub stall_timeout_s: f64,
     /// How often a request is placed at most.
     pub max_attempts: u32,
-    /// How placement chooses: round-robin, load-balance, cache-aware or baton.
+    /// How placement chooses: round-robin, load-balance, cache-aware or min-total-delay.
     pub placement: String,
     /// What is taken in where requests have objectives: none, early or selective.
     pub admission: String,
@@ -165,7 +165,7 @@ pub struct Settings {
     /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
     pub prompts_at_decode: String,
     /// Whether decode nodes compute the tails of long prompts while the prefill node computes what comes before, where that brings the first token forward.
-    pub split_prompts: bool,
+    pub partial_prefill: bool,
     /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
     pub fetch_prefixes: bool,
     /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1 for none: it is brought where one asks.
@@ -222,7 +222,7 @@ impl Default for Settings {
             queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
             max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
             prompts_at_decode: cluster.prompts_at_decode.as_str().into(),
-            split_prompts: cluster.splits_prompts,
+            partial_prefill: cluster.takes_partial_prefills,
             fetch_prefixes: cluster.fetches,
             replicate_prefixes: cluster.replicas,
             replicate_interval_s: 5.0,
@@ -294,10 +294,10 @@ pub struct Flags {
     /// Element type of K and V of all nodes: f16, bf16, f32 or int8 [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
-    /// How placement chooses: round-robin, load-balance, cache-aware or baton [default: baton]
+    /// How placement chooses: round-robin, load-balance, cache-aware or min-total-delay [default: min-total-delay]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
-    /// What is taken in where requests have objectives: none, early or selective [default: selective]
+    /// What is taken in where requests have objectives: none, early or value-density [default: value-density]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
     /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
@@ -323,7 +323,7 @@ pub struct Flags {
     pub prompts_at_decode: Option<String>,
     /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before [default: true]
     #[arg(long, value_name = "BOOL")]
-    pub split_prompts: Option<bool>,
+    pub partial_prefill: Option<bool>,
     /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,
@@ -358,7 +358,7 @@ pub struct Flags {
 
 /// The command line.
 #[derive(Debug, clap::Parser)]
-#[command(name = "baton-conductor", version, about = "The front door of a Baton cluster")]
+#[command(name = "baton-conductor", version, about = "The frontend of a Baton cluster")]
 pub struct Cli {
     /// Settings file (TOML); the environment (BATON_...) and flags go before it
     #[arg(long, value_name = "FILE")]

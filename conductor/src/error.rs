@@ -32,7 +32,7 @@ pub enum GenerateError {
     },
     /// The conductor itself has no room for it.
     #[error("{message}")]
-    FrontDoor {
+    Frontend {
         /// What to do about it.
         kind: ErrorKind,
         /// Why.
@@ -51,7 +51,7 @@ impl GenerateError {
         match self {
             Self::Invalid { .. } | Self::TooLong(_) => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::FrontDoor { kind, .. } => *kind,
+            Self::Frontend { kind, .. } => *kind,
             Self::Request(error) => error.kind(),
         }
     }
@@ -63,7 +63,7 @@ impl GenerateError {
     pub fn stage(&self) -> &'static str {
         match self {
             Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "validation",
-            Self::FrontDoor { .. } | Self::Request(RequestError::GoingDown) => "admission",
+            Self::Frontend { .. } | Self::Request(RequestError::GoingDown) => "admission",
             Self::Request(_) => "placement",
         }
     }
@@ -71,7 +71,7 @@ impl GenerateError {
     /// When a retry may succeed.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::FrontDoor { retry_after, .. } => *retry_after,
+            Self::Frontend { retry_after, .. } => *retry_after,
             Self::Request(RequestError::Refused(refusal)) => refusal.retry_after,
             Self::Request(RequestError::Node { refused, .. })
                 if matches!(refused.kind, ErrorKind::Overloaded | ErrorKind::Unavailable) =>

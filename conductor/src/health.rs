@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use baton_runtime::Telemetry;
 use serde_json::json;
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// What a port tells of the inside.
 #[derive(Clone)]
@@ -22,13 +22,13 @@ pub enum Tells {
 }
 
 /// `/health` and `/ready`, and for operators `/metrics`.
-pub fn routes(door: Arc<FrontDoor>, tells: Tells) -> Router {
+pub fn routes(frontend: Arc<Frontend>, tells: Tells) -> Router {
     let routes = Router::new().route("/health", get(alive));
     match tells {
-        Tells::Clients => routes.route("/ready", get(ready)).with_state(door),
+        Tells::Clients => routes.route("/ready", get(ready)).with_state(frontend),
         Tells::Operators(telemetry) => {
-            let metrics = Router::new().route("/metrics", get(metrics)).with_state((Arc::clone(&door), telemetry));
-            routes.route("/ready", get(ready_with_details)).with_state(door).merge(metrics)
+            let metrics = Router::new().route("/metrics", get(metrics)).with_state((Arc::clone(&frontend), telemetry));
+            routes.route("/ready", get(ready_with_details)).with_state(frontend).merge(metrics)
         }
     }
 }
@@ -38,32 +38,32 @@ async fn alive() -> Response {
     Json(json!({ "status": "alive" })).into_response()
 }
 
-fn status(door: &FrontDoor) -> (StatusCode, &'static str) {
-    if door.is_ready() { (StatusCode::OK, "ready") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready") }
+fn status(frontend: &Frontend) -> (StatusCode, &'static str) {
+    if frontend.is_ready() { (StatusCode::OK, "ready") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready") }
 }
 
 /// 200 if a request could be served now, 503 if not.
-async fn ready(State(door): State<Arc<FrontDoor>>) -> Response {
-    let (code, status) = status(&door);
+async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
+    let (code, status) = status(&frontend);
     (code, Json(json!({ "status": status }))).into_response()
 }
 
 /// The same; the body says what is there.
-async fn ready_with_details(State(door): State<Arc<FrontDoor>>) -> Response {
-    let card = door.model_card();
-    let (code, status) = status(&door);
+async fn ready_with_details(State(frontend): State<Arc<Frontend>>) -> Response {
+    let card = frontend.model_card();
+    let (code, status) = status(&frontend);
     let body = json!({
         "status": status,
-        "led": door.desk.is_led(door.clock.now()),
+        "led": frontend.desk.is_led(frontend.clock.now()),
         "model": card.name,
         "prefill_nodes": card.prefill_nodes,
         "decode_nodes": card.decode_nodes,
-        "requests": door.live.len(),
+        "requests": frontend.live.len(),
     });
     (code, Json(body)).into_response()
 }
 
-async fn metrics(State((door, telemetry)): State<(Arc<FrontDoor>, Telemetry)>) -> Response {
-    door.metrics.refresh(&door);
+async fn metrics(State((frontend, telemetry)): State<(Arc<Frontend>, Telemetry)>) -> Response {
+    frontend.metrics.refresh(&frontend);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], telemetry.render()).into_response()
 }

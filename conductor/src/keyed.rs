@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::budget::{Budget, Reservation};
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Outgoing, QUEUED_RESPONSES, Responses};
+use crate::frontend::{Frontend, Outgoing, QUEUED_RESPONSES, Responses};
 use crate::prompt::timeout;
 use crate::unread::{MAX_BYTES, size};
 
@@ -82,7 +82,7 @@ enum Claim {
 
 /// A key in use. Given up when dropped.
 struct Key {
-    door: Arc<FrontDoor>,
+    frontend: Arc<Frontend>,
     key: String,
     answer: Arc<watch::Sender<Answer>>,
 }
@@ -164,7 +164,7 @@ impl KeyedAnswers {
     }
 }
 
-impl FrontDoor {
+impl Frontend {
     /// Answers a request that has a key. If another one with the key is being answered, or was a moment ago, it gets the same answer.
     pub(crate) async fn generate_keyed(
         self: &Arc<Self>,
@@ -220,11 +220,11 @@ impl FrontDoor {
                 return Ok(Claim::Another(kept.request, attach(&kept.answer)));
             }
             let message = "idempotency_key: another request has this key, and asks for something else".to_owned();
-            return Err(GenerateError::FrontDoor { kind: ErrorKind::Conflict, message, retry_after: None });
+            return Err(GenerateError::Frontend { kind: ErrorKind::Conflict, message, retry_after: None });
         }
         let answer = Arc::new(watch::Sender::new(Answer::new(&self.keyed.budget)));
         keyed.insert(key.to_owned(), Kept { request, asked, answer: Arc::clone(&answer) });
-        Ok(Claim::Mine(Key { door: Arc::clone(self), key: key.to_owned(), answer }))
+        Ok(Claim::Mine(Key { frontend: Arc::clone(self), key: key.to_owned(), answer }))
     }
 
     /// Sends an answer to a client until its own time is over. Of the first one, how long the messages took on their way counts.
@@ -326,13 +326,13 @@ impl Key {
         }
         self.answer.send_modify(|answer| answer.state = State::Over);
         // Those who read it still hold it.
-        while self.is_mine(&self.door.keyed.lock()) {
+        while self.is_mine(&self.frontend.keyed.lock()) {
             tokio::select! {
                 () = &mut left => {
                     self.gave_up();
                     left.set(self.left_alone());
                 }
-                () = self.door.shutdown.wait_for(Phase::Closing) => return,
+                () = self.frontend.shutdown.wait_for(Phase::Closing) => return,
             }
         }
     }
@@ -352,7 +352,7 @@ impl Key {
             self.answer.closed().await;
             let readers = self.answer.borrow().readers;
             for _ in 0..KEPT_FOR.as_secs() {
-                self.door.clock.sleep(Duration::from_secs(1)).await;
+                self.frontend.clock.sleep(Duration::from_secs(1)).await;
                 if self.answer.borrow().readers != readers {
                     continue 'read;
                 }
@@ -363,7 +363,7 @@ impl Key {
 
     /// Gives the key up, if nobody reads.
     fn gave_up(&self) -> bool {
-        let mut keyed = self.door.keyed.lock();
+        let mut keyed = self.frontend.keyed.lock();
         // Whoever attaches does so under the lock.
         let is_left = self.answer.is_closed();
         if is_left && self.is_mine(&keyed) {
@@ -373,7 +373,7 @@ impl Key {
     }
 
     fn forget(&self) {
-        let mut keyed = self.door.keyed.lock();
+        let mut keyed = self.frontend.keyed.lock();
         if self.is_mine(&keyed) {
             keyed.remove(&self.key);
         }

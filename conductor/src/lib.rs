@@ -1,6 +1,6 @@
-//! The front door: tokenizes, places, admits, relays.
+//! The frontend: tokenizes, places, admits, relays.
 //!
-//! `main` calls [`run`]. `front_door` takes a request in, `relay` carries it between its nodes and its client, `membership` and `nodes` keep the sessions with the
+//! `main` calls [`run`]. `frontend` takes a request in, `relay` carries it between its nodes and its client, `membership` and `nodes` keep the sessions with the
 //! nodes, `grpc` and `http` translate. What decides is `baton_scheduler`: its `Cluster` and its `RequestCore`.
 //!
 //! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and its charges end with it.
@@ -20,7 +20,7 @@ mod coalesce;
 mod cors;
 mod error;
 mod etcd;
-mod front_door;
+mod frontend;
 mod grpc;
 mod health;
 mod http;

@@ -1,4 +1,4 @@
-//! `baton-conductor`: the front door of a Baton cluster.
+//! `baton-conductor`: the frontend of a Baton cluster.
 
 use std::process::ExitCode;
 

@@ -10,7 +10,7 @@ use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::nodes::{SessionError, SessionEvents, run_session};
 
 /// Requests that are told at once that their node is away, and how long the next ones wait.
@@ -18,40 +18,40 @@ const AWAY_AT_ONCE: usize = 32;
 const AWAY_EVERY: Duration = Duration::from_millis(10);
 
 /// Takes a node in, and dials it where it is new.
-pub fn join(door: &Arc<FrontDoor>, info: NodeInfo) -> Result<(), Refused> {
-    check_model(door, &info)?;
-    let Some(dial) = door.nodes.register(info)? else { return Ok(()) };
+pub fn join(frontend: &Arc<Frontend>, info: NodeInfo) -> Result<(), Refused> {
+    check_model(frontend, &info)?;
+    let Some(dial) = frontend.nodes.register(info)? else { return Ok(()) };
     let node = dial.info.node.clone();
-    let door = Arc::clone(door);
-    door.clone().tasks.spawn_request("node session", async move {
+    let frontend = Arc::clone(frontend);
+    frontend.clone().tasks.spawn_request("node session", async move {
         tokio::select! {
-            begun = run_session(&door.nodes, dial, door.id, &*door.clock, &*door) => if let Err(error) = begun {
+            begun = run_session(&frontend.nodes, dial, frontend.id, &*frontend.clock, &*frontend) => if let Err(error) = begun {
                 tracing::warn!(%node, %error, "no session with a node");
             },
             // The nodes see their sessions end and abort what is left.
-            () = door.tasks.cancelled() => {}
+            () = frontend.tasks.cancelled() => {}
         }
     });
     Ok(())
 }
 
 /// A node of another model, or with another layout than the nodes that are here, cannot serve with them.
-fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
+fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
     let refuse = |message: String| Err(Refused { kind: ErrorKind::Invalid, message });
-    if info.model != door.model.name {
+    if info.model != frontend.model.name {
         return refuse(format!(
             "model: node {} serves '{}', this cluster '{}'",
-            info.node, info.model, door.model.name
+            info.node, info.model, frontend.model.name
         ));
     }
     // Another vocabulary masks other tokens of a structured output.
-    let own = door.model.grammars.digest();
+    let own = frontend.model.grammars.digest();
     if info.vocabulary != own {
         return refuse(format!("vocabulary: node {} has {}, this cluster {own}", info.node, info.vocabulary));
     }
     // It may be restarted with another one, under the same name: this node stays and asks again.
     let stays = |message: String| Err(Refused { kind: ErrorKind::Unavailable, message });
-    let (layout, wanted) = (&info.layout, door.kv);
+    let (layout, wanted) = (&info.layout, frontend.kv);
     if layout.block_tokens != wanted.block_tokens {
         let (node, has, wanted) = (&info.node, layout.block_tokens, wanted.block_tokens);
         return stays(format!("block_tokens: node {node} has {has}, this conductor's setting is {wanted}"));
@@ -60,7 +60,7 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
         let (node, has, wanted) = (&info.node, layout.dtype.as_str(), wanted.dtype.as_str());
         return stays(format!("kv_dtype: node {node} has {has}, this conductor's setting is {wanted}"));
     }
-    let cluster = door.cluster();
+    let cluster = frontend.cluster();
     let other = cluster.nodes().find(|node| node.is_ready() && node.info().node != info.node);
     let Some(other) = other.map(|node| node.info()) else { return Ok(()) };
     match other.layout.check_compatible(&info.layout) {
@@ -70,7 +70,7 @@ fn check_model(door: &FrontDoor, info: &NodeInfo) -> Result<(), Refused> {
     }
 }
 
-impl SessionEvents for FrontDoor {
+impl SessionEvents for Frontend {
     fn check(&self, info: &NodeInfo) -> Result<(), SessionError> {
         check_model(self, info).map_err(|refused| SessionError::WrongNode(refused.message))
     }
@@ -159,7 +159,7 @@ impl SessionEvents for FrontDoor {
     }
 }
 
-impl FrontDoor {
+impl Frontend {
     fn on_load(&self, now: Instant, info: &NodeInfo, load: Load) {
         let stalled = load.stalled;
         let was_stalled = {
@@ -216,8 +216,8 @@ impl FrontDoor {
     }
 
     fn on_prefill(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: PrefillEvent) {
-        if let PrefillEvent::Copied(report) = &event {
-            return self.on_copied(key, report);
+        if let PrefillEvent::Replicated(report) = &event {
+            return self.on_replicated(key, report);
         }
         self.live.deliver(&info.node, key, now, RequestEvent::Prefill(event));
     }

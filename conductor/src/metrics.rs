@@ -8,21 +8,21 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 const SUCCESSES: &str = "baton_conductor_request_success_total";
 const FAILURES: &str = "baton_conductor_request_failures_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const ATTACHED: &str = "baton_conductor_requests_attached_total";
-const HELD: &str = "baton_conductor_requests_held_total";
+const HELD: &str = "baton_conductor_requests_queued_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
 const RELAY: &str = "baton_conductor_relay_seconds";
 const PLACEMENT: &str = "baton_conductor_placement_seconds";
-const MOVES: &str = "baton_conductor_moves_total";
-const MOVED_TOKENS: &str = "baton_conductor_moved_tokens_total";
+const MIGRATIONS: &str = "baton_conductor_migrations_total";
+const MIGRATED_TOKENS: &str = "baton_conductor_migrated_tokens_total";
 const AT_DECODE: &str = "baton_conductor_prompts_at_decode_total";
-const SPLIT: &str = "baton_conductor_split_prompts_total";
+const PARTIAL_PREFILLS: &str = "baton_conductor_partial_prefills_total";
 const LEADS: &str = "baton_conductor_leads";
 const SETTINGS: &str = "baton_conductor_settings_version";
 const RUNNING: &str = "baton_conductor_requests_running";
@@ -39,8 +39,8 @@ const PREDICTED_SECONDS: &str = "baton_conductor_estimate_predicted_seconds";
 const MEASURED_SECONDS: &str = "baton_conductor_estimate_measured_seconds";
 const PREDICTED_TOKENS: &str = "baton_conductor_estimate_predicted_tokens";
 const MEASURED_TOKENS: &str = "baton_conductor_estimate_measured_tokens";
-const COPIES: &str = "baton_conductor_prefix_copies_total";
-const COPIED_BYTES: &str = "baton_conductor_prefix_copied_bytes_total";
+const REPLICATIONS: &str = "baton_conductor_prefix_replications_total";
+const REPLICATED_BYTES: &str = "baton_conductor_prefix_replicated_bytes_total";
 const NODES: &str = "baton_conductor_nodes_ready";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
 
@@ -87,23 +87,23 @@ pub const METRICS: &[MetricDoc] = &[
         HELD,
         MetricKind::Counter,
         &[],
-        "Requests that waited at the door for the cluster to get room, within their objective.",
+        "Requests that waited in the admission queue for the cluster to get room, within their objective.",
     ),
     doc(RETRIES, MetricKind::Counter, &[], "Requests placed again after a node failed or refused."),
     doc(
         GRANTS_REFUSED,
         MetricKind::Counter,
         &["outcome"],
-        "Grants that a decode node refused for want of room or because its steps were longer than the request's objective: redirected to another decode node, or retried at the same one because no other had room.",
+        "Grants that a decode node refused for want of room or because its steps were longer than the request's objective: reselected to another decode node, or retried at the same one because no other had room.",
     ),
     doc(
-        MOVES,
+        MIGRATIONS,
         MetricKind::Counter,
         &["outcome"],
         "Requests that another decode node was asked to go on with, because theirs had no room for them or was on its way out: taken, or failed and left where they were.",
     ),
     doc(
-        MOVED_TOKENS,
+        MIGRATED_TOKENS,
         MetricKind::Counter,
         &[],
         "Their tokens whose KV was brought to the other node, not computed there.",
@@ -115,7 +115,7 @@ pub const METRICS: &[MetricDoc] = &[
         "Prompts that were sent to a decode node: short ones, or all where no prefill node is left.",
     ),
     doc(
-        SPLIT,
+        PARTIAL_PREFILLS,
         MetricKind::Counter,
         &[],
         "Prompts that two nodes compute: the decode node their tail, while the prefill node computes what comes before.",
@@ -143,9 +143,9 @@ pub const METRICS: &[MetricDoc] = &[
         TTFT,
         MetricKind::Histogram(LATENCY_BUCKETS),
         &[],
-        "From a request's arrival to its first token at the front door.",
+        "From a request's arrival to its first token at the frontend.",
     ),
-    doc(GAP, MetricKind::Histogram(GAP_BUCKETS), &[], "Between two pieces of a request's output at the front door."),
+    doc(GAP, MetricKind::Histogram(GAP_BUCKETS), &[], "Between two pieces of a request's output at the frontend."),
     doc(
         RELAY,
         MetricKind::Histogram(RELAY_BUCKETS),
@@ -184,12 +184,12 @@ pub const METRICS: &[MetricDoc] = &[
     ),
     doc(MEASURED_TOKENS, MetricKind::Histogram(TOKEN_BUCKETS), &["estimate"], "Their output."),
     doc(
-        COPIES,
+        REPLICATIONS,
         MetricKind::Counter,
         &["outcome"],
         "Hot prefixes that prefill nodes were told to fetch before a prompt asked for them there: ordered, and of those done or failed.",
     ),
-    doc(COPIED_BYTES, MetricKind::Counter, &[], "Bytes of KV that came by them."),
+    doc(REPLICATED_BYTES, MetricKind::Counter, &[], "Bytes of KV that came by them."),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that take requests."),
     doc(
         NODES_LOST,
@@ -208,11 +208,11 @@ pub struct Metrics {
     attached: Counter,
     held: Counter,
     retries: Counter,
-    grants_redirected: Counter,
+    grants_reselected: Counter,
     grants_retried: Counter,
-    moves_taken: Counter,
-    moves_failed: Counter,
-    moved_tokens: Counter,
+    migrations_done: Counter,
+    migrations_failed: Counter,
+    migrated_tokens: Counter,
     at_decode: Counter,
     split: Counter,
     running: Gauge,
@@ -230,10 +230,10 @@ pub struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     cached_tokens: Counter,
-    copies_ordered: Counter,
-    copies_done: Counter,
-    copies_failed: Counter,
-    copied_bytes: Counter,
+    replications_ordered: Counter,
+    replications_done: Counter,
+    replications_failed: Counter,
+    replicated_bytes: Counter,
     prefill_nodes: Gauge,
     decode_nodes: Gauge,
     estimates: [EstimateMetrics; Estimate::ALL.len()],
@@ -280,13 +280,13 @@ impl Default for Metrics {
             attached: counter!(ATTACHED),
             held: counter!(HELD),
             retries: counter!(RETRIES),
-            grants_redirected: counter!(GRANTS_REFUSED, "outcome" => "redirected"),
+            grants_reselected: counter!(GRANTS_REFUSED, "outcome" => "reselected"),
             grants_retried: counter!(GRANTS_REFUSED, "outcome" => "retried"),
-            moves_taken: counter!(MOVES, "outcome" => "taken"),
-            moves_failed: counter!(MOVES, "outcome" => "failed"),
-            moved_tokens: counter!(MOVED_TOKENS),
+            migrations_done: counter!(MIGRATIONS, "outcome" => "taken"),
+            migrations_failed: counter!(MIGRATIONS, "outcome" => "failed"),
+            migrated_tokens: counter!(MIGRATED_TOKENS),
             at_decode: counter!(AT_DECODE),
-            split: counter!(SPLIT),
+            split: counter!(PARTIAL_PREFILLS),
             running: gauge!(RUNNING),
             waiting: gauge!(WAITING),
             leads: gauge!(LEADS),
@@ -300,10 +300,10 @@ impl Default for Metrics {
             prompt_tokens: counter!(PROMPT_TOKENS),
             generation_tokens: counter!(GENERATION_TOKENS),
             cached_tokens: counter!(CACHED_TOKENS),
-            copies_ordered: counter!(COPIES, "outcome" => "ordered"),
-            copies_done: counter!(COPIES, "outcome" => "done"),
-            copies_failed: counter!(COPIES, "outcome" => "failed"),
-            copied_bytes: counter!(COPIED_BYTES),
+            replications_ordered: counter!(REPLICATIONS, "outcome" => "ordered"),
+            replications_done: counter!(REPLICATIONS, "outcome" => "done"),
+            replications_failed: counter!(REPLICATIONS, "outcome" => "failed"),
+            replicated_bytes: counter!(REPLICATED_BYTES),
             prefill_nodes: gauge!(NODES, "role" => "prefill"),
             decode_nodes: gauge!(NODES, "role" => "decode"),
             estimates: Estimate::ALL.map(EstimateMetrics::new),
@@ -324,7 +324,7 @@ impl Metrics {
         self.attached.increment(1);
     }
 
-    /// A request waits at the door.
+    /// A request waits in the admission queue.
     pub fn on_held(&self) {
         self.held.increment(1);
     }
@@ -335,24 +335,24 @@ impl Metrics {
     }
 
     /// A prompt was sent out of which the decode node is to compute the tail.
-    pub fn on_split(&self) {
+    pub fn on_partial_prefill(&self) {
         self.split.increment(1);
     }
 
     /// A decode node refused a grant; another one is asked, or the same one again.
-    pub fn on_grant_refused(&self, redirected: bool) {
-        if redirected { &self.grants_redirected } else { &self.grants_retried }.increment(1);
+    pub fn on_grant_refused(&self, reselected: bool) {
+        if reselected { &self.grants_reselected } else { &self.grants_retried }.increment(1);
     }
 
     /// A request goes on at another decode node.
-    pub fn on_moved(&self, report: &FetchReport) {
-        self.moves_taken.increment(1);
-        self.moved_tokens.increment(u64::from(report.tokens));
+    pub fn on_migrated(&self, report: &FetchReport) {
+        self.migrations_done.increment(1);
+        self.migrated_tokens.increment(u64::from(report.tokens));
     }
 
     /// It does not, after all.
-    pub fn on_move_failed(&self) {
-        self.moves_failed.increment(1);
+    pub fn on_migration_failed(&self) {
+        self.migrations_failed.increment(1);
     }
 
     /// A request was placed again.
@@ -403,28 +403,28 @@ impl Metrics {
     }
 
     /// A copy of a prefix was ordered.
-    pub fn on_copy_ordered(&self) {
-        self.copies_ordered.increment(1);
+    pub fn on_replication_ordered(&self) {
+        self.replications_ordered.increment(1);
     }
 
     /// One came, with so many bytes, or failed.
-    pub fn on_copy_done(&self, bytes: Option<u64>) {
+    pub fn on_replication_done(&self, bytes: Option<u64>) {
         match bytes {
             Some(bytes) => {
-                self.copies_done.increment(1);
-                self.copied_bytes.increment(bytes);
+                self.replications_done.increment(1);
+                self.replicated_bytes.increment(bytes);
             }
-            None => self.copies_failed.increment(1),
+            None => self.replications_failed.increment(1),
         }
     }
 
     /// Brings the gauges up to date before a scrape.
-    pub fn refresh(&self, door: &FrontDoor) {
-        let (all, waiting) = (door.live.len(), door.live.waiting());
+    pub fn refresh(&self, frontend: &Frontend) {
+        let (all, waiting) = (frontend.live.len(), frontend.live.waiting());
         self.running.set(all.saturating_sub(waiting) as f64);
         self.waiting.set(waiting as f64);
-        self.leads.set(f64::from(u8::from(door.desk.leads())));
-        let card = door.model_card();
+        self.leads.set(f64::from(u8::from(frontend.desk.leads())));
+        let card = frontend.model_card();
         self.prefill_nodes.set(f64::from(card.prefill_nodes));
         self.decode_nodes.set(f64::from(card.decode_nodes));
     }

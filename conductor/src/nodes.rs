@@ -321,7 +321,7 @@ mod tests {
             model: "m".to_owned(),
             vocab_size: 512,
             context_length: 2048,
-            numerics: "test".to_owned(),
+            kv_class: "test".to_owned(),
             layout: KvLayout {
                 model: 7,
                 num_layers: 4,
@@ -332,8 +332,8 @@ mod tests {
                 num_blocks: 100,
             },
             profile: NodeProfile::default(),
-            copies_prefixes: true,
-            splits_prompts: true,
+            replicates_prefixes: true,
+            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

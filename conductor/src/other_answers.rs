@@ -10,7 +10,7 @@ use baton_scheduler::RequestJob;
 use baton_types::{NodeId, SamplingParams};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::front_door::{FrontDoor, Outgoing};
+use crate::frontend::{Frontend, Outgoing};
 use crate::live::Entry;
 use crate::output::OutputText;
 
@@ -48,11 +48,11 @@ impl OtherAnswers {
     }
 
     /// Serves them, each by a task of its own. One that waits for room lets those after it wait, too.
-    pub async fn run(self, door: &Arc<FrontDoor>) {
+    pub async fn run(self, frontend: &Arc<Frontend>) {
         // If the first one ends without, its error has told the client.
         let Ok(beside) = self.first_decodes.await else { return };
         for (sample, entry) in (1..).zip(self.entries) {
-            let now = door.clock.now();
+            let now = frontend.clock.now();
             let job = RequestJob {
                 request: entry.request(),
                 sampling: Arc::new(sampling_of(&self.job.sampling, sample)),
@@ -60,9 +60,9 @@ impl OtherAnswers {
                 beside: beside.clone(),
                 ..self.job.clone()
             };
-            let mut relay = door.relay((sample, None), now, job, self.text.clone(), entry, self.out.clone());
+            let mut relay = frontend.relay((sample, None), now, job, self.text.clone(), entry, self.out.clone());
             match relay.admitted().await {
-                Ok(()) => door.tasks.spawn_request("relay", async move { relay.run().await }),
+                Ok(()) => frontend.tasks.spawn_request("relay", async move { relay.run().await }),
                 // The whole answer ends with it.
                 Err(error) => return relay.refused(error).await,
             }

@@ -25,7 +25,7 @@ use tower_http::cors::CorsLayer;
 use crate::budget::Budget;
 use crate::coalesce::Coalesced;
 use crate::config::Settings;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, MembershipService, take_in};
 use crate::health::{self, Tells};
 use crate::leader::LeaderService;
@@ -105,8 +105,8 @@ impl Ports {
     }
 
     /// Serves until `tasks` are cancelled.
-    pub fn serve(self, door: &Arc<FrontDoor>, telemetry: &Telemetry, tasks: &TaskSet) -> anyhow::Result<()> {
-        let services = Services { door, intake: Arc::new(Intake::new(FILE_DESCRIPTORS, self.budget.clone())?) };
+    pub fn serve(self, frontend: &Arc<Frontend>, telemetry: &Telemetry, tasks: &TaskSet) -> anyhow::Result<()> {
+        let services = Services { frontend, intake: Arc::new(Intake::new(FILE_DESCRIPTORS, self.budget.clone())?) };
         let limits = self.limits;
         let port = |name, listener, protocol, connections| Port {
             name,
@@ -118,14 +118,14 @@ impl Ports {
         };
         // Requests go to another conductor, and so do those of clients that keep their connection.
         let of_clients = |name, listener, protocol, connections| Port {
-            leaves: Some(door.shutdown.clone()),
+            leaves: Some(frontend.shutdown.clone()),
             ..port(name, listener, protocol, connections)
         };
         let (operators_here, nodes_here) = (self.operators.is_none(), self.nodes.is_none());
         let operators = || Tells::Operators(telemetry.clone());
         if let Some(listener) = self.operators {
             let connections = Connections::new(connections_within_descriptors(MAX_OPERATORS));
-            let routes = health::routes(Arc::clone(door), operators());
+            let routes = health::routes(Arc::clone(frontend), operators());
             let routes = services.operators(routes)?;
             port("operators", listener, Protocol::Both, connections).serve(routes, tasks);
         }
@@ -136,14 +136,14 @@ impl Ports {
             port("nodes", listener, Protocol::Http2, connections).serve(routes.prepare(), tasks);
         }
         let clients = Connections::new(connections_within_descriptors(self.max_connections));
-        let (relayed, clock) = (door.metrics.relayed.clone(), Arc::clone(&door.clock));
+        let (relayed, clock) = (frontend.metrics.relayed.clone(), Arc::clone(&frontend.clock));
         of_clients("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
             services.clients(operators_here, nodes_here)?,
             move |socket| Coalesced::new(socket, relayed.clone(), Arc::clone(&clock)),
             tasks,
         );
         let tells = if operators_here { operators() } else { Tells::Clients };
-        let mut routes = http::router(Arc::clone(door), tells, self.budget, self.answers);
+        let mut routes = http::router(Arc::clone(frontend), tells, self.budget, self.answers);
         if let Some(cors) = self.cors {
             routes = routes.layer(cors);
         }
@@ -182,28 +182,28 @@ async fn not_here(uri: Uri, headers: HeaderMap) -> Response {
 
 /// The gRPC services.
 struct Services<'a> {
-    door: &'a Arc<FrontDoor>,
+    frontend: &'a Arc<Frontend>,
     intake: Arc<Intake>,
 }
 
 impl Services<'_> {
     fn membership(&self) -> v1::membership_server::MembershipServer<MembershipService> {
-        v1::membership_server::MembershipServer::new(MembershipService(Arc::clone(self.door)))
+        v1::membership_server::MembershipServer::new(MembershipService(Arc::clone(self.frontend)))
     }
 
     fn cluster(&self) -> v1::cluster_server::ClusterServer<ClusterService> {
-        let service = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(self.door)));
+        let service = v1::cluster_server::ClusterServer::new(ClusterService(Arc::clone(self.frontend)));
         service.max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// What other conductors call, beside what nodes do.
     fn leader(&self) -> v1::leader_server::LeaderServer<LeaderService> {
-        let service = v1::leader_server::LeaderServer::new(LeaderService(Arc::clone(self.door)));
+        let service = v1::leader_server::LeaderServer::new(LeaderService(Arc::clone(self.frontend)));
         service.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     fn health(&self) -> HealthServer<HealthService> {
-        HealthServer::new(HealthService(Arc::clone(self.door)))
+        HealthServer::new(HealthService(Arc::clone(self.frontend)))
     }
 
     /// Has the messages of these services taken in within limits.
@@ -215,7 +215,7 @@ impl Services<'_> {
     /// What clients call, and what else is on their port.
     fn clients(&self, with_operators: bool, with_nodes: bool) -> anyhow::Result<Routes> {
         // Node names are of the inside; operators who look elsewhere find them there, by the request's id.
-        let service = InferenceService { door: Arc::clone(self.door), names_nodes: with_operators };
+        let service = InferenceService { frontend: Arc::clone(self.frontend), names_nodes: with_operators };
         let inference = v1::inference_server::InferenceServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -273,7 +273,7 @@ mod tests {
     fn placed() -> Result<Placement, Refusal> {
         Ok(Placement {
             prefill: NodeId::new("p").unwrap(),
-            tail_tokens: 0,
+            partial_prefill_tokens: 0,
             fetch: None,
             decode: None,
             terms: QueueTerms::default(),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Outgoing};
+use crate::frontend::{Frontend, Outgoing};
 use crate::leader::{Answer, Asked, Decided};
 use crate::live::{Entry, LiveEvent, Told};
 use crate::other_answers::Decodes;
@@ -38,12 +38,12 @@ enum Question {
     /// Which other decode node grants what this one refused?
     Other { key: RequestKey, from: NodeId, refused: Refused },
     /// Which other decode node goes on, as this attempt?
-    Move { to: RequestKey },
+    Migrate { to: RequestKey },
 }
 
 /// One request on its way. Dropped before its end, it is aborted.
 pub struct Relay {
-    door: Arc<FrontDoor>,
+    frontend: Arc<Frontend>,
     core: RequestCore,
     /// Which of the request's answers it is.
     sample: u32,
@@ -69,8 +69,8 @@ pub struct Relay {
 /// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
 type Interrupted = futures::future::Fuse<BoxFuture<'static, RequestError>>;
 
-fn interrupted(door: &FrontDoor, entry: &Entry, unread: &Unread) -> Interrupted {
-    let (left, aborted, shutdown) = (unread.closed(), entry.aborted.clone(), door.shutdown.clone());
+fn interrupted(frontend: &Frontend, entry: &Entry, unread: &Unread) -> Interrupted {
+    let (left, aborted, shutdown) = (unread.closed(), entry.aborted.clone(), frontend.shutdown.clone());
     let interrupted = async move {
         tokio::select! {
             () = left => RequestError::Aborted,
@@ -84,7 +84,7 @@ fn interrupted(door: &FrontDoor, entry: &Entry, unread: &Unread) -> Interrupted 
 impl Relay {
     /// A request that has not been placed.
     pub fn new(
-        door: Arc<FrontDoor>,
+        frontend: Arc<Frontend>,
         (sample, decodes): (u32, Option<Decodes>),
         core: RequestCore,
         text: OutputText,
@@ -92,12 +92,12 @@ impl Relay {
         entry: Entry,
         out: mpsc::Sender<Outgoing>,
     ) -> Self {
-        let unread = Unread::new(out, &door.unread);
-        let interrupted = interrupted(&door, &entry, &unread);
+        let unread = Unread::new(out, &frontend.unread);
+        let interrupted = interrupted(&frontend, &entry, &unread);
         let (timer, timer_set) = (Box::pin(std::future::ready(())), None);
         let (asked, heard, gone) = (None, None, None);
         Self {
-            door,
+            frontend,
             core,
             sample,
             decodes,
@@ -115,7 +115,7 @@ impl Relay {
     }
 
     fn now(&self) -> Instant {
-        self.door.clock.now()
+        self.frontend.clock.now()
     }
 
     /// Ends an answer that was taken in with another one and is not served after all.
@@ -147,7 +147,7 @@ impl Relay {
         if self.sample == 0 {
             let accepted = v1::Accepted {
                 request_id: self.core.job().request.to_string(),
-                model: self.door.model.name.clone(),
+                model: self.frontend.model.name.clone(),
                 prompt_token_ids: self.core.job().tokens.to_vec(),
                 seed: self.core.job().sampling.seed,
             };
@@ -168,17 +168,17 @@ impl Relay {
             // Also while one event follows the other.
             self.flush();
         }
-        let stalls = self.unread.stalls_at(self.door.limits().request.stall_timeout);
+        let stalls = self.unread.stalls_at(self.frontend.limits().request.stall_timeout);
         if let Some(due) = self.core.next_wakeup().into_iter().chain(stalls).min()
             && self.timer_set.is_none_or(|set| due < set)
         {
-            self.timer = self.door.clock.sleep_until(due);
+            self.timer = self.frontend.clock.sleep_until(due);
             self.timer_set = Some(due);
         }
         if self.timer_set.is_some_and(|set| set <= self.now()) {
             return self.on_time();
         }
-        let (clock, is_behind) = (&self.door.clock, !self.unread.is_empty());
+        let (clock, is_behind) = (&self.frontend.clock, !self.unread.is_empty());
         tokio::select! {
             // An event that is here goes first, and is what there nearly always is.
             biased;
@@ -224,11 +224,11 @@ impl Relay {
 
     fn on_time(&mut self) {
         (self.timer_set, self.heard) = (None, None);
-        let (now, stall) = (self.now(), self.door.limits().request.stall_timeout);
+        let (now, stall) = (self.now(), self.frontend.limits().request.stall_timeout);
         if self.unread.stalls_at(stall).is_some_and(|at| at <= now) {
             return self.cut_off(RequestError::Stalled(stall));
         }
-        if self.door.shutdown.phase() >= Phase::Draining {
+        if self.frontend.shutdown.phase() >= Phase::Draining {
             self.core.on_draining(now);
         }
         self.core.on_wakeup(now);
@@ -267,29 +267,29 @@ impl Relay {
                 RequestEffect::Place { key, exclude, waited } => {
                     let wanted = self.core.placement_request(key, &exclude, waited);
                     let since = self.now();
-                    let asked = self.door.ask_for_nodes(&wanted);
+                    let asked = self.frontend.ask_for_nodes(&wanted);
                     self.on_asked(Question::Nodes { key, waited, since }, asked);
                 }
-                RequestEffect::AskRedirect { key, from, refused } => {
-                    let asked = self.door.ask_for_other(key, &from);
+                RequestEffect::AskReselect { key, from, refused } => {
+                    let asked = self.frontend.ask_for_other(key, &from);
                     self.on_asked(Question::Other { key, from, refused }, asked);
                 }
-                RequestEffect::PlaceMove { key, to, tokens, exclude } => {
-                    let asked = self.door.ask_for_move((key, to), tokens, &exclude);
-                    self.on_asked(Question::Move { to }, asked);
+                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
+                    let asked = self.frontend.ask_for_migration((key, to), tokens, &exclude);
+                    self.on_asked(Question::Migrate { to }, asked);
                 }
                 RequestEffect::Submit { node, job } => self.submit(&node, &job),
-                RequestEffect::Redirect { node, redirect } => {
+                RequestEffect::Reselect { node, reselect } => {
                     // Where the session ended, the loss of the prefill node is on its way here.
-                    self.door.nodes.send(&node, Command::Redirect((&redirect).into()));
+                    self.frontend.nodes.send(&node, Command::Reselect((&reselect).into()));
                 }
                 RequestEffect::Abort { node, key } => {
-                    self.door.nodes.send(&node, Command::Abort(key.into()));
+                    self.frontend.nodes.send(&node, Command::Abort(key.into()));
                 }
-                RequestEffect::Book { key, entry } => self.door.book(key, &entry),
+                RequestEffect::Book { key, entry } => self.frontend.book(key, &entry),
                 RequestEffect::PromptLogprobs(logprobs) => {
                     let next = self.core.job().tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
-                    let tokenizer = &self.door.model.tokenizer;
+                    let tokenizer = &self.frontend.model.tokenizer;
                     let positions = next.zip(&logprobs).map(|(token, l)| with_texts(tokenizer, token, l)).collect();
                     self.send(Event::PromptLogprobs(v1::PromptLogprobs { positions }));
                 }
@@ -317,26 +317,26 @@ impl Relay {
     fn on_answer(&mut self, question: Question, answer: Answer) {
         match (question, answer) {
             (Question::Nodes { key, waited, since }, Answer::Placed(decided)) => {
-                self.door.metrics.placement.record(self.now().saturating_duration_since(since).as_secs_f64());
+                self.frontend.metrics.placement.record(self.now().saturating_duration_since(since).as_secs_f64());
                 let Decided { at, placed, grounds } = *decided;
                 if let Ok(to) = &placed {
                     self.entry.goes_to(to.placement.nodes());
                     let is_decode = |info: &NodeInfo| info.role == NodeRole::Decode;
-                    if self.door.cluster().node(&to.placement.prefill).is_some_and(|node| is_decode(node.info())) {
-                        self.door.metrics.on_prompt_at_decode();
+                    if self.frontend.cluster().node(&to.placement.prefill).is_some_and(|node| is_decode(node.info())) {
+                        self.frontend.metrics.on_prompt_at_decode();
                     }
                 }
                 let decision = placed.as_ref().map(|to| to.placement.clone()).map_err(Clone::clone);
                 self.record.decided(key.attempt, waited, decision, grounds);
                 self.core.on_placed(at, key, placed);
             }
-            (Question::Other { key, from, refused }, Answer::Redirected(to)) => {
+            (Question::Other { key, from, refused }, Answer::Reselected(to)) => {
                 self.entry.goes_to(to.iter().map(|to| to.node.clone()));
-                self.core.on_redirected(self.now(), key, (&from, refused), to);
+                self.core.on_reselected(self.now(), key, (&from, refused), to);
             }
-            (Question::Move { to }, Answer::Moved(chosen)) => {
+            (Question::Migrate { to }, Answer::Migrated(chosen)) => {
                 self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.0.clone()));
-                self.core.on_move_placed(to, chosen);
+                self.core.on_migration_placed(to, chosen);
             }
             (question, answer) => tracing::error!(?question, ?answer, "an answer to another question"),
         }
@@ -344,19 +344,19 @@ impl Relay {
 
     fn submit(&mut self, node: &NodeId, job: &PrefillJob) {
         if job.output_tokens > 0 {
-            tracing::debug!(request = %job.key.request, attempt = job.key.attempt.0, %node, output_tokens = job.output_tokens, is_move = job.is_move, "asking another node to go on");
+            tracing::debug!(request = %job.key.request, attempt = job.key.attempt.0, %node, output_tokens = job.output_tokens, is_migration = job.is_migration, "asking another node to go on");
         }
-        if job.tail_tokens > 0 {
-            self.door.metrics.on_split();
+        if job.partial_prefill_tokens > 0 {
+            self.frontend.metrics.on_partial_prefill();
         }
         // Whoever left since it was chosen may have left before this request was known to be there: nobody tells it any more.
         let gone = {
-            let cluster = self.door.cluster();
+            let cluster = self.frontend.cluster();
             self.core.needed().iter().find(|start| !cluster.is_here(start)).map(|(node, _)| node.clone())
         };
         let unreachable = gone.or_else(|| {
-            let job = v1::PrefillJob { term: self.door.desk.term(), ..job.into() };
-            let sent = self.door.nodes.send(node, Command::Prefill(job));
+            let job = v1::PrefillJob { term: self.frontend.desk.term(), ..job.into() };
+            let sent = self.frontend.nodes.send(node, Command::Prefill(job));
             (!sent).then(|| node.clone())
         });
         if let Some(node) = unreachable {
@@ -369,13 +369,13 @@ impl Relay {
             self.tell_decodes();
         }
         if let Some(gap) = gap {
-            self.door.metrics.on_token_gap(gap);
+            self.frontend.metrics.on_token_gap(gap);
         }
         let piece = self.text.push(tokens);
         if piece.stopped {
             self.core.on_stopped(self.now(), index + piece.tokens.len() as u32);
         }
-        let tokenizer = &self.door.model.tokenizer;
+        let tokenizer = &self.frontend.model.tokenizer;
         let logprobs = |token: &OutputToken| {
             // The token that ends the output is not part of its text.
             let shown = (token.finish != Some(FinishReason::Stop)).then_some(token.token);
@@ -405,11 +405,11 @@ impl Relay {
     }
 
     fn note(&self, note: RequestNote) {
-        let (request, attempt, metrics) = (self.core.job().request, self.core.attempt().0, &self.door.metrics);
+        let (request, attempt, metrics) = (self.core.job().request, self.core.attempt().0, &self.frontend.metrics);
         match note {
             RequestNote::Held => {
                 metrics.on_held();
-                self.door.tally.lock().admission.held += 1;
+                self.frontend.tally.lock().admission.held += 1;
             }
             RequestNote::Retried { attempt, why } => {
                 tracing::warn!(%request, attempt = attempt.0, reason = %why, "placing the request again");
@@ -426,15 +426,15 @@ impl Relay {
             RequestNote::WentOn { node, output_tokens } => {
                 self.record.turned(&format_args!("{node} after {output_tokens} tokens"));
             }
-            RequestNote::Brought(report) => {
-                metrics.on_moved(&report);
+            RequestNote::Fetched(report) => {
+                metrics.on_migrated(&report);
                 if let Some(reason) = report.failure {
-                    tracing::info!(%request, attempt, %reason, "a sequence that moved is computed");
+                    tracing::info!(%request, attempt, %reason, "a sequence that migrated is computed");
                 }
             }
-            RequestNote::MoveFailed { reason } => {
+            RequestNote::MigrationFailed { reason } => {
                 tracing::debug!(%request, reason, "the request stays at its decode node");
-                metrics.on_move_failed();
+                metrics.on_migration_failed();
             }
             RequestNote::FetchFailed(reason) => {
                 tracing::info!(%request, attempt, %reason, "a prefix could not be brought and is computed");
@@ -464,7 +464,7 @@ impl Relay {
             self.entry.leave();
         }
         self.unread.send_last(self.now(), last);
-        let (limits, clock) = (self.door.limits(), Arc::clone(&self.door.clock));
+        let (limits, clock) = (self.frontend.limits(), Arc::clone(&self.frontend.clock));
         let drained = self.unread.drain(limits.request.stall_timeout, &*clock);
         tokio::select! {
             _ = within(&*clock, limits.max_time, drained) => {}
@@ -476,13 +476,13 @@ impl Relay {
     async fn end(&mut self, outcome: Outcome) {
         let outcome = outcome.map_err(GenerateError::from);
         let (timeline, usage, tbt) = (self.core.timeline().clone(), self.core.usage(), self.core.tbt());
-        self.door.metrics.on_end(&outcome, &timeline, &usage);
+        self.frontend.metrics.on_end(&outcome, &timeline, &usage);
         let kept = match &outcome {
             Ok(_) if self.core.job().is_met_by(timeline.ttft, tbt) => Kept::Met,
             Err(error) if error.is_aborted() => Kept::Unknown,
             Ok(_) | Err(_) => Kept::Missed,
         };
-        self.door.tally.lock().goodput.on_end(self.now(), kept);
+        self.frontend.tally.lock().goodput.on_end(self.now(), kept);
         if outcome.is_ok() {
             self.tell_decodes();
             self.learn(tbt);
@@ -532,8 +532,8 @@ impl Relay {
         for (estimate, predicted, measured) in pairs {
             let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured));
             if let Some(pair) = pair {
-                self.door.metrics.on_estimate(estimate, pair);
-                self.door.tally.lock().accuracy.observe(estimate, pair);
+                self.frontend.metrics.on_estimate(estimate, pair);
+                self.frontend.tally.lock().accuracy.observe(estimate, pair);
             }
         }
     }
@@ -546,9 +546,9 @@ impl Drop for Relay {
         self.core.on_abort(now);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
-                RequestEffect::Book { key, entry } => self.door.book(key, &entry),
+                RequestEffect::Book { key, entry } => self.frontend.book(key, &entry),
                 RequestEffect::Abort { node, key } => {
-                    self.door.nodes.send(&node, Command::Abort(key.into()));
+                    self.frontend.nodes.send(&node, Command::Abort(key.into()));
                 }
                 _ => {}
             }

@@ -3,15 +3,15 @@
 use baton_proto::v1;
 use baton_runtime::{Phase, random_u64};
 use baton_scheduler::{HotPrefixes, Replication};
-use baton_types::{Attempt, ErrorKind, FetchReport, PrefixCopy, Refused, RequestId, RequestKey};
+use baton_types::{Attempt, ErrorKind, FetchReport, PrefixReplication, Refused, RequestId, RequestKey};
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 fn failed(kind: ErrorKind, message: &str) -> FetchReport {
     FetchReport { failure: Some(Refused { kind, message: message.to_owned() }), ..FetchReport::default() }
 }
 
-impl FrontDoor {
+impl Frontend {
     /// Orders the copies that are due.
     pub fn replicate(&self) {
         if self.shutdown.phase() >= Phase::Draining || !self.desk.leads() {
@@ -25,27 +25,27 @@ impl FrontDoor {
         let hot = self.hot_prefixes().heaviest(now, HotPrefixes::REPLICATED);
         let Replication { orders, overdue } = self.cluster().replicate(now, &hot, &mut name);
         for (key, node) in overdue {
-            self.metrics.on_copy_done(None);
+            self.metrics.on_replication_done(None);
             tracing::info!(%node, "nothing was heard of a copy of a prefix: giving it up");
             self.nodes.send(&node, v1::node_command::Command::Abort(key.into()));
         }
         for (order, source) in orders {
-            self.metrics.on_copy_ordered();
+            self.metrics.on_replication_ordered();
             tracing::info!(to = %order.to, from = %source.node, tokens = source.tokens, bytes = order.fetch.bytes, "copying a hot prefix");
-            let copy = PrefixCopy { key: order.key, conductor: self.id, source, block_hashes: order.hashes };
-            let order_of = v1::CopyPrefixCommand { term: self.desk.term(), ..(&copy).into() };
-            if !self.nodes.send(&order.to, v1::node_command::Command::CopyPrefix(order_of)) {
-                self.on_copied(order.key, &failed(ErrorKind::Cancelled, "its session ended in this moment"));
+            let copy = PrefixReplication { key: order.key, conductor: self.id, source, block_hashes: order.hashes };
+            let order_of = v1::ReplicatePrefixCommand { term: self.desk.term(), ..(&copy).into() };
+            if !self.nodes.send(&order.to, v1::node_command::Command::ReplicatePrefix(order_of)) {
+                self.on_replicated(order.key, &failed(ErrorKind::Cancelled, "its session ended in this moment"));
             }
         }
     }
 
     /// A node has fetched what it was told to, or has not.
-    pub fn on_copied(&self, key: RequestKey, report: &FetchReport) {
-        if !self.cluster().on_copy_done(self.clock.now(), key, report) {
+    pub fn on_replicated(&self, key: RequestKey, report: &FetchReport) {
+        if !self.cluster().on_replication_done(self.clock.now(), key, report) {
             return;
         }
-        self.metrics.on_copy_done(report.failure.is_none().then_some(report.bytes));
+        self.metrics.on_replication_done(report.failure.is_none().then_some(report.bytes));
         match &report.failure {
             None => {
                 tracing::info!(tokens = report.tokens, bytes = report.bytes, elapsed = ?report.elapsed, "a hot prefix is copied")

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings, parsed, positive_seconds};
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, FrontDoorLimits};
+use crate::frontend::{Frontend, FrontendLimits};
 
 /// Settings that may change at run time. The others say what a process is, and take a restart.
 pub const AT_RUN_TIME: [&str; 16] = [
@@ -32,7 +32,7 @@ pub const AT_RUN_TIME: [&str; 16] = [
     "queue_timeout_s",
     "replicate_interval_s",
     "replicate_prefixes",
-    "split_prompts",
+    "partial_prefill",
     "tbt_slo_ms",
     "ttft_slo_ms",
 ];
@@ -40,7 +40,7 @@ pub const AT_RUN_TIME: [&str; 16] = [
 const MAX_VALUE_BYTES: usize = 1024;
 /// To look for prefixes to copy takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
-/// One of so many of the requests served at once may wait at the door.
+/// One of so many of the requests served at once may wait in the admission queue.
 const HELD_SHARE: usize = 32;
 /// How long a change may take to be in force where it was made: it was checked before.
 const IN_FORCE: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ const IN_FORCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Rules {
     /// Bounds of requests.
-    pub limits: FrontDoorLimits,
+    pub limits: FrontendLimits,
     cluster: ClusterConfig,
     placement: PlacementKind,
     admission: AdmissionKind,
@@ -72,7 +72,7 @@ impl Rules {
             return Err(BadSetting::invalid("max_overtaken_s", problem));
         }
         let replicates = SHORTEST_REPLICATION.as_secs_f64()..=LONGEST_WAIT.as_secs_f64();
-        let limits = FrontDoorLimits {
+        let limits = FrontendLimits {
             max_requests: settings.max_requests,
             default_slo: Slo {
                 ttft: settings.ttft_slo_ms.of("ttft_slo_ms")?.map(Ttft),
@@ -90,7 +90,7 @@ impl Rules {
             queue_timeout,
             max_held: (settings.max_requests / HELD_SHARE).max(1),
             prompts_at_decode: parsed::<PromptsAtDecode>("prompts_at_decode", &settings.prompts_at_decode)?,
-            splits_prompts: settings.split_prompts,
+            takes_partial_prefills: settings.partial_prefill,
             ..ClusterConfig::default()
         };
         let (placement, admission) =
@@ -191,14 +191,14 @@ fn check_key(key: &str) -> Result<(), RefusedSetting> {
     Err(refused(key, format!("{problem}; at run time these change: {}", AT_RUN_TIME.join(", "))))
 }
 
-impl FrontDoor {
+impl Frontend {
     /// Sets values for all conductors; of an empty one nothing is set any more. Gives what is in force then.
     ///
     /// # Errors
     /// A value is not taken, or etcd is away. Nothing was changed.
     pub async fn change_settings(&self, change: &[(String, String)], by: &str) -> Result<InForce, GenerateError> {
         settings::name("by", by).map_err(|bad| GenerateError::invalid(bad.key, bad.problem))?;
-        let unavailable = |message: String| GenerateError::FrontDoor {
+        let unavailable = |message: String| GenerateError::Frontend {
             kind: ErrorKind::Unavailable,
             message,
             retry_after: Some(Duration::from_secs(1)),
@@ -209,7 +209,7 @@ impl FrontDoor {
         let changed = changed.map_err(|error| match error {
             ChangeError::Refused(problem) => {
                 let message = problem.to_string();
-                GenerateError::FrontDoor { kind: ErrorKind::Invalid, message, retry_after: None }
+                GenerateError::Frontend { kind: ErrorKind::Invalid, message, retry_after: None }
             }
             error => unavailable(format!("settings: {error}")),
         })?;
@@ -325,7 +325,7 @@ mod tests {
             ("ttft_slo_ms", "0", "ttft_slo_ms: 0.0, but must be milliseconds, more than 0"),
             ("max_requests", "0", "max_requests: 0, but must be 1 to 1000000"),
             ("max_requests", "many", "max_requests: 'many': expected a whole number, 0 or more"),
-            ("split_prompts", "yes", "split_prompts: 'yes': expected true or false"),
+            ("partial_prefill", "yes", "partial_prefill: 'yes': expected true or false"),
             ("queue_timeout_s", "1", "max_overtaken_s: 30s, but must be at most half of queue_timeout_s, 1s"),
             ("log", "loud", "log: 'loud', but must be a level"),
             ("grpc", "x", "grpc: takes a restart; at run time these change: admission"),

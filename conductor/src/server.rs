@@ -18,7 +18,7 @@ use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
 
 use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings};
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::metrics::{METRICS, Metrics};
 use crate::nodes::NodeSessions;
 use crate::ports::{Addresses, Ports};
@@ -53,7 +53,7 @@ async fn serve(loaded: Loaded<Settings>) -> anyhow::Result<()> {
 /// its caller's.
 pub struct Server {
     /// What its requests share.
-    pub door: Arc<FrontDoor>,
+    pub frontend: Arc<Frontend>,
     /// Where it listens.
     pub addresses: Addresses,
     drain: Drain,
@@ -76,39 +76,39 @@ impl Server {
         let ports = Ports::bind(settings, stall_timeout).await?;
         let addresses = ports.addresses()?;
         let etcd = etcd::of(settings)?;
-        let door = Arc::new(front_door(loaded, etcd.clone(), clock, metrics)?);
-        ports.serve(&door, &telemetry, &door.tasks)?;
-        leader::start(&door, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;
-        start_upkeep(Arc::clone(&door), telemetry);
-        start_replication(Arc::clone(&door));
-        start_settings(Arc::clone(&door));
-        Ok(Self { door, addresses, drain })
+        let frontend = Arc::new(frontend(loaded, etcd.clone(), clock, metrics)?);
+        ports.serve(&frontend, &telemetry, &frontend.tasks)?;
+        leader::start(&frontend, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;
+        start_upkeep(Arc::clone(&frontend), telemetry);
+        start_replication(Arc::clone(&frontend));
+        start_settings(Arc::clone(&frontend));
+        Ok(Self { frontend, addresses, drain })
     }
 
     /// Serves until `signal` gives one, then drains; the next one ends what is left.
     pub async fn run(self, mut signal: impl AsyncFnMut() -> &'static str) -> anyhow::Result<()> {
-        let Self { door, drain, .. } = self;
-        let (tasks, shutdown, clock) = (&door.tasks, &door.shutdown, &*door.clock);
+        let Self { frontend, drain, .. } = self;
+        let (tasks, shutdown, clock) = (&frontend.tasks, &frontend.shutdown, &*frontend.clock);
         let first = tokio::select! {
             signal = signal() => signal,
             () = tasks.cancelled() => "a failed task",
         };
         // Without one of its tasks nobody is served any better by waiting.
         let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
-        tracing::info!(signal = first, requests = door.live.len(), ?drain, "draining");
+        tracing::info!(signal = first, requests = frontend.live.len(), ?drain, "draining");
         let drained = async || {
-            while !door.live.is_empty() || door.keyed.readers() > 0 {
+            while !frontend.live.is_empty() || frontend.keyed.readers() > 0 {
                 clock.sleep(DRAIN_POLL).await;
             }
         };
         if !shutdown.drain_by(clock, drain, signal(), drained()).await {
-            tracing::warn!(requests = door.live.len(), "ending what is left");
+            tracing::warn!(requests = frontend.live.len(), "ending what is left");
             // Each gets its terminal status before the server goes.
             let _ = within(clock, CLOSE_TIMEOUT, drained()).await;
         }
         // Another one leads at once if this one says so before it ends, and else only once its lease has ended.
         let resigned = async {
-            while door.desk.is_elected() {
+            while frontend.desk.is_elected() {
                 clock.sleep(DRAIN_POLL).await;
             }
         };
@@ -121,19 +121,19 @@ impl Server {
     }
 }
 
-fn front_door(
+fn frontend(
     loaded: &Loaded<Settings>,
     etcd: Option<Etcd>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
-) -> anyhow::Result<FrontDoor> {
+) -> anyhow::Result<Frontend> {
     let settings = &loaded.settings;
     let model = text_model(settings)?;
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let (id, tasks, shutdown) = (ConductorId(random_u64()), TaskSet::new(), Shutdown::new());
     tracing::info!(%id, model = model.name, "conductor starting");
-    Ok(FrontDoor::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))
+    Ok(Frontend::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))
 }
 
 /// Numbers that are used as they are.
@@ -195,12 +195,12 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.
-fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry) {
-    let mut last_upkeep = door.clock.now();
-    every(TICK_INTERVAL, "upkeep", door, move |door| {
-        let now = door.clock.now();
-        door.cluster().on_tick(now);
-        door.on_desk_tick();
+fn start_upkeep(frontend: Arc<Frontend>, telemetry: Telemetry) {
+    let mut last_upkeep = frontend.clock.now();
+    every(TICK_INTERVAL, "upkeep", frontend, move |frontend| {
+        let now = frontend.clock.now();
+        frontend.cluster().on_tick(now);
+        frontend.on_desk_tick();
         if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
             telemetry.upkeep();
             last_upkeep = now;
@@ -209,28 +209,28 @@ fn start_upkeep(door: Arc<FrontDoor>, telemetry: Telemetry) {
 }
 
 /// Looks for hot prefixes that more nodes should hold.
-fn start_replication(door: Arc<FrontDoor>) {
-    let tasks = door.tasks.clone();
+fn start_replication(frontend: Arc<Frontend>) {
+    let tasks = frontend.tasks.clone();
     tasks.spawn("replication", async move {
-        let mut settings = door.settings.in_force();
+        let mut settings = frontend.settings.in_force();
         loop {
             tokio::select! {
-                () = door.clock.sleep(door.limits().replicate_every) => door.replicate(),
+                () = frontend.clock.sleep(frontend.limits().replicate_every) => frontend.replicate(),
                 // The time between may be another one.
                 Ok(()) = settings.changed() => {}
-                () = door.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
+                () = frontend.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
             }
         }
     });
 }
 
 /// Follows what is set at run time.
-fn start_settings(door: Arc<FrontDoor>) {
-    let tasks = door.tasks.clone();
+fn start_settings(frontend: Arc<Frontend>) {
+    let tasks = frontend.tasks.clone();
     tasks.spawn("settings", async move {
         tokio::select! {
-            () = door.follow_settings() => {}
-            () = door.tasks.cancelled() => {}
+            () = frontend.follow_settings() => {}
+            () = frontend.tasks.cancelled() => {}
         }
         Ok::<(), anyhow::Error>(())
     });
@@ -240,15 +240,15 @@ fn start_settings(door: Arc<FrontDoor>) {
 fn every(
     interval: Duration,
     task: &'static str,
-    door: Arc<FrontDoor>,
-    mut act: impl FnMut(&FrontDoor) + Send + 'static,
+    frontend: Arc<Frontend>,
+    mut act: impl FnMut(&Frontend) + Send + 'static,
 ) {
-    let tasks = door.tasks.clone();
+    let tasks = frontend.tasks.clone();
     tasks.spawn(task, async move {
         loop {
             tokio::select! {
-                () = door.clock.sleep(interval) => act(&door),
-                () = door.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
+                () = frontend.clock.sleep(interval) => act(&frontend),
+                () = frontend.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
             }
         }
     });

@@ -32,7 +32,7 @@ pub struct AdmissionTally {
     pub accepted: u64,
     /// Refused for want of nodes, room or time.
     pub refused: u64,
-    /// Waited at the door, whatever became of them then.
+    /// Waited in the admission queue, whatever became of them then.
     pub held: u64,
     /// The last one refused.
     pub last_refusal: Option<LastRefusal>,

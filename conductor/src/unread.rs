@@ -8,7 +8,7 @@ use prost::Message;
 use tokio::sync::mpsc;
 
 use crate::budget::{Budget, Reservation};
-use crate::front_door::Outgoing;
+use crate::frontend::Outgoing;
 
 /// Most bytes of one answer: a context full of tokens with their texts.
 pub(crate) const MAX_BYTES: usize = 8 << 20;
@@ -90,7 +90,7 @@ impl Unread {
         Ok(())
     }
 
-    /// Hands over what the client has room for.
+    /// Hands off what the client has room for.
     pub fn flush(&mut self, now: Instant) -> Result<(), Lost> {
         while let Some((bytes, outgoing)) = self.queue.pop_front() {
             match self.out.try_send(outgoing) {
@@ -126,7 +126,7 @@ impl Unread {
         self.since.map(|since| since + stall)
     }
 
-    /// Waits until the client has room, and hands over what it has room for. To be called while something is left. Dropped before its end, it has done nothing.
+    /// Waits until the client has room, and hands off what it has room for. To be called while something is left. Dropped before its end, it has done nothing.
     ///
     /// # Errors
     /// The client has left.

@@ -11,10 +11,10 @@ const ENDED: &str = "baton_decode_requests_total";
 const GRANTS: &str = "baton_decode_grants_total";
 const PREEMPTIONS: &str = "baton_decode_preemptions_total";
 const PROMPTS: &str = "baton_decode_prompts_total";
-const TAIL_TOKENS: &str = "baton_decode_tail_tokens_total";
-const OFFERS: &str = "baton_decode_offers_total";
-const TAKEN: &str = "baton_decode_sequences_taken_total";
-const TAKEN_BYTES: &str = "baton_decode_taken_bytes_total";
+const TAIL_TOKENS: &str = "baton_decode_partial_prefill_tokens_total";
+const OFFERS: &str = "baton_decode_migration_offers_total";
+const TAKEN: &str = "baton_decode_sequences_migrated_total";
+const TAKEN_BYTES: &str = "baton_decode_migrated_bytes_total";
 const RECEIVED: &str = "baton_decode_received_bytes_total";
 
 const ABORTS: &str = "baton_decode_aborts_total";
@@ -25,14 +25,14 @@ pub const METRICS: &[MetricDoc] = &[
         name: ABORTS,
         kind: MetricKind::Counter,
         labels: &["stage"],
-        help: "Requests that were given up here, by how far they were: granted, waiting, preempted, moving, running.",
+        help: "Requests that were given up here, by how far they were: granted, waiting, preempted, migrating, running.",
     },
     MetricDoc { name: TOKENS, kind: MetricKind::Counter, labels: &[], help: "Tokens generated." },
     MetricDoc {
         name: QUEUE,
         kind: MetricKind::Histogram(LATENCY_BUCKETS),
         labels: &[],
-        help: "From the hand-over to the sequence's first step.",
+        help: "From the handoff to the sequence's first step.",
     },
     MetricDoc {
         name: ENDED,
@@ -93,7 +93,7 @@ pub struct Metrics {
     length: Counter,
     failed: Counter,
     /// Tails of prompts went through their last layer.
-    pub tail_tokens: Counter,
+    pub partial_prefill_tokens: Counter,
     /// Room was given.
     pub granted: Counter,
     /// Room was refused.
@@ -106,7 +106,7 @@ pub struct Metrics {
     pub preemptions: Counter,
     /// Sequences that others may take.
     pub offered: Counter,
-    taken_brought: Counter,
+    migrated_fetched: Counter,
     taken_computed: Counter,
     taken_refused: Counter,
     taken_bytes: Counter,
@@ -126,14 +126,14 @@ impl Default for Metrics {
             stop: counter!(ENDED, "outcome" => "stop"),
             length: counter!(ENDED, "outcome" => "length"),
             failed: counter!(ENDED, "outcome" => "failed"),
-            tail_tokens: counter!(TAIL_TOKENS),
+            partial_prefill_tokens: counter!(TAIL_TOKENS),
             granted: counter!(GRANTS, "outcome" => "granted"),
             refused: counter!(GRANTS, "outcome" => "refused"),
             expired: counter!(GRANTS, "outcome" => "expired"),
             received: counter!(RECEIVED),
             preemptions: counter!(PREEMPTIONS),
             offered: counter!(OFFERS),
-            taken_brought: counter!(TAKEN, "outcome" => "brought"),
+            migrated_fetched: counter!(TAKEN, "outcome" => "fetched"),
             taken_computed: counter!(TAKEN, "outcome" => "computed"),
             taken_refused: counter!(TAKEN, "outcome" => "refused"),
             taken_bytes: counter!(TAKEN_BYTES),
@@ -159,17 +159,17 @@ impl Metrics {
                 self.prompts_computed.increment(1);
             }
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.prompts_failed.increment(1),
-            PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOver(_) => {}
-            PrefillEvent::Copied(_) | PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
+            PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOff(_) => {}
+            PrefillEvent::Replicated(_) | PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
         }
     }
 
     /// A sequence of another decode node was to go on here.
-    pub fn on_move(&self, result: &Result<FetchReport, Refused>) {
+    pub fn on_migrate(&self, result: &Result<FetchReport, Refused>) {
         match result {
             Ok(report) if report.bytes == 0 => self.taken_computed.increment(1),
             Ok(report) => {
-                self.taken_brought.increment(1);
+                self.migrated_fetched.increment(1);
                 self.taken_bytes.increment(report.bytes);
             }
             Err(_) => self.taken_refused.increment(1),

@@ -64,8 +64,8 @@ pub struct DecodeRole {
     parts: NodeParts<DecodeInput>,
     /// Prefill nodes that wait for a grant.
     grant_answers: HashMap<RequestKey, oneshot::Sender<GrantAnswer>>,
-    /// Prefill nodes that wait for the answer to a hand-over.
-    handover_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
+    /// Prefill nodes that wait for the answer to a handoff.
+    handoff_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
     /// Other nodes that read here.
     leases: LeaseDesk,
     /// The tier below the arena, where there is one.
@@ -97,7 +97,7 @@ impl DecodeRole {
             core,
             parts,
             grant_answers: HashMap::new(),
-            handover_answers: HashMap::new(),
+            handoff_answers: HashMap::new(),
             leases: LeaseDesk::default(),
             ssd,
             peers: Peers::default(),
@@ -170,8 +170,8 @@ impl DecodeRole {
                 self.answer_grant(key, Err(refused));
             }
             DecodeEffect::RevokeGrant { grant } => self.revoke(grant),
-            DecodeEffect::HandoverReply { key, result } => {
-                if let Some(answer) = self.handover_answers.remove(&key) {
+            DecodeEffect::HandoffReply { key, result } => {
+                if let Some(answer) = self.handoff_answers.remove(&key) {
                     // The prefill node may have given up; its grant then ends by itself.
                     let _ = answer.send(result);
                 }
@@ -205,8 +205,8 @@ impl DecodeRole {
                     fetching.cancel.cancel();
                 }
             }
-            DecodeEffect::AnswerMove { conductor, key, result } => {
-                self.metrics.on_move(&result);
+            DecodeEffect::AnswerMigration { conductor, key, result } => {
+                self.metrics.on_migrate(&result);
                 let event = result.map_or_else(PrefillEvent::Failed, PrefillEvent::Fetched);
                 let event = v1::PrefillEvent::from_domain(key, &event);
                 self.parts.sessions.send(conductor, v1::node_event::Event::Prefill(event));
@@ -239,7 +239,7 @@ impl DecodeRole {
             seconds: 0.0,
         });
         if plan.slice.as_ref().is_some_and(|slice| slice.layers.end == num_layers) {
-            self.metrics.tail_tokens.increment(slice.map_or(0, |slice| slice.rows.into()));
+            self.metrics.partial_prefill_tokens.increment(slice.map_or(0, |slice| slice.rows.into()));
         }
         let (rows, attended_tokens, prompt_rows) = (plan.rows(), plan.attended_tokens(), plan.prompt_rows());
         let report = v1::StepReport { rows, attended_tokens, seconds: 0.0, prompt_rows, slice };
@@ -272,7 +272,7 @@ impl DecodeRole {
                 blocks: reply.blocks.iter().map(|block| block.0).collect(),
                 segment: self.parts.descriptor.encode(),
                 num_blocks: self.parts.model.layout.num_blocks,
-                tail_tokens: reply.tail_tokens,
+                partial_prefill_tokens: reply.partial_prefill_tokens,
             }),
             Err(error) => {
                 self.core.on_release_grant(self.parts.clock.now(), key, reply.grant);
@@ -332,13 +332,13 @@ impl Role for DecodeRole {
             Input::ReleaseLease(lease) => self.core.on_release_lease(now, lease),
             Input::ReleaseGrant(key, grant) => self.core.on_release_grant(now, key, grant),
             // Its tokens would go nowhere: the conductor, or its session, is gone.
-            Input::HandOver(handover, answer) if !self.parts.sessions.is_open(handover.conductor) => {
-                let message = format!("conductor {} has no session with {}", handover.conductor, self.parts.info.node);
+            Input::Handoff(handoff, answer) if !self.parts.sessions.is_open(handoff.conductor) => {
+                let message = format!("conductor {} has no session with {}", handoff.conductor, self.parts.info.node);
                 let _ = answer.send(Err(Refused { kind: ErrorKind::Unavailable, message }));
             }
-            Input::HandOver(handover, answer) => {
-                self.handover_answers.insert(handover.key, answer);
-                self.core.on_handover(now, handover);
+            Input::Handoff(handoff, answer) => {
+                self.handoff_answers.insert(handoff.key, answer);
+                self.core.on_handoff(now, handoff);
             }
             Input::Abort(key) => {
                 self.metrics.on_abort(self.core.stage(key));
@@ -352,8 +352,8 @@ impl Role for DecodeRole {
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
-            // A copy is sent to nobody who does not say that it copies, a redirection to nobody who was not refused.
-            Input::CopyPrefix(_) | Input::Redirect(_) => {}
+            // A copy is sent to nobody who does not say that it copies, a reselection to nobody who was not refused.
+            Input::ReplicatePrefix(_) | Input::Reselect(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

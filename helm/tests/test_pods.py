@@ -264,7 +264,7 @@ class Pods(unittest.TestCase):
             self.cluster.apply(fewer)
             self.cluster.wait("one decode pod", lambda: self.cluster.pods_of("decode") == [first], 60)
             # Its streams went on at the other one.
-            self.assertGreater(self.metric(first, "baton_decode_sequences_taken_total"), 0)
+            self.assertGreater(self.metric(first, "baton_decode_sequences_migrated_total"), 0)
             done = clients.done
             self.cluster.wait("served by one", lambda: clients.done > done + 2, 60)
             self.cluster.scale("baton-decode", 2)

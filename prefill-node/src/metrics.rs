@@ -15,8 +15,8 @@ const FETCHES: &str = "baton_prefill_prefix_fetches_total";
 const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
 const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
-const COPIES: &str = "baton_prefill_prefix_copies_total";
-const COPIED: &str = "baton_prefill_prefix_copied_bytes_total";
+const REPLICATIONS: &str = "baton_prefill_prefix_replications_total";
+const REPLICATED: &str = "baton_prefill_prefix_replicated_bytes_total";
 const ENDED: &str = "baton_prefill_requests_total";
 
 const ABORTS: &str = "baton_prefill_aborts_total";
@@ -27,7 +27,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: ABORTS,
         kind: MetricKind::Counter,
         labels: &["stage"],
-        help: "Requests that were given up here, by how far they were: queued, computing, granted, pushing, handing_over.",
+        help: "Requests that were given up here, by how far they were: queued, computing, granted, pushing, handing_off.",
     },
     MetricDoc {
         name: QUEUE,
@@ -45,7 +45,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: PUSHED,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Bytes of KV pushed for requests that were handed over.",
+        help: "Bytes of KV pushed for requests that were handed off.",
     },
     MetricDoc {
         name: EXPOSED,
@@ -73,13 +73,13 @@ pub const METRICS: &[MetricDoc] = &[
         help: "From the question to the holder of a prefix to its last byte.",
     },
     MetricDoc {
-        name: COPIES,
+        name: REPLICATIONS,
         kind: MetricKind::Counter,
         labels: &["outcome"],
         help: "Prefixes that a conductor wanted here before a prompt began with one: brought, or failed, which includes those given up for requests.",
     },
     MetricDoc {
-        name: COPIED,
+        name: REPLICATED,
         kind: MetricKind::Counter,
         labels: &[],
         help: "Bytes of KV brought from other nodes for no request.",
@@ -88,7 +88,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: ENDED,
         kind: MetricKind::Counter,
         labels: &["outcome"],
-        help: "Requests that left the node: handed_over, finished (no decode needed), failed.",
+        help: "Requests that left the node: handed_off, finished (no decode needed), failed.",
     },
 ];
 
@@ -105,9 +105,9 @@ pub struct Metrics {
     fetched: Counter,
     fetch: Histogram,
     copied: Counter,
-    not_copied: Counter,
-    copied_bytes: Counter,
-    handed_over: Counter,
+    not_replicated: Counter,
+    replicated_bytes: Counter,
+    handed_off: Counter,
     finished: Counter,
     failed: Counter,
 }
@@ -123,15 +123,15 @@ impl Default for Metrics {
             compute: histogram!(COMPUTE),
             pushed: counter!(PUSHED),
             exposed: histogram!(EXPOSED),
-            brought: counter!(FETCHES, "outcome" => "brought"),
+            brought: counter!(FETCHES, "outcome" => "fetched"),
             computed: counter!(FETCHES, "outcome" => "computed"),
             late: counter!(LATE),
             fetched: counter!(FETCHED),
             fetch: histogram!(FETCH),
-            copied: counter!(COPIES, "outcome" => "brought"),
-            not_copied: counter!(COPIES, "outcome" => "failed"),
-            copied_bytes: counter!(COPIED),
-            handed_over: counter!(ENDED, "outcome" => "handed_over"),
+            copied: counter!(REPLICATIONS, "outcome" => "fetched"),
+            not_replicated: counter!(REPLICATIONS, "outcome" => "failed"),
+            replicated_bytes: counter!(REPLICATED),
+            handed_off: counter!(ENDED, "outcome" => "handed_off"),
             finished: counter!(ENDED, "outcome" => "finished"),
             failed: counter!(ENDED, "outcome" => "failed"),
         }
@@ -151,10 +151,10 @@ impl Metrics {
         match event {
             PrefillEvent::Started { queue, .. } => self.queue.record(*queue),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
-            PrefillEvent::Copied(report) if report.failure.is_some() => self.not_copied.increment(1),
-            PrefillEvent::Copied(report) => {
+            PrefillEvent::Replicated(report) if report.failure.is_some() => self.not_replicated.increment(1),
+            PrefillEvent::Replicated(report) => {
                 self.copied.increment(1);
-                self.copied_bytes.increment(report.bytes);
+                self.replicated_bytes.increment(report.bytes);
             }
             PrefillEvent::FirstToken { finish, compute, .. } => {
                 self.compute.record(*compute);
@@ -162,7 +162,7 @@ impl Metrics {
                     self.finished.increment(1);
                 }
             }
-            PrefillEvent::HandedOver(transfer) => self.on_handed_over(transfer),
+            PrefillEvent::HandedOff(transfer) => self.on_handed_off(transfer),
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.failed.increment(1),
             // Counted by the decode node, which refused it.
             PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
@@ -181,8 +181,8 @@ impl Metrics {
         self.fetch.record(report.elapsed);
     }
 
-    fn on_handed_over(&self, transfer: &KvTransfer) {
-        self.handed_over.increment(1);
+    fn on_handed_off(&self, transfer: &KvTransfer) {
+        self.handed_off.increment(1);
         self.pushed.increment(transfer.bytes);
         if transfer.exposed > Duration::ZERO {
             self.exposed.record(transfer.exposed);

@@ -11,7 +11,7 @@ use baton_scheduler::{
     RequestKey, StepId, StepPlan,
 };
 use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
-use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Load, NodeInfo, Refused};
+use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
     Direction, EngineEvent, FetchEvent, Fetching, Input, LeaseDesk, LinkPacer, NodeParts, PacedCancel, Peers,
@@ -36,8 +36,8 @@ pub enum PrefillInput {
     GrantReply(RequestKey, Result<(GrantReply, RemoteArena), Refused>),
     /// A batch of writes is over.
     PushDone(RequestKey, PushId, Result<PushReport, Refused>),
-    /// The decode node's answer to a hand-over.
-    HandoverReply(RequestKey, Result<(), Refused>),
+    /// The decode node's answer to a handoff.
+    HandoffReply(RequestKey, Result<(), Refused>),
     /// The holder of a prefix agreed, and has so many of the blocks asked for.
     FetchBegun(RequestKey, usize),
     /// One layer of a prefix is here.
@@ -158,7 +158,7 @@ impl PrefillRole {
                 }
                 self.core.on_push_done(now, key, push, result);
             }
-            PrefillInput::HandoverReply(key, result) => self.core.on_handover_reply(now, key, result),
+            PrefillInput::HandoffReply(key, result) => self.core.on_handoff_reply(now, key, result),
             PrefillInput::FetchBegun(key, blocks) => self.core.on_fetch_begun(now, key, blocks),
             PrefillInput::Fetched(key, layer) => self.core.on_fetched(now, key, layer),
             PrefillInput::Tier(event) => {
@@ -193,8 +193,8 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations, is_copy } => {
-                let (key, priority) = (lease.key, if is_copy { Priority::Bulk } else { Priority::Urgent });
+            PrefillEffect::Fetch { source, lease, destinations, is_replication } => {
+                let (key, priority) = (lease.key, if is_replication { Priority::Bulk } else { Priority::Urgent });
                 let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations, priority);
                 self.fetches.insert(key, fetching);
             }
@@ -208,7 +208,7 @@ impl PrefillRole {
                 self.fetches.extend(ssd.carry_out(&self.parts, &mut self.core, effect));
             }
             PrefillEffect::Lease(effect) => self.lease(effect),
-            PrefillEffect::Handover { target, handover } => self.hand_over(target, handover),
+            PrefillEffect::Handoff { target, handoff } => self.hand_off(target, handoff),
             PrefillEffect::ReleaseGrant { key, target, grant } => self.release_grant(key, target, grant),
             PrefillEffect::Emit { conductor, key, event } => {
                 self.metrics.on_event(&event);
@@ -288,19 +288,19 @@ impl PrefillRole {
         });
     }
 
-    fn hand_over(&self, target: DecodeTarget, handover: Handover) {
+    fn hand_off(&self, target: DecodeTarget, handoff: Handoff) {
         let peers = self.peers.clone();
-        self.answer("hand-over", async move {
-            let key = handover.key;
+        self.answer("handoff", async move {
+            let key = handoff.key;
             let result = match peers.client(&target.address) {
                 Ok(mut client) => client
-                    .hand_over(v1::Handover::from(&handover))
+                    .handoff(v1::Handoff::from(&handoff))
                     .await
                     .map(|_| ())
                     .map_err(|s| refused(&target.address, &s)),
                 Err(error) => Err(error),
             };
-            PrefillInput::HandoverReply(key, result)
+            PrefillInput::HandoffReply(key, result)
         });
     }
 
@@ -342,16 +342,17 @@ async fn ask_for_grant(
         output_tokens: request.output_tokens,
         block_hashes: baton_proto::hashes_to_bytes(&request.block_hashes),
         max_tokens: request.max_tokens,
-        numerics: info.numerics.clone(),
+        kv_class: info.kv_class.clone(),
         tbt_s: request.tbt.map(|tbt| tbt.as_secs_f64()),
-        tail_tokens: request.tail_tokens,
+        partial_prefill_tokens: request.partial_prefill_tokens,
     };
     let reply = peers.client(&target.address)?.grant(wire).await;
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
     let (remote, blocks) =
         RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
-    let (grant, held_blocks, tail_tokens) = (GrantId(reply.grant), reply.held_blocks, reply.tail_tokens);
-    let grant = GrantReply { grant, held_blocks, blocks, tail_tokens };
+    let (grant, held_blocks, partial_prefill_tokens) =
+        (GrantId(reply.grant), reply.held_blocks, reply.partial_prefill_tokens);
+    let grant = GrantReply { grant, held_blocks, blocks, partial_prefill_tokens };
     Ok((grant, remote))
 }
 
@@ -386,8 +387,8 @@ impl Role for PrefillRole {
             Input::Undrain => self.core.on_undrain(now),
             Input::ClearCache => self.core.clear_cache(),
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
-            Input::CopyPrefix(order) => self.core.on_copy(now, order),
-            Input::Redirect(redirect) => self.core.on_redirect(redirect),
+            Input::ReplicatePrefix(order) => self.core.on_replicate(now, order),
+            Input::Reselect(reselect) => self.core.on_reselect(reselect),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);
@@ -395,7 +396,7 @@ impl Role for PrefillRole {
             }
             Input::ReleaseLease(lease) => self.core.on_release_lease(now, lease),
             // The service of a prefill node refuses what only decode nodes do, and the loop answers the rest.
-            Input::Grant(..) | Input::ReleaseGrant(..) | Input::HandOver(..) => {}
+            Input::Grant(..) | Input::ReleaseGrant(..) | Input::Handoff(..) => {}
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }
     }

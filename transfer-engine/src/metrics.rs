@@ -12,7 +12,7 @@ const BATCHES: &str = "baton_transfer_batches_total";
 const BATCH_SECONDS: &str = "baton_transfer_batch_seconds";
 pub(crate) const PEER_BYTES: &str = "baton_transfer_peer_bytes_total";
 pub(crate) const PEER_BATCHES: &str = "baton_transfer_peer_batches_total";
-pub(crate) const PEER_BUSY: &str = "baton_transfer_peer_busy_microseconds_total";
+pub(crate) const PEER_BUSY: &str = "baton_transfer_peer_busy_seconds_total";
 pub(crate) const PEER_IN_FLIGHT: &str = "baton_transfer_peer_in_flight_bytes";
 pub(crate) const PEER_BANDWIDTH: &str = "baton_transfer_peer_bandwidth_bytes_per_second";
 pub(crate) const RETRIES: &str = "baton_transfer_retries_total";
@@ -88,7 +88,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: PEER_BUSY,
         kind: MetricKind::Counter,
         labels: &["peer"],
-        help: "Microseconds during which bytes were on their way to a peer.",
+        help: "Whole seconds during which bytes were on their way to a peer.",
     },
     MetricDoc {
         name: PEER_IN_FLIGHT,

@@ -67,11 +67,14 @@ struct State {
     /// The window that is not yet in the average.
     window: (u64, Duration),
     average: Option<f64>,
+    /// What is not yet a whole second of the time in which bytes were on their way.
+    busy: Duration,
 }
 
 impl State {
-    /// Adds the time since the last account to the window, and the window to the average where it is large enough.
-    fn account(&mut self, now: Instant) -> Duration {
+    /// Adds the time since the last account to the window, and the window to the average if it is large enough. Gives the whole
+    /// seconds that have become full.
+    fn account(&mut self, now: Instant) -> u64 {
         let elapsed = self.since.map_or(Duration::ZERO, |since| now - since);
         self.since = (self.in_flight > 0).then_some(now);
         self.window.1 += elapsed;
@@ -80,7 +83,9 @@ impl State {
             self.average = Some(self.average.map_or(newest, |old| old + NEWEST * (newest - old)));
             self.window = (0, Duration::ZERO);
         }
-        elapsed
+        let busy = self.busy + elapsed;
+        self.busy = Duration::from_nanos(u64::from(busy.subsec_nanos()));
+        busy.as_secs()
     }
 
     /// The average; before the first whole window, what there is of it.
@@ -202,11 +207,11 @@ pub(crate) struct InFlight {
 impl InFlight {
     pub(crate) fn new(stats: &Arc<PathStats>, bytes: u64) -> Self {
         let mut state = stats.state();
-        let elapsed = state.account(baton_runtime::now());
+        let busy_seconds = state.account(baton_runtime::now());
         state.in_flight += bytes;
         state.since.get_or_insert_with(baton_runtime::now);
         drop(state);
-        stats.busy.increment(elapsed.as_micros() as u64);
+        stats.busy.increment(busy_seconds);
         stats.in_flight.increment(bytes as f64);
         Self { stats: Arc::clone(stats), bytes }
     }
@@ -216,10 +221,10 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.stats.state();
         state.in_flight -= self.bytes;
-        let elapsed = state.account(baton_runtime::now());
+        let busy_seconds = state.account(baton_runtime::now());
         let bandwidth = state.bandwidth();
         drop(state);
-        self.stats.busy.increment(elapsed.as_micros() as u64);
+        self.stats.busy.increment(busy_seconds);
         self.stats.in_flight.decrement(self.bytes as f64);
         if let Some(bandwidth) = bandwidth {
             self.stats.bandwidth.set(bandwidth);
@@ -238,14 +243,16 @@ mod tests {
         let mut state = State { in_flight: 1, since: Some(at(0)), ..State::default() };
         state.window.0 = WINDOW_BYTES;
         state.in_flight = 0;
-        assert_eq!(state.account(at(100)), Duration::from_millis(100));
+        assert_eq!((state.account(at(100)), state.busy), (0, Duration::from_millis(100)));
         let first = state.average.unwrap();
         assert!((first - WINDOW_BYTES as f64 * 10.0).abs() < 1.0, "{first}");
-        assert_eq!(state.account(at(900)), Duration::ZERO, "nothing was on its way");
+        assert_eq!((state.account(at(900)), state.busy), (0, Duration::from_millis(100)), "nothing was on its way");
         state.since = Some(at(900));
         state.window.0 = WINDOW_BYTES;
         state.account(at(950));
         let second = state.average.unwrap();
         assert!((second - first * 1.3).abs() < first * 0.01, "{first} {second}");
+        state.since = Some(at(950));
+        assert_eq!((state.account(at(2800)), state.busy), (2, Duration::ZERO), "whole seconds are counted");
     }
 }

@@ -107,8 +107,8 @@ async fn nothing_is_held_for_clients_that_left() -> anyhow::Result<()> {
                     .all(|(_, load)| load.running + load.waiting + load.blocks_used + load.blocks_reserved == 0))
         })
         .await?;
-    let of_prefill = ["queued", "computing", "granted", "pushing", "handing_over"];
-    let of_decode = ["granted", "waiting", "moving", "running"];
+    let of_prefill = ["queued", "computing", "granted", "pushing", "handing_off"];
+    let of_decode = ["granted", "waiting", "migrating", "running"];
     let prefill = aborts(&cluster.prefill, "baton_prefill_aborts_total", &of_prefill).await?;
     let decode = aborts(&cluster.decode, "baton_decode_aborts_total", &of_decode).await?;
     println!("{abandoned} of {REQUESTS} abandoned in {took:?}; nothing was held {:?} after the last", left.elapsed());
@@ -116,7 +116,7 @@ async fn nothing_is_held_for_clients_that_left() -> anyhow::Result<()> {
     assert_eq!(abandoned, REQUESTS as usize);
     for (stage, count) in prefill.iter().chain(&decode) {
         // To move takes a few milliseconds, and happens to few.
-        let least = if *stage == "moving" { 1.0 } else { 20.0 };
+        let least = if *stage == "migrating" { 1.0 } else { 20.0 };
         assert!(*count >= least, "{stage}: {count}: too few to say anything");
     }
     Ok(())

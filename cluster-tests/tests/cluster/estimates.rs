@@ -65,7 +65,7 @@ async fn seconds_per_token(cluster: &Cluster, random: &mut Random) -> anyhow::Re
     Ok(measured[1])
 }
 
-/// What the conductor recalls of a request: its time to first token as it was predicted when it was placed, and as it was measured at the front door.
+/// What the conductor recalls of a request: its time to first token as it was predicted when it was placed, and as it was measured at the frontend.
 struct Judged {
     predicted: f64,
     measured: f64,

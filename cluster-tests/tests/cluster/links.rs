@@ -21,7 +21,7 @@ fn port(address: &str) -> anyhow::Result<u16> {
 }
 
 async fn proxied() -> anyhow::Result<Proxied> {
-    let builder = Cluster::mock().decode(0).conductor_flags(&["--split-prompts", "false"]);
+    let builder = Cluster::mock().decode(0).conductor_flags(&["--partial-prefill", "false"]);
     let config = tempfile::NamedTempFile::new()?;
     std::fs::write(&config, "transfer_checksums = true\n")?;
     let builder = builder.node_flags(&["--transport", "tcp", "--config", &config.path().display().to_string()]);
@@ -63,7 +63,7 @@ async fn what_is_late_is_the_same() -> anyhow::Result<()> {
     transfer.set(late);
     let answers = ask(&cluster, &asks()).await?;
     assert_eq!(tokens(&answers), tokens(&quiet));
-    // The first token comes from the prefill node, and the second is behind KV, hand-over and its own way.
+    // The first token comes from the prefill node, and the second is behind KV, handoff and its own way.
     assert!(answers.iter().all(|answer| answer.gaps[0] > DELAY), "{:?}", answers[0].gaps);
     cluster.wait_idle(Duration::from_secs(5)).await?;
     node.stop().await?;

@@ -56,7 +56,7 @@ async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Res
 
 #[tokio::test]
 async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().conductor_flags(&["--split-prompts", "false"]).start().await?;
+    let cluster = Cluster::mock().conductor_flags(&["--partial-prefill", "false"]).start().await?;
     let ask = Ask::tokens(prompt(1500, 3)).max_tokens(8);
     let first = cluster.ask(ask.clone()).await?;
     let second = cluster.ask(ask).await?;
@@ -164,10 +164,10 @@ async fn what_does_not_fit_waits_or_is_refused_before_any_work() -> anyhow::Resu
     let ask = |first| Ask::tokens(prompt(200, first)).max_tokens(50).ignore_eos();
     let mut holder = cluster.inference().generate(ask(0).0).await?.into_inner();
     holder.message().await?;
-    // The next one waits for room, and for that one seat is left; after it there is none.
+    // The next one waits for room, and for that one slot is left; after it there is none.
     let (waits, refused) = tokio::join!(cluster.ask(ask(1)), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        cluster.inference().generate(ask(2).0).await.expect_err("there is no seat")
+        cluster.inference().generate(ask(2).0).await.expect_err("there is no slot")
     });
     assert_eq!(waits?.token_ids.len(), 50);
     assert_eq!(refused.code(), Code::ResourceExhausted, "{}", refused.message());
@@ -446,23 +446,23 @@ async fn a_decode_node_whose_steps_are_too_long_by_now_gives_way_to_another_one(
         assert_eq!((alone.finished.decode_node.as_str(), refused(&cluster, "retried").await?), ("decode-0", 1.0));
         // Placed while there is one decode node, computed when there are two.
         signal(prefill, "STOP");
-        let moved = cluster.ask(paced(3));
-        let (moved, second) = tokio::join!(moved, async {
+        let migrated = cluster.ask(paced(3));
+        let (migrated, second) = tokio::join!(migrated, async {
             let second = nodes("10000").start_node("decode", 1, &conductor, cluster.folder()).await;
             let waited = cluster.wait_ready(3).await;
             tokio::time::sleep(SECOND / 5).await;
             signal(prefill, "CONT");
             waited.and(second)
         });
-        anyhow::Ok((alone, moved?, second?))
+        anyhow::Ok((alone, migrated?, second?))
     });
-    let (alone, moved, second) = both?;
+    let (alone, migrated, second) = both?;
     assert_eq!(stream?.token_ids.len(), 100);
     assert_eq!(alone.token_ids, expected, "what was taken in is served");
-    assert_eq!((moved.finished.decode_node.as_str(), refused(&cluster, "redirected").await?), ("decode-1", 1.0));
-    assert_eq!((moved.token_ids.len(), refused(&cluster, "retried").await?), (8, 1.0));
+    assert_eq!((migrated.finished.decode_node.as_str(), refused(&cluster, "reselected").await?), ("decode-1", 1.0));
+    assert_eq!((migrated.token_ids.len(), refused(&cluster, "retried").await?), (8, 1.0));
     cluster.decode.push(second);
-    assert_eq!(cluster.ask(paced(3)).await?.token_ids, moved.token_ids);
+    assert_eq!(cluster.ask(paced(3)).await?.token_ids, migrated.token_ids);
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

@@ -65,7 +65,7 @@ const QUANTIZED: Bounds = Bounds { sure: None, sure_generated: None, mean: 0.05,
 #[ignore = "needs a model: BATON_MODEL"]
 async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()> {
     let model = model();
-    let cluster = Cluster::model(&model).node_flags(&["--arithmetic", "f32"]).start().await?;
+    let cluster = Cluster::model(&model).node_flags(&["--compute-dtype", "f32"]).start().await?;
     compare(cluster, Bounds { sure: Some(0.15), sure_generated: Some(0.15), mean: 0.03, max: 0.25 }).await
 }
 
@@ -81,7 +81,7 @@ async fn with_quantized_activations_they_are_near_the_references() -> anyhow::Re
 #[ignore = "needs a model: BATON_MODEL"]
 async fn with_prompts_of_bfloat16_they_are_near_the_references() -> anyhow::Result<()> {
     let model = model();
-    let cluster = Cluster::model(&model).prefill_flags(&["--arithmetic", "bf16"]).start().await?;
+    let cluster = Cluster::model(&model).prefill_flags(&["--compute-dtype", "bf16"]).start().await?;
     // Prompts are scored in bfloat16, tokens generated with 8 bits.
     compare(cluster, Bounds { sure: Some(0.15), sure_generated: None, mean: 0.03, max: 0.25 }).await
 }
@@ -173,7 +173,7 @@ async fn a_long_prompt_moves_at_most_once_and_is_found_again() -> anyhow::Result
     assert!(transfer.bytes > 0 && transfer.bytes <= 94 * BLOCK_BYTES, "{}", transfer.bytes);
 
     let second = cluster.ask(ask).await?;
-    println!("again: TTFT {:?}, {} bytes moved", second.ttft, second.kv_transfer().bytes);
+    println!("again: TTFT {:?}, {} bytes migrated", second.ttft, second.kv_transfer().bytes);
     assert_eq!(second.token_ids, first.token_ids);
     assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
     assert_eq!(second.kv_transfer().bytes, BLOCK_BYTES, "only the last, partial block");
@@ -188,7 +188,7 @@ async fn a_long_prompt_moves_at_most_once_and_is_found_again() -> anyhow::Result
 async fn a_long_prompt_that_one_node_computes_moves_once_and_is_found_again() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]);
-    let cluster = builder.conductor_flags(&["--split-prompts", "false"]).start().await?;
+    let cluster = builder.conductor_flags(&["--partial-prefill", "false"]).start().await?;
     // Another prompt than the one that is measured: its blocks must not be cached.
     let mut prompt = prompt_of(&cluster, 1500).await?;
     prompt.rotate_left(700);
@@ -212,7 +212,7 @@ async fn a_long_prompt_that_one_node_computes_moves_once_and_is_found_again() ->
 
     let second = cluster.ask(ask).await?;
     println!(
-        "again: TTFT {:?}, {} cached tokens, {} bytes moved",
+        "again: TTFT {:?}, {} cached tokens, {} bytes migrated",
         second.ttft,
         second.cached_tokens(),
         second.kv_transfer().bytes

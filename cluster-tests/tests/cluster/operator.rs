@@ -201,7 +201,7 @@ async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::R
         .node_flags(&["--mock-base-us", "10000"])
         .start()
         .await?;
-    // Two seats, and two requests that take them.
+    // Two slots, and two requests that take them.
     let ask = Ask::tokens(prompt(100, 0)).max_tokens(150).ignore_eos();
     let mut holders = Vec::new();
     for _ in 0..2 {

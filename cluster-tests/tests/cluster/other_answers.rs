@@ -29,7 +29,7 @@ async fn four_answers_compute_the_prompt_once() -> anyhow::Result<()> {
             rows += node.metric("baton_node_step_rows_total").await?;
         }
         for node in &cluster.decode {
-            rows += node.metric("baton_decode_tail_tokens_total").await?;
+            rows += node.metric("baton_decode_partial_prefill_tokens_total").await?;
         }
         anyhow::Ok(rows)
     };

@@ -282,13 +282,13 @@ async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Res
     println!("{} prompts, then a copy after {:?}", answers.len(), began.elapsed());
     let bytes = HOT_BLOCKS as u64 * BLOCK_BYTES;
     let second = &cluster.prefill[1];
-    assert_eq!(second.metric("baton_prefill_prefix_copies_total{outcome=\"brought\"}").await?, 1.0);
-    assert_eq!(second.metric("baton_prefill_prefix_copied_bytes_total").await?, bytes as f64);
+    assert_eq!(second.metric("baton_prefill_prefix_replications_total{outcome=\"brought\"}").await?, 1.0);
+    assert_eq!(second.metric("baton_prefill_prefix_replicated_bytes_total").await?, bytes as f64);
     for requests in ["baton_prefill_requests_total", "baton_prefill_prefix_fetches_total"] {
         assert_eq!(second.metric(requests).await?, 0.0, "{requests}: nobody has asked it");
     }
     for outcome in ["ordered", "done"] {
-        let copies = format!("baton_conductor_prefix_copies_total{{outcome=\"{outcome}\"}}");
+        let copies = format!("baton_conductor_prefix_replications_total{{outcome=\"{outcome}\"}}");
         assert_eq!(cluster.conductor.metric(&copies).await?, 1.0, "{outcome}");
     }
 
@@ -314,7 +314,7 @@ async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<
     let (cluster, _) = make_hot(&builder).await?;
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!(holders(&cluster).await?, ["decode-0", "prefill-0"]);
-    assert_eq!(cluster.conductor.metric("baton_conductor_prefix_copies_total{outcome=\"ordered\"}").await?, 0.0);
+    assert_eq!(cluster.conductor.metric("baton_conductor_prefix_replications_total{outcome=\"ordered\"}").await?, 0.0);
     cluster.stop().await
 }
 
@@ -325,7 +325,7 @@ async fn a_reader_that_computes_otherwise_gets_no_lease() -> anyhow::Result<()> 
         let info = node.info.unwrap();
         let mut client = v1::node_client::NodeClient::connect(info.address.clone()).await?;
         let key = baton_types::RequestKey { request: baton_types::RequestId(1), attempt: baton_types::Attempt(0) };
-        let mut ask = async |numerics: &str| {
+        let mut ask = async |kv_class: &str| {
             let request = v1::LeaseRequest {
                 protocol_version: baton_proto::PROTOCOL_VERSION,
                 key: Some(key.into()),
@@ -334,15 +334,15 @@ async fn a_reader_that_computes_otherwise_gets_no_lease() -> anyhow::Result<()> 
                 target_generation: info.generation.clone(),
                 layout: info.layout.clone(),
                 block_hashes: vec![7; 16],
-                numerics: numerics.into(),
+                kv_class: kv_class.into(),
             };
             client.lease(request).await.unwrap_err()
         };
         let refused = ask("another").await;
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
-        assert!(refused.message().starts_with("numerics: "), "{}", refused.message());
+        assert!(refused.message().starts_with("kv_class: "), "{}", refused.message());
         // One that says nothing is of the version before; the block is not there for anybody.
-        for alike in [info.numerics.as_str(), ""] {
+        for alike in [info.kv_class.as_str(), ""] {
             assert_eq!(ask(alike).await.code(), tonic::Code::NotFound, "'{alike}'");
         }
     }

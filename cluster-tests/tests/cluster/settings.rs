@@ -54,7 +54,7 @@ fn nth(n: usize) -> (&'static str, String, Option<&'static str>) {
     }
     let pick = |all: &[&str]| all[n / 5 % all.len()].to_owned();
     let (key, value) = match n % 5 {
-        0 => ("placement", pick(&["load-balance", "cache-aware", "round-robin", "baton"])),
+        0 => ("placement", pick(&["load-balance", "cache-aware", "round-robin", "min-total-delay"])),
         1 => ("ttft_slo_ms", format!("{}", 60_000 + n)),
         2 if n % 10 < 5 => ("max_wait_ms", "off".to_owned()),
         2 => ("max_wait_ms", format!("{}", 30_000 + n)),

@@ -7,22 +7,22 @@ use baton_scheduler::{ClusterNode, HotPrefix};
 use baton_types::NodeId;
 
 use crate::error::GenerateError;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// Prefixes told where the caller does not say how many, and at most.
 const TOP: (u32, u32) = (10, 100);
 
-pub(super) fn status(door: &FrontDoor, top: u32) -> v1::CacheStatusResponse {
+pub(super) fn status(frontend: &Frontend, top: u32) -> v1::CacheStatusResponse {
     let top = if top == 0 { TOP.0 } else { top.min(TOP.1) };
-    let hottest = door.hot_prefixes().hottest(door.clock.now(), top as usize);
-    let cluster = door.cluster();
+    let hottest = frontend.hot_prefixes().hottest(frontend.clock.now(), top as usize);
+    let cluster = frontend.cluster();
     let block_tokens = cluster.nodes().next().map_or(0, |node| node.info().layout.block_tokens);
-    let nodes = cluster.nodes().map(|node| node_cache(door, node)).collect();
+    let nodes = cluster.nodes().map(|node| node_cache(frontend, node)).collect();
     drop(cluster);
-    v1::CacheStatusResponse { nodes, prefixes: hottest.iter().map(|hot| prefix(door, hot, block_tokens)).collect() }
+    v1::CacheStatusResponse { nodes, prefixes: hottest.iter().map(|hot| prefix(frontend, hot, block_tokens)).collect() }
 }
 
-fn node_cache(door: &FrontDoor, node: &ClusterNode) -> v1::NodeCache {
+fn node_cache(frontend: &Frontend, node: &ClusterNode) -> v1::NodeCache {
     let info = node.info();
     v1::NodeCache {
         node: info.node.to_string(),
@@ -30,14 +30,14 @@ fn node_cache(door: &FrontDoor, node: &ClusterNode) -> v1::NodeCache {
         state: node.state().as_str().into(),
         load: Some(node.load().into()),
         block_tokens: info.layout.block_tokens,
-        indexed_blocks: door.index.entries(&info.node) as u64,
+        indexed_blocks: frontend.index.entries(&info.node) as u64,
     }
 }
 
-fn prefix(door: &FrontDoor, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix {
+fn prefix(frontend: &Frontend, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix {
     // Who holds its last block holds those before it, but for what was evicted from their middle.
     let mut nodes: Vec<_> =
-        door.index.longest_prefix(&[hot.hash]).into_iter().map(|(node, _)| node.to_string()).collect();
+        frontend.index.longest_prefix(&[hot.hash]).into_iter().map(|(node, _)| node.to_string()).collect();
     nodes.sort();
     v1::HotPrefix {
         hash: hot.hash.to_string(),
@@ -48,12 +48,12 @@ fn prefix(door: &FrontDoor, hot: &HotPrefix, block_tokens: u32) -> v1::HotPrefix
 }
 
 pub(super) async fn lookup(
-    door: &FrontDoor,
+    frontend: &Frontend,
     request: v1::GenerateRequest,
 ) -> Result<v1::CacheLookupResponse, GenerateError> {
-    let (prompt_tokens, hashes) = door.prompt_hashes(request).await?;
-    let held: HashMap<NodeId, u32> = door.index.longest_prefix(&hashes).into_iter().collect();
-    let cluster = door.cluster();
+    let (prompt_tokens, hashes) = frontend.prompt_hashes(request).await?;
+    let held: HashMap<NodeId, u32> = frontend.index.longest_prefix(&hashes).into_iter().collect();
+    let cluster = frontend.cluster();
     let mut matches: Vec<_> = cluster
         .nodes()
         .filter_map(|node| {
@@ -67,22 +67,22 @@ pub(super) async fn lookup(
 }
 
 /// Has one node, or with an empty name every node that has a session, clear its cache; names of those that were told to.
-pub(super) fn clear(door: &FrontDoor, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
+pub(super) fn clear(frontend: &Frontend, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
     let command = || v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
     if name.is_empty() {
-        let nodes: Vec<NodeId> = door.cluster().nodes().map(|node| node.info().node.clone()).collect();
-        let told = nodes.iter().filter(|node| door.nodes.send(node, command())).map(ToString::to_string).collect();
+        let nodes: Vec<NodeId> = frontend.cluster().nodes().map(|node| node.info().node.clone()).collect();
+        let told = nodes.iter().filter(|node| frontend.nodes.send(node, command())).map(ToString::to_string).collect();
         return Ok(v1::ClearCacheResponse { nodes: told });
     }
-    let node = known_node(door, name)?;
-    door.tell(&node, command())?;
+    let node = known_node(frontend, name)?;
+    frontend.tell(&node, command())?;
     Ok(v1::ClearCacheResponse { nodes: vec![node.to_string()] })
 }
 
 /// The node of that name, if the conductor knows one.
-pub(super) fn known_node(door: &FrontDoor, name: &str) -> Result<NodeId, GenerateError> {
+pub(super) fn known_node(frontend: &Frontend, name: &str) -> Result<NodeId, GenerateError> {
     let node = NodeId::new(name).map_err(|error| GenerateError::invalid("node", error.to_string()))?;
-    if door.cluster().node(&node).is_none() {
+    if frontend.cluster().node(&node).is_none() {
         let problem = format!("this conductor knows no node '{node}'");
         return Err(GenerateError::NotFound { field: "node", problem });
     }

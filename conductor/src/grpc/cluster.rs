@@ -10,7 +10,7 @@ use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
 
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, MAX_CLIENT_ID_BYTES};
+use crate::frontend::{Frontend, MAX_CLIENT_ID_BYTES};
 use crate::nodes::NodeSessions;
 use crate::records::Found;
 
@@ -19,8 +19,8 @@ const TOLD_IDS: usize = 8;
 /// How long one node may take for its check.
 const INTEGRITY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The service over a front door.
-pub struct ClusterService(pub Arc<FrontDoor>);
+/// The service over a frontend.
+pub struct ClusterService(pub Arc<Frontend>);
 
 #[tonic::async_trait]
 impl v1::cluster_server::Cluster for ClusterService {

@@ -4,19 +4,19 @@ use baton_proto::v1::{self, node_command::Command};
 
 use super::cache::known_node;
 use crate::error::GenerateError;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// Has a node drain, or take requests again. From now on nothing is placed on one that drains.
-pub(super) fn order(door: &FrontDoor, name: &str, draining: bool) -> Result<(), GenerateError> {
-    let node = known_node(door, name)?;
+pub(super) fn order(frontend: &Frontend, name: &str, draining: bool) -> Result<(), GenerateError> {
+    let node = known_node(frontend, name)?;
     {
-        let mut cluster = door.cluster();
+        let mut cluster = frontend.cluster();
         match draining {
             true => cluster.on_drain_ordered(&node),
             false => cluster.on_undrain_ordered(&node),
         }
     }
-    door.tell(&node, Command::Drain(v1::DrainCommand { draining }))?;
+    frontend.tell(&node, Command::Drain(v1::DrainCommand { draining }))?;
     tracing::info!(%node, draining, "an operator asked a node");
     Ok(())
 }

@@ -29,7 +29,7 @@ fn decided(decision: &Result<Placement, Refusal>) -> v1::explain_response::Decis
                 prefill: placement.prefill.to_string(),
                 decode: placement.decode.as_ref().map(|node| node.to_string()).unwrap_or_default(),
                 cached_tokens: placement.matched_tokens,
-                tail_tokens: placement.tail_tokens,
+                partial_prefill_tokens: placement.partial_prefill_tokens,
                 ttft_s: (ttft + placement.pace).as_secs_f64(),
                 tbt_s: placement.estimated_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })

@@ -14,13 +14,13 @@ use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::InferenceService;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// How often is looked whether what watchers were told is still true.
 const WATCH_POLL: Duration = Duration::from_millis(100);
 
-/// The service over a front door.
-pub struct HealthService(pub Arc<FrontDoor>);
+/// The service over a frontend.
+pub struct HealthService(pub Arc<Frontend>);
 
 #[tonic::async_trait]
 impl Health for HealthService {
@@ -33,16 +33,16 @@ impl Health for HealthService {
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         check_name(&request.get_ref().service)?;
-        let changes = unfold((Arc::clone(&self.0), None), |(door, told)| async move {
+        let changes = unfold((Arc::clone(&self.0), None), |(frontend, told)| async move {
             loop {
-                let ready = door.is_ready();
+                let ready = frontend.is_ready();
                 if told != Some(ready) {
-                    return Some((Ok(health(ready)), (door, Some(ready))));
+                    return Some((Ok(health(ready)), (frontend, Some(ready))));
                 }
                 tokio::select! {
-                    () = door.clock.sleep(WATCH_POLL) => {}
+                    () = frontend.clock.sleep(WATCH_POLL) => {}
                     // The server waits for its streams.
-                    () = door.tasks.cancelled() => return None,
+                    () = frontend.tasks.cancelled() => return None,
                 }
             }
         });

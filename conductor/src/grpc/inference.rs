@@ -15,15 +15,15 @@ use tonic::{Request, Response, Status};
 use super::intake::TakenIn;
 use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
-use crate::front_door::{FrontDoor, Responses, new_request_id};
+use crate::frontend::{Frontend, Responses, new_request_id};
 
 /// Metadata of a call that was refused.
 const REQUEST_ID: &str = "x-request-id";
 
-/// The service over a front door.
+/// The service over a frontend.
 pub struct InferenceService {
-    /// The front door.
-    pub door: Arc<FrontDoor>,
+    /// The frontend.
+    pub frontend: Arc<Frontend>,
     /// Whether answers name the nodes that served them.
     pub names_nodes: bool,
 }
@@ -53,7 +53,7 @@ impl Stream for ResponseStream {
             finished.prefill_node.clear();
             finished.decode_node.clear();
             if let Some(timeline) = &mut finished.timeline {
-                (timeline.kv_transfer, timeline.prefix_fetch, timeline.moved) = (None, None, None);
+                (timeline.kv_transfer, timeline.prefix_fetch, timeline.migrated) = (None, None, None);
             }
         }
         self.unfinished = match &outgoing.response {
@@ -83,14 +83,14 @@ impl v1::inference_server::Inference for InferenceService {
         }
         let unfinished = request.n.max(1);
         let id = new_request_id();
-        let responses = self.door.generate(id, request).await.map_err(|error| with_id(Status::from(&error), id))?;
+        let responses = self.frontend.generate(id, request).await.map_err(|error| with_id(Status::from(&error), id))?;
         drop(taken_in);
         Ok(Response::new(ResponseStream { responses, unfinished, names_nodes: self.names_nodes, unwritten }))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
         let id: RequestId = parse_id(&request.into_inner().request_id)?;
-        if self.door.live.abort(id) {
+        if self.frontend.live.abort(id) {
             return Ok(Response::new(v1::AbortResponse {}));
         }
         let problem = format!("request {id} is not running on this conductor");
@@ -98,7 +98,7 @@ impl v1::inference_server::Inference for InferenceService {
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let mut card = self.door.model_card();
+        let mut card = self.frontend.model_card();
         if !self.names_nodes {
             (card.prefill_nodes, card.decode_nodes) = (0, 0);
             card.fingerprint.clear();
@@ -143,7 +143,7 @@ pub(super) fn parse_id<T: FromStr<Err = ParseIdError>>(text: &str) -> Result<T, 
     text.parse().map_err(|error: ParseIdError| Status::from(&GenerateError::invalid("request_id", error.to_string())))
 }
 
-impl FrontDoor {
+impl Frontend {
     /// The model as it is served now; sizes are 0 while no node is ready.
     pub fn model_card(&self) -> v1::Model {
         let limits = self.node_limits();

@@ -21,7 +21,7 @@ const PREFIX_BYTES: usize = 5;
 /// Memory of an entry of a list beside its bytes, at most.
 const ENTRY_BYTES: usize = 256;
 /// A message is there three times at once: as it came, as the decoder's copy, and decoded.
-const COPIES: usize = 3;
+const REPLICATIONS: usize = 3;
 
 /// How messages are taken in.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Intake {
             Some(([0, ..], _)) => return Err(status(ErrorKind::Invalid, "the call has not one whole message", None)),
             Some(_) | None => 0,
         };
-        let decoded = bytes.len() * (COPIES - 1) + entries * ENTRY_BYTES;
+        let decoded = bytes.len() * (REPLICATIONS - 1) + entries * ENTRY_BYTES;
         reservation.grow(decoded).map_err(|_| refused(&BodyError::NoRoom))?;
         Ok(reservation)
     }

@@ -7,19 +7,19 @@ use baton_scheduler::{Cluster, ClusterNode};
 use baton_types::NodeRole;
 
 use crate::accuracy::{Accuracy, Estimate};
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::tally::{AdmissionTally, Goodput, LastRefusal};
 
-pub(super) fn response(door: &FrontDoor) -> v1::ClusterLoadResponse {
-    let now = door.clock.now();
+pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
+    let now = frontend.clock.now();
     let (prefill, decode, policy, holding) = {
-        let cluster = door.cluster();
+        let cluster = frontend.cluster();
         let of = |role| cluster.nodes().filter(move |node| node.info().role == role);
         let prefill = of(NodeRole::Prefill).map(|node| prefill_load(&cluster, now, node)).collect();
         let decode = of(NodeRole::Decode).map(|node| decode_load(&cluster, now, node)).collect();
         (prefill, decode, cluster.admission_policy(), cluster.requests_held() as u32)
     };
-    let tally = door.tally.lock();
+    let tally = frontend.tally.lock();
     let admission = v1::AdmissionLoad { policy: policy.into(), holding, ..admission_load(now, &tally.admission) };
     v1::ClusterLoadResponse {
         prefill,

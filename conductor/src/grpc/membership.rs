@@ -7,14 +7,14 @@ use baton_proto::{PROTOCOL_VERSION, check_protocol_version, required, v1};
 use baton_types::NodeInfo;
 use tonic::{Request, Response, Status};
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::membership::join;
 
 /// How often nodes register again.
 const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The service over a front door.
-pub struct MembershipService(pub Arc<FrontDoor>);
+/// The service over a frontend.
+pub struct MembershipService(pub Arc<Frontend>);
 
 #[tonic::async_trait]
 impl v1::membership_server::Membership for MembershipService {

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::run_time_settings::{AT_RUN_TIME, InForce};
 
 pub(super) type Changes = ReceiverStream<Result<v1::RunTimeSettings, Status>>;
@@ -29,25 +29,25 @@ pub(super) fn response(in_force: &InForce) -> v1::RunTimeSettings {
 }
 
 /// What is in force now and after each change. A drain does not wait for those who watch.
-pub(super) fn changes(door: &Arc<FrontDoor>) -> Changes {
+pub(super) fn changes(frontend: &Arc<Frontend>) -> Changes {
     let (out, changes) = mpsc::channel(1);
-    let door = Arc::clone(door);
-    door.clone().tasks.spawn_request("settings watch", async move {
-        let mut in_force = door.settings.in_force();
+    let frontend = Arc::clone(frontend);
+    frontend.clone().tasks.spawn_request("settings watch", async move {
+        let mut in_force = frontend.settings.in_force();
         loop {
             let told = response(&in_force.borrow_and_update());
             tokio::select! {
                 sent = out.send(Ok(told)) => if sent.is_err() {
                     return;
                 },
-                () = door.shutdown.wait_for(Phase::Draining) => return,
+                () = frontend.shutdown.wait_for(Phase::Draining) => return,
             }
             tokio::select! {
                 changed = in_force.changed() => if changed.is_err() {
                     return;
                 },
                 () = out.closed() => return,
-                () = door.shutdown.wait_for(Phase::Draining) => return,
+                () = frontend.shutdown.wait_for(Phase::Draining) => return,
             }
         }
     });

@@ -19,10 +19,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::Shared;
 use super::error::{self, HttpError, REQUEST_ID};
 use crate::budget::Reservation;
-use crate::front_door::{MAX_IDEMPOTENCY_KEY_BYTES, Outgoing, new_request_id};
+use crate::frontend::{MAX_IDEMPOTENCY_KEY_BYTES, Outgoing, new_request_id};
 
 /// What the requests of a call bring, each with its number.
-type Brought = SelectAll<BoxStream<'static, (usize, Outgoing)>>;
+type Fetched = SelectAll<BoxStream<'static, (usize, Outgoing)>>;
 
 /// As the IETF's draft has it (draft-ietf-httpapi-idempotency-key-header).
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -59,7 +59,7 @@ async fn answer(
         let id = next_id;
         next_id = id.plus(request.n.max(1));
         let (client_request_id, idempotency_key) = (client_id.to_owned(), key_of(key, index));
-        shared.door.generate(id, v1::GenerateRequest { client_request_id, idempotency_key, ..request })
+        shared.frontend.generate(id, v1::GenerateRequest { client_request_id, idempotency_key, ..request })
     });
     let responses = try_join_all(generated).await.map_err(refused)?;
     drop(taken_in);
@@ -67,7 +67,7 @@ async fn answer(
         .into_iter()
         .enumerate()
         .map(|(index, responses)| ReceiverStream::new(responses).map(move |it| (index, of_call(id, it))).boxed());
-    let mut brought: Brought = select_all(numbered);
+    let mut brought: Fetched = select_all(numbered);
     if streams {
         let events = events(brought, answer, fields).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());

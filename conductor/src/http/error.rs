@@ -11,7 +11,7 @@ use baton_types::ErrorKind;
 
 use crate::body::BodyError;
 use crate::error::{GenerateError, NO_ROOM_RETRY};
-use crate::front_door::{MAX_CLIENT_ID_BYTES, new_request_id};
+use crate::frontend::{MAX_CLIENT_ID_BYTES, new_request_id};
 
 /// The id of a request; OpenAI's clients read this header.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

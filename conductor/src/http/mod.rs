@@ -27,7 +27,7 @@ use crate::body::{self, BodyError, BodyLimits};
 use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
 use crate::error::GenerateError;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::health::{self, Tells};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
@@ -44,17 +44,17 @@ const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
 
 #[derive(Clone)]
 struct Shared {
-    door: Arc<FrontDoor>,
+    frontend: Arc<Frontend>,
     budget: Budget,
     /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end them.
     answers: Budget,
 }
 
 /// The routes, with those that tell of the inside.
-pub fn router(door: Arc<FrontDoor>, tells: Tells, budget: Budget, answers: Budget) -> Router {
+pub fn router(frontend: Arc<Frontend>, tells: Tells, budget: Budget, answers: Budget) -> Router {
     let document = Bytes::from(baton_api::openapi(matches!(tells, Tells::Operators(_))));
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
-    let health = health::routes(Arc::clone(&door), tells);
+    let health = health::routes(Arc::clone(&frontend), tells);
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
@@ -66,7 +66,7 @@ pub fn router(door: Arc<FrontDoor>, tells: Tells, budget: Budget, answers: Budge
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/openapi.json", get(openapi))
-        .with_state(Shared { door, budget, answers })
+        .with_state(Shared { frontend, budget, answers })
         .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -91,7 +91,7 @@ fn models_json(card: &v1::Model, is_anthropic: bool) -> Value {
 }
 
 async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Json<Value> {
-    Json(models_json(&shared.door.model_card(), headers.contains_key(ANTHROPIC_VERSION)))
+    Json(models_json(&shared.frontend.model_card(), headers.contains_key(ANTHROPIC_VERSION)))
 }
 
 async fn model(
@@ -101,8 +101,8 @@ async fn model(
 ) -> Result<Json<Value>, HttpError> {
     let Ok(Path(id)) = id else { return Err(HttpError::new(StatusCode::NOT_FOUND, "there is no such model")) };
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
-    shared.door.model.check_model(&id).map_err(unknown)?;
-    Ok(Json(model_json(&shared.door.model_card(), headers.contains_key(ANTHROPIC_VERSION))))
+    shared.frontend.model.check_model(&id).map_err(unknown)?;
+    Ok(Json(model_json(&shared.frontend.model_card(), headers.contains_key(ANTHROPIC_VERSION))))
 }
 
 async fn no_such_path(uri: Uri) -> HttpError {
@@ -197,7 +197,7 @@ async fn tokens_of(
     fields: FieldNames,
 ) -> Result<(Vec<u32>, u32), HttpError> {
     let request = v1::GenerateRequest { model, prompt: Some(prompt), ..Default::default() };
-    shared.door.tokenize(request).await.map_err(|error| HttpError::of(&error, fields))
+    shared.frontend.tokenize(request).await.map_err(|error| HttpError::of(&error, fields))
 }
 
 async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
@@ -212,8 +212,8 @@ async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value
 async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
     let (request, _taken_in): (DetokenizeRequest, _) = read(body).await?;
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
-    shared.door.model.check_model(&request.model).map_err(unknown)?;
-    let size = shared.door.model.tokenizer.vocab_size();
+    shared.frontend.model.check_model(&request.model).map_err(unknown)?;
+    let size = shared.frontend.model.tokenizer.vocab_size();
     if let Some((position, id)) = request.tokens.iter().enumerate().find(|&(_, &id)| id >= size) {
         let problem = format!("{id}, but the vocabulary has {size} tokens");
         return Err(BadRequest { param: format!("tokens[{position}]"), problem }.into());
@@ -264,17 +264,20 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
 
 impl Shared {
     fn decode(&self, tokens: &[u32]) -> String {
-        decode(&self.door, tokens)
+        decode(&self.frontend, tokens)
     }
 
     fn context(&self) -> Context {
-        let door = Arc::clone(&self.door);
-        Context { created: self.door.clock.unix_ms() / 1000, decode: Arc::new(move |tokens| decode(&door, tokens)) }
+        let frontend = Arc::clone(&self.frontend);
+        Context {
+            created: self.frontend.clock.unix_ms() / 1000,
+            decode: Arc::new(move |tokens| decode(&frontend, tokens)),
+        }
     }
 }
 
-fn decode(door: &FrontDoor, tokens: &[u32]) -> String {
-    door.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
+fn decode(frontend: &Frontend, tokens: &[u32]) -> String {
+    frontend.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
 }
 
 #[cfg(test)]

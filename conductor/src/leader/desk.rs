@@ -11,11 +11,11 @@ use baton_runtime::random_u64;
 use baton_scheduler::{
     BookEntry, Cluster, Declared, DeskEffect, LaterTerm, LinkId, PlacementRequest, StaleLeader, StreamId,
 };
-use baton_types::{ConductorId, FromLeader, MoveQuestion, NodeId, Question, RequestKey};
+use baton_types::{ConductorId, FromLeader, MigrationQuestion, NodeId, Question, RequestKey};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// Messages that may wait for the leader. One that is so far behind is left, and told everything anew.
 pub const QUEUED_MESSAGES: usize = 4096;
@@ -151,7 +151,7 @@ impl Desk {
 }
 
 impl Inner {
-    fn carry_out(&mut self, door: &FrontDoor) {
+    fn carry_out(&mut self, frontend: &Frontend) {
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 DeskEffect::Tell(link, message) => {
@@ -173,7 +173,7 @@ impl Inner {
                         over.cancel();
                     }
                 }
-                DeskEffect::Observe(hashes) => door.hot_prefixes().observe(door.clock.now(), &hashes),
+                DeskEffect::Observe(hashes) => frontend.hot_prefixes().observe(frontend.clock.now(), &hashes),
                 DeskEffect::ReignOver { term } => tracing::info!(term, "this conductor does not lead any more"),
             }
         }
@@ -193,7 +193,7 @@ impl Inner {
     }
 }
 
-impl FrontDoor {
+impl Frontend {
     fn at_desk<T>(&self, event: impl FnOnce(&mut Inner, Instant, &mut Cluster) -> T) -> T {
         let mut desk = self.desk.lock();
         let mut cluster = self.cluster();
@@ -217,7 +217,7 @@ impl FrontDoor {
 }
 
 /// What requests ask and say.
-impl FrontDoor {
+impl Frontend {
     /// Asks for nodes, and charges them.
     pub fn ask_for_nodes(&self, wanted: &PlacementRequest<'_>) -> Asked {
         self.at_desk(|desk, now, cluster| {
@@ -243,11 +243,16 @@ impl FrontDoor {
     }
 
     /// Asks for another decode node that goes on with an attempt, as the second one.
-    pub fn ask_for_move(&self, (key, moved): (RequestKey, RequestKey), tokens: u32, exclude: &[NodeId]) -> Asked {
-        let question = MoveQuestion { key, moved, tokens, exclude: exclude.to_vec() };
+    pub fn ask_for_migration(
+        &self,
+        (key, migrated): (RequestKey, RequestKey),
+        tokens: u32,
+        exclude: &[NodeId],
+    ) -> Asked {
+        let question = MigrationQuestion { key, migrated, tokens, exclude: exclude.to_vec() };
         self.at_desk(|desk, now, cluster| {
-            let answered = desk.core.on_ask_for_move(now, question, cluster, &mut random_u64);
-            desk.asked(moved, answered)
+            let answered = desk.core.on_ask_for_migration(now, question, cluster, &mut random_u64);
+            desk.asked(migrated, answered)
         })
     }
 
@@ -263,7 +268,7 @@ impl FrontDoor {
 }
 
 /// Who leads.
-impl FrontDoor {
+impl Frontend {
     /// This conductor leads from now on. What others have they declare; until `settle` has passed, nothing is placed without it.
     pub fn lead(&self, term: u64, settle: Duration) {
         self.at_desk(|desk, now, cluster| {
@@ -343,7 +348,7 @@ impl FrontDoor {
 }
 
 /// What other conductors ask and say.
-impl FrontDoor {
+impl Frontend {
     /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does not lead, or not in such a
     /// late one.
     pub fn on_follower(&self, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Following> {

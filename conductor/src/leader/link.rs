@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Endpoint;
 
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// How long the leader may take to accept the connection, and to greet.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ impl From<Status> for LinkError {
 }
 
 /// Follows the leader at an address until the stream ends. What requests ask goes there, from the moment that it is reached.
-pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
+pub async fn follow(frontend: &Frontend, address: &str) -> Result<(), LinkError> {
     let silent = || LinkError::Silent(address.to_owned());
     let unreachable = |error: &dyn std::error::Error| LinkError::Unreachable {
         address: address.to_owned(),
@@ -53,27 +53,27 @@ pub async fn follow(door: &FrontDoor, address: &str) -> Result<(), LinkError> {
     };
     let endpoint = Endpoint::from_shared(url(address)).map_err(|error| unreachable(&error))?.tcp_nodelay(true);
     let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
-    let channel = within(&*door.clock, GREETING_TIMEOUT, endpoint.connect()).await.ok_or_else(silent)?;
+    let channel = within(&*frontend.clock, GREETING_TIMEOUT, endpoint.connect()).await.ok_or_else(silent)?;
     let channel = channel.map_err(|error| unreachable(&error))?;
     let mut leader = v1::leader_client::LeaderClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let (messages, link) = door.follow();
-    let _follows = Follows(door, link);
-    let called = within(&*door.clock, GREETING_TIMEOUT, leader.follow(ReceiverStream::new(messages)))
+    let (messages, link) = frontend.follow();
+    let _follows = Follows(frontend, link);
+    let called = within(&*frontend.clock, GREETING_TIMEOUT, leader.follow(ReceiverStream::new(messages)))
         .await
         .ok_or_else(silent)?;
     let mut answers = called?.into_inner();
     while let Some(answer) = answers.message().await? {
         let told = FromLeader::try_from(answer)
             .map_err(|error| LinkError::Ended(format!("it sent what cannot be read: {error}")))?;
-        door.on_told(link, told).map_err(|stale| LinkError::Ended(stale.to_string()))?;
+        frontend.on_told(link, told).map_err(|stale| LinkError::Ended(stale.to_string()))?;
     }
     Err(LinkError::Ended("it said nothing more".to_owned()))
 }
 
 /// While there is a stream.
-struct Follows<'a>(&'a FrontDoor, LinkId);
+struct Follows<'a>(&'a Frontend, LinkId);
 
 impl Drop for Follows<'_> {
     fn drop(&mut self) {

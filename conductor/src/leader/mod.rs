@@ -20,7 +20,7 @@ pub use link::follow;
 pub use service::LeaderService;
 
 use crate::config::Settings;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 
 /// How long a new leader waits for what the others have: their streams are there within a round trip of their knowing of it.
 const SETTLE: Duration = Duration::from_millis(250);
@@ -32,21 +32,21 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// This conductor leads, alone or as it is elected, until it drains.
 pub fn start(
-    door: &Arc<FrontDoor>,
+    frontend: &Arc<Frontend>,
     settings: &Settings,
     etcd: Option<Etcd>,
     own: SocketAddr,
 ) -> Result<(), BadSetting> {
     let Some(etcd) = etcd else {
-        door.lead_alone();
+        frontend.lead_alone();
         return Ok(());
     };
-    let candidate = Candidate { id: door.id, address: advertised(own, settings.advertise_host.as_deref())? };
-    let latest = Arc::clone(door);
+    let candidate = Candidate { id: frontend.id, address: advertised(own, settings.advertise_host.as_deref())? };
+    let latest = Arc::clone(frontend);
     let (stand, standing) = watch::channel(Standing::NoNodes);
-    let election = Election::new(etcd, candidate, Arc::clone(&door.clock), move || latest.desk.latest(), standing);
-    let (leadership, obeying) = (election.leadership(), Arc::clone(door));
-    door.tasks.spawn("election", async move {
+    let election = Election::new(etcd, candidate, Arc::clone(&frontend.clock), move || latest.desk.latest(), standing);
+    let (leadership, obeying) = (election.leadership(), Arc::clone(frontend));
+    frontend.tasks.spawn("election", async move {
         tokio::select! {
             () = election.run() => {}
             () = obey(&obeying, leadership) => {}
@@ -59,36 +59,36 @@ pub fn start(
 }
 
 /// Says whether this conductor can place well.
-async fn keep_standing(door: &FrontDoor, stand: &watch::Sender<Standing>) {
+async fn keep_standing(frontend: &Frontend, stand: &watch::Sender<Standing>) {
     loop {
-        let standing = match door.shutdown.phase() {
-            Phase::Serving | Phase::NotReady if door.cluster().reaches_nodes() => Standing::Ready,
+        let standing = match frontend.shutdown.phase() {
+            Phase::Serving | Phase::NotReady if frontend.cluster().reaches_nodes() => Standing::Ready,
             Phase::Serving | Phase::NotReady => Standing::NoNodes,
             Phase::Draining | Phase::Closing | Phase::Flushed => Standing::Drains,
         };
         stand.send_if_modified(|known| std::mem::replace(known, standing) != standing);
         tokio::select! {
-            () = door.shutdown.wait_for(Phase::Draining), if standing != Standing::Drains => {}
-            () = door.clock.sleep(LOOK) => {}
+            () = frontend.shutdown.wait_for(Phase::Draining), if standing != Standing::Drains => {}
+            () = frontend.clock.sleep(LOOK) => {}
         }
     }
 }
 
 /// Does what was decided on who leads.
-async fn obey(door: &FrontDoor, mut leadership: watch::Receiver<Leadership>) {
+async fn obey(frontend: &Frontend, mut leadership: watch::Receiver<Leadership>) {
     loop {
         let known = leadership.borrow_and_update().clone();
         match &known {
-            Leadership::Unknown => door.step_down(),
+            Leadership::Unknown => frontend.step_down(),
             Leadership::Own { term } => {
-                door.lead(*term, SETTLE);
-                door.clock.sleep(SETTLE).await;
-                door.on_desk_tick();
+                frontend.lead(*term, SETTLE);
+                frontend.clock.sleep(SETTLE).await;
+                frontend.on_desk_tick();
             }
             Leadership::Other { address } => {
-                door.step_down();
+                frontend.step_down();
                 tokio::select! {
-                    () = keep_following(door, address) => {}
+                    () = keep_following(frontend, address) => {}
                     changed = leadership.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return,
@@ -102,21 +102,21 @@ async fn obey(door: &FrontDoor, mut leadership: watch::Receiver<Leadership>) {
     }
 }
 
-async fn keep_following(door: &FrontDoor, leader: &str) {
+async fn keep_following(frontend: &Frontend, leader: &str) {
     let mut wait = RETRY;
     loop {
-        let began = door.clock.now();
-        if let Err(error) = follow(door, leader).await {
+        let began = frontend.clock.now();
+        if let Err(error) = follow(frontend, leader).await {
             match wait < RETRY_MAX {
                 true => tracing::warn!(leader, %error, retry_in = ?wait, "does not follow the leader"),
                 // It was said.
                 false => tracing::debug!(leader, %error, "still does not follow the leader"),
             }
         }
-        if door.clock.now().saturating_duration_since(began) > RETRY_MAX {
+        if frontend.clock.now().saturating_duration_since(began) > RETRY_MAX {
             wait = RETRY;
         }
-        door.clock.sleep(wait).await;
+        frontend.clock.sleep(wait).await;
         wait = (wait * 2).min(RETRY_MAX);
     }
 }

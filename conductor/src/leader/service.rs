@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::desk::{Answer, Decided, Following, Grounds};
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::grpc::explain;
 
 /// Answers that may wait for a conductor; it is not read from while they do.
@@ -21,8 +21,8 @@ const QUEUED_ANSWERS: usize = 256;
 /// How long a conductor may take to say who it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The service over a front door.
-pub struct LeaderService(pub Arc<FrontDoor>);
+/// The service over a frontend.
+pub struct LeaderService(pub Arc<Frontend>);
 
 type Answers = Pin<Box<dyn Stream<Item = Result<v1::LeaderMessage, Status>> + Send>>;
 
@@ -51,15 +51,15 @@ impl v1::leader_server::Leader for LeaderService {
 
 /// Another conductor, while its stream lasts.
 struct Follower {
-    door: Arc<FrontDoor>,
+    frontend: Arc<Frontend>,
     following: Following,
 }
 
 impl Follower {
-    fn new(door: &Arc<FrontDoor>, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Self> {
-        let following = door.on_follower(who, attempts)?;
+    fn new(frontend: &Arc<Frontend>, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Self> {
+        let following = frontend.on_follower(who, attempts)?;
         tracing::info!(conductor = %who.0, attempts = attempts.len(), "another conductor follows");
-        Some(Self { door: Arc::clone(door), following })
+        Some(Self { frontend: Arc::clone(frontend), following })
     }
 
     async fn serve(
@@ -67,14 +67,14 @@ impl Follower {
         mut messages: Streaming<v1::FollowerMessage>,
         answers: mpsc::Sender<Result<v1::LeaderMessage, Status>>,
     ) {
-        let door = Arc::clone(&self.door);
+        let frontend = Arc::clone(&self.frontend);
         tokio::select! {
             ended = self.relay(&mut messages, &answers) => if let Err(status) = ended {
                 // If it is gone, nobody reads it.
                 let _ = answers.send(Err(status)).await;
             },
             () = self.following.over.cancelled() => {}
-            () = door.tasks.cancelled() => {}
+            () = frontend.tasks.cancelled() => {}
         }
         tracing::info!(conductor = %self.following.of.who, "a follower's stream is over");
     }
@@ -89,16 +89,16 @@ impl Follower {
         };
         tell(FromLeader::Greeted { term: self.following.of.term }).await?;
         if let Some(settles) = self.following.of.settles {
-            self.door.clock.sleep_until(settles).await;
+            self.frontend.clock.sleep_until(settles).await;
         }
         while let Some(message) = messages.message().await? {
             match message.try_into()? {
                 ToLeader::Ask(question) => {
-                    if let Some(answer) = self.door.on_follower_asked(&self.following, &question) {
+                    if let Some(answer) = self.frontend.on_follower_asked(&self.following, &question) {
                         tell(told(&question, answer)).await?;
                     }
                 }
-                ToLeader::Book(key, entry) => self.door.on_follower_booked(&self.following, key, &entry),
+                ToLeader::Book(key, entry) => self.frontend.on_follower_booked(&self.following, key, &entry),
                 ToLeader::Greet { .. } => return Err(Status::invalid_argument("message: a second greeting")),
             }
         }
@@ -108,7 +108,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.door.on_follower_gone(&self.following);
+        self.frontend.on_follower_gone(&self.following);
     }
 }
 
@@ -126,8 +126,8 @@ fn told(question: &Question, answer: Answer) -> FromLeader<v1::ExplainResponse> 
             let Decided { placed, grounds, .. } = *decided;
             FromLeader::Placed { key, placed: Box::new(placed), why: why(grounds, 0) }
         }
-        Answer::Redirected(to) => FromLeader::Redirected(key, to),
-        Answer::Moved(to) => FromLeader::Moved(key, to),
+        Answer::Reselected(to) => FromLeader::Reselected(key, to),
+        Answer::Migrated(to) => FromLeader::Migrated(key, to),
         Answer::Explained(grounds) => {
             let prompt_tokens = if let Question::Explain(of) = question { of.prompt_tokens } else { 0 };
             FromLeader::Explained(key, why(grounds, prompt_tokens))

@@ -23,7 +23,7 @@ fn within(ttft_ms: f64) -> v1::GenerateRequest {
 }
 
 async fn until_held(w: &World) {
-    until("it is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
 }
 
 fn is_overloaded(status: &Status) -> bool {
@@ -74,7 +74,7 @@ pub async fn held_request_is_refused_at_its_deadline() {
     let held = w.ask(within(5000.0));
     until_held(&w).await;
     w.pass_ms(4500).await;
-    assert_eq!(w.door.cluster().requests_held(), 1);
+    assert_eq!(w.frontend.cluster().requests_held(), 1);
     w.pass_ms(500).await;
     let status = soon(held).await.unwrap().err().unwrap();
     assert!(is_overloaded(&status), "{status}");

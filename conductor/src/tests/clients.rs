@@ -14,9 +14,9 @@ pub async fn client_that_leaves_while_held_is_forgotten() {
     let answer = w.generate(request("first", 2)).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(5000.0), tbt_ms: None };
     let held = w.ask(v1::GenerateRequest { slo: Some(slo), ..request("second", 2) });
-    until("it is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
     held.abort();
-    until("it is forgotten", || (w.door.cluster().requests_held() == 0).then_some(())).await;
+    until("it is forgotten", || (w.frontend.cluster().requests_held() == 0).then_some(())).await;
     drop(answer);
     w.ends().await;
 }
@@ -74,7 +74,7 @@ pub async fn client_that_leaves_during_recovery_is_forgotten() {
     w.node("d0").die();
     w.until_state("d0", "lost").await;
     w.pass_ms(500).await;
-    assert_eq!(w.door.live.len(), 1);
+    assert_eq!(w.frontend.live.len(), 1);
     drop(answer);
     w.ends().await;
 }
@@ -130,7 +130,7 @@ pub async fn client_that_reads_nothing_for_long_is_ended() {
     // It goes on, but its client does not read.
     w.node("d0").token(job.key, 7001, 'b');
     w.pass_ms(4950).await;
-    assert_eq!(w.door.live.len(), 1);
+    assert_eq!(w.frontend.live.len(), 1);
     w.pass_ms(50).await;
     w.node("d0").hears_abort(job.key).await;
     assert_eq!(answer.end().await.unwrap_err().code(), Code::DeadlineExceeded);

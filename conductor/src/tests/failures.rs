@@ -29,11 +29,11 @@ pub async fn job_that_a_node_refuses_is_placed_again() {
 pub async fn job_that_finds_no_room_in_a_session_goes_to_another_node() {
     let mut w = World::with(&["p0", "p1", "d0"]).await;
     let id = w.node("p0").info.node.clone();
-    while w.door.nodes.send(&id, Command::ClearCache(v1::ClearCacheCommand {})) {}
+    while w.frontend.nodes.send(&id, Command::ClearCache(v1::ClearCacheCommand {})) {}
     // Nothing waits here, so that the session is as full, and its end as unknown, for all of them.
     let mut answers = Vec::new();
     for n in 0..6 {
-        let request = w.door.generate(RequestId(n), request("hi", 2)).now_or_never();
+        let request = w.frontend.generate(RequestId(n), request("hi", 2)).now_or_never();
         answers.push(request.expect("it waits for nothing").unwrap_or_else(|error| panic!("{error}")));
     }
     for _ in 0..6 {
@@ -110,7 +110,7 @@ pub async fn request_without_progress_is_ended() {
     w.pass_ms(15_000).await;
     w.node("p0").prefill(job.key, &PrefillEvent::Progress { tokens: 1 });
     w.pass_ms(19_900).await;
-    assert_eq!(w.door.live.len(), 1, "its node said that it goes on");
+    assert_eq!(w.frontend.live.len(), 1, "its node said that it goes on");
     w.pass_ms(100).await;
     let status = answer.end().await.unwrap_err();
     assert_eq!(
@@ -128,7 +128,7 @@ pub async fn request_that_takes_too_long_is_ended() {
     w.node("p0").computes(job.key, 'a');
     answer.reads("a").await;
     w.pass_ms(1950).await;
-    assert_eq!(w.door.live.len(), 1);
+    assert_eq!(w.frontend.live.len(), 1);
     w.pass_ms(50).await;
     let status = answer.end().await.unwrap_err();
     assert_eq!(
@@ -193,8 +193,8 @@ pub async fn node_that_answers_as_another_one_gets_no_session() {
     info.node = NodeId::new("p1").unwrap();
     // Who registers is dialled, and p0 answers there.
     w.register(&info).await.unwrap();
-    until("the dial is over", || w.door.nodes.register(info.clone()).unwrap()).await;
-    assert!(w.door.cluster().node(&info.node).is_none());
+    until("the dial is over", || w.frontend.nodes.register(info.clone()).unwrap()).await;
+    assert!(w.frontend.cluster().node(&info.node).is_none());
     type Change = fn(&mut NodeInfo);
     let wrong: [(Change, Code); 5] = [
         (|info| info.model = "other".into(), Code::InvalidArgument),

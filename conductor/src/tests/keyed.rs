@@ -101,7 +101,7 @@ pub async fn request_that_nobody_reads_is_ended() {
     w.report().await;
     drop(first);
     w.pass_ms(9_000).await;
-    assert_eq!(w.door.live.len(), 1, "a client may come back");
+    assert_eq!(w.frontend.live.len(), 1, "a client may come back");
     w.pass_ms(1_500).await;
     w.node("p0").hears_abort(job.key).await;
     w.node("d0").hears_abort(job.key).await;
@@ -120,12 +120,12 @@ pub async fn request_whose_first_try_failed_is_served_anew() {
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(5000.0), tbt_ms: None };
     let held = v1::GenerateRequest { slo: Some(slo), ..keyed(2) };
     let first = w.ask(held.clone());
-    until("it is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
     let second = w.ask(held);
     w.report().await;
-    assert_eq!(w.door.cluster().requests_held(), 1, "one is held for both");
+    assert_eq!(w.frontend.cluster().requests_held(), 1, "one is held for both");
     first.abort();
-    until("the second one is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    until("the second one is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
     w.node("p0").computes(job.key, 'a');
     w.node("d0").last_token(job.key, 1, 'b');
     w.pass_ms(500).await;

@@ -22,21 +22,21 @@ async fn two(nodes: &[&str]) -> (World, World) {
     let clock = ManualClock::default();
     let leader = World::on(clock.clone(), settings(), nodes).await;
     let other = World::on(clock, settings(), nodes).await;
-    other.door.step_down();
+    other.frontend.step_down();
     (leader, other)
 }
 
 impl World {
     /// Follows another one.
     async fn follows(&self, leader: &World) -> JoinHandle<Result<(), LinkError>> {
-        let (door, address) = (Arc::clone(&self.door), leader.addresses.grpc.to_string());
-        let link = tokio::spawn(async move { follow(&door, &address).await });
-        until("it follows", || self.door.desk.has_leader().then_some(())).await;
+        let (frontend, address) = (Arc::clone(&self.frontend), leader.addresses.grpc.to_string());
+        let link = tokio::spawn(async move { follow(&frontend, &address).await });
+        until("it follows", || self.frontend.desk.has_leader().then_some(())).await;
         link
     }
 
     fn placed(&self) -> usize {
-        self.door.cluster().placed()
+        self.frontend.cluster().placed()
     }
 
     async fn until_placed(&self, requests: usize) {
@@ -70,7 +70,7 @@ pub async fn refusal_of_the_leader_is_the_clients() {
     leader.until_state("d0", "lost").await;
     let status = w.refusal(request("hi", 2)).await;
     assert!(status.code() == Code::Unavailable && status.message().contains("decode"), "{status}");
-    assert_eq!((leader.placed(), leader.door.cluster().requests_held()), (0, 0));
+    assert_eq!((leader.placed(), leader.frontend.cluster().requests_held()), (0, 0));
 }
 
 pub async fn follower_explains_by_the_books_of_the_leader() {
@@ -87,7 +87,7 @@ pub async fn follower_explains_by_the_books_of_the_leader() {
     let why = soon(explain(&w)).await.unwrap().unwrap();
     assert_eq!((why.prefill[0].pending, why.prompt_tokens), (1, 7), "{why:?}");
     assert_eq!(why, soon(explain(&leader)).await.unwrap().unwrap());
-    leader.door.step_down();
+    leader.frontend.step_down();
     soon(link).await.unwrap().unwrap_err();
     let why = explain(&w);
     w.pass_ms(10_500).await;
@@ -95,7 +95,7 @@ pub async fn follower_explains_by_the_books_of_the_leader() {
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "no conductor leads: nothing is placed"));
 }
 
-pub async fn grants_and_moves_of_a_follower_are_the_leaders() {
+pub async fn grants_and_migrations_of_a_follower_are_the_leaders() {
     let (mut leader, mut w) = two(&["p0", "d0", "d1"]).await;
     leader.report().await;
     w.report().await;
@@ -105,30 +105,30 @@ pub async fn grants_and_moves_of_a_follower_are_the_leaders() {
     w.node("p0").started(job.key);
     let refused = Refused { kind: ErrorKind::Overloaded, message: "no blocks".into() };
     w.node("p0").prefill(job.key, &PrefillEvent::GrantRefused(refused));
-    let redirected = |command: &Command| match command {
-        Command::Redirect(redirect) => Some(redirect.decode.clone().unwrap().node),
+    let reselected = |command: &Command| match command {
+        Command::Reselect(reselect) => Some(reselect.decode.clone().unwrap().node),
         _ => None,
     };
-    let second = w.node("p0").hears("a redirect", redirected).await;
+    let second = w.node("p0").hears("a reselect", reselected).await;
     assert_ne!(second, job.decode());
     w.node("p0").first_token(job.key, 'a', None);
-    w.node("p0").handed_over(job.key);
+    w.node("p0").handed_off(job.key);
     w.node(&second).token(job.key, 1, 'b');
     answer.reads("ab").await;
     w.report().await;
     w.node(&second).offer(job.key, 2);
-    let moved = w.job().await;
-    assert!(moved.node == job.decode() && moved.wire.is_move);
+    let migrated = w.job().await;
+    assert!(migrated.node == job.decode() && migrated.wire.is_migration);
     leader.until_placed(2).await;
     let report = FetchReport { tokens: 32, bytes: 8192, transport: "tcp".into(), ..FetchReport::default() };
-    w.node(&moved.node).prefill(moved.key, &PrefillEvent::Fetched(report));
+    w.node(&migrated.node).prefill(migrated.key, &PrefillEvent::Fetched(report));
     w.node(&second).hears_abort(job.key).await;
     leader.until_placed(1).await;
     for (index, token) in [(2, 'c'), (3, 'd')] {
-        w.node(&moved.node).token(moved.key, index, token);
+        w.node(&migrated.node).token(migrated.key, index, token);
     }
-    w.node(&moved.node).last_token(moved.key, 4, 'e');
-    assert_eq!(answer.end().await.unwrap().decode_node, moved.node);
+    w.node(&migrated.node).last_token(migrated.key, 4, 'e');
+    assert_eq!(answer.end().await.unwrap().decode_node, migrated.node);
     leader.until_placed(0).await;
     w.ends().await;
 }
@@ -152,13 +152,13 @@ pub async fn request_outlives_its_leader() {
     w.node("p0").computes(job.key, 'a');
     first.reads("a").await;
     link.abort();
-    until("nobody leads", || (!w.door.desk.has_leader()).then_some(())).await;
+    until("nobody leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     let second = w.ask(request("ho", 2));
     w.node("d0").token(job.key, 1, 'b');
     first.reads("ab").await;
     assert!(!w.has_job().await, "nobody places");
 
-    w.door.lead(2, SETTLE);
+    w.frontend.lead(2, SETTLE);
     assert_eq!(w.placed(), 1, "what it had");
     w.report().await;
     assert!(!w.has_job().await, "others may declare what they have");
@@ -179,14 +179,15 @@ pub async fn new_leader_knows_what_others_have() {
     let mut answer = w.generate(request("hi", 3)).await;
     let job = w.job().await;
     link.abort();
-    leader.door.step_down();
+    leader.frontend.step_down();
     assert_eq!(leader.placed(), 0, "the books of a reign end with it");
-    until("nobody leads", || (!w.door.desk.has_leader()).then_some(())).await;
-    leader.door.lead(3, SETTLE);
+    until("nobody leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
+    leader.frontend.lead(3, SETTLE);
     let waits = w.ask(request("ho", 2));
     let _link = w.follows(&leader).await;
     leader.until_placed(1).await;
-    let charged = |node: &str| leader.door.cluster().node(&baton_types::NodeId::new(node).unwrap()).unwrap().placed();
+    let charged =
+        |node: &str| leader.frontend.cluster().node(&baton_types::NodeId::new(node).unwrap()).unwrap().placed();
     assert_eq!((charged("p0"), charged("d0")), (1, 1));
     w.node("p0").computes(job.key, 'a');
     answer.reads("a").await;
@@ -204,7 +205,7 @@ pub async fn new_leader_knows_what_others_have() {
 
 pub async fn request_is_refused_once_nobody_has_led_for_ten_seconds() {
     let mut w = World::with(&["p0", "d0"]).await;
-    w.door.step_down();
+    w.frontend.step_down();
     let asked = w.ask(request("hi", 2));
     w.pass(Duration::from_secs(9)).await;
     assert!(!asked.is_finished());
@@ -228,44 +229,44 @@ pub async fn what_a_conductor_had_is_given_back_if_it_stays_away() {
 
 pub async fn conductor_that_does_not_lead_says_so() {
     let (leader, w) = two(&["p0", "d0"]).await;
-    leader.door.step_down();
-    let error = soon(follow(&w.door, &leader.addresses.grpc.to_string())).await.unwrap_err().to_string();
+    leader.frontend.step_down();
+    let error = soon(follow(&w.frontend, &leader.addresses.grpc.to_string())).await.unwrap_err().to_string();
     assert!(error.contains("does not lead"), "{error}");
-    assert!(!w.door.desk.has_leader());
-    let error = soon(follow(&w.door, "127.0.0.1:1")).await.unwrap_err().to_string();
+    assert!(!w.frontend.desk.has_leader());
+    let error = soon(follow(&w.frontend, "127.0.0.1:1")).await.unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1"), "{error}");
     // It is tried again and again, and that is no leader.
     let mut w = w;
     for _ in 0..3 {
         w.pass(Duration::from_secs(2)).await;
-        soon(follow(&w.door, &leader.addresses.grpc.to_string())).await.unwrap_err();
+        soon(follow(&w.frontend, &leader.addresses.grpc.to_string())).await.unwrap_err();
     }
-    assert!(!w.door.is_ready());
+    assert!(!w.frontend.is_ready());
 }
 
 pub async fn conductor_that_has_long_had_no_leader_is_not_ready() {
     let mut w = World::with(&["p0", "d0"]).await;
-    assert!(w.door.is_ready());
-    w.door.step_down();
+    assert!(w.frontend.is_ready());
+    w.frontend.step_down();
     w.pass(Duration::from_secs(4)).await;
-    assert!(w.door.is_ready(), "another one may be elected");
+    assert!(w.frontend.is_ready(), "another one may be elected");
     w.pass(Duration::from_secs(2)).await;
-    assert!(!w.door.is_ready());
-    w.door.lead(2, SETTLE);
-    assert!(w.door.is_ready());
+    assert!(!w.frontend.is_ready());
+    w.frontend.lead(2, SETTLE);
+    assert!(w.frontend.is_ready());
 }
 
 pub async fn leader_that_another_has_followed_steps_down() {
     let mut w = World::with(&["p0", "d0"]).await;
-    w.door.lead(1, Duration::ZERO);
+    w.frontend.lead(1, Duration::ZERO);
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     // As after a pause in which others have found a leader.
     w.node("p0").say(Event::LeaderTerm(9));
     w.node("p0").failed(job.key, ErrorKind::Unavailable);
-    until("it does not lead", || (!w.door.desk.leads()).then_some(())).await;
+    until("it does not lead", || (!w.frontend.desk.leads()).then_some(())).await;
     assert!(!w.has_job().await && w.placed() == 0, "nobody places");
-    w.door.lead(10, Duration::ZERO);
+    w.frontend.lead(10, Duration::ZERO);
     let again = w.job().await;
     assert_eq!((job.wire.term, again.wire.term), (1, 10));
     w.node("p0").computes(again.key, 'a');
@@ -281,11 +282,11 @@ pub async fn conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_o
     w.node("p0").say(Event::LeaderTerm(9));
     w.node("p0").failed(job.key, ErrorKind::Unavailable);
     let again = w.job().await;
-    assert_eq!((job.wire.term, again.wire.term, w.door.desk.leads()), (0, 9, true));
+    assert_eq!((job.wire.term, again.wire.term, w.frontend.desk.leads()), (0, 9, true));
     // Another node has heard of a later one.
     w.node("d0").say(Event::LeaderTerm(12));
-    until("the later term", || (w.door.desk.term() == 12).then_some(())).await;
-    assert!(w.door.desk.leads());
+    until("the later term", || (w.frontend.desk.term() == 12).then_some(())).await;
+    assert!(w.frontend.desk.leads());
     w.node("p0").computes(again.key, 'a');
     w.node("d0").last_token(again.key, 1, 'b');
     answer.end().await.unwrap();
@@ -298,8 +299,8 @@ pub async fn later_stream_of_a_follower_ends_the_earlier_one() {
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     leader.until_placed(1).await;
-    let (door, address) = (Arc::clone(&w.door), leader.addresses.grpc.to_string());
-    let _second = tokio::spawn(async move { follow(&door, &address).await });
+    let (frontend, address) = (Arc::clone(&w.frontend), leader.addresses.grpc.to_string());
+    let _second = tokio::spawn(async move { follow(&frontend, &address).await });
     let ended = soon(first).await.unwrap().unwrap_err();
     assert!(matches!(ended, LinkError::Ended(_)), "{ended}");
     // The end of the first one is not the conductor's: what it had stays charged.

@@ -25,32 +25,32 @@ async fn decoding() -> (World, Answer, Job, String) {
 pub async fn offered_sequence_goes_on_at_another_node() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
-    let moved = w.job().await;
-    assert!(moved.node == to && moved.wire.is_move && moved.wire.output_tokens == 2);
-    let source = moved.wire.fetch.clone().unwrap();
+    let migrated = w.job().await;
+    assert!(migrated.node == to && migrated.wire.is_migration && migrated.wire.output_tokens == 2);
+    let source = migrated.wire.fetch.clone().unwrap();
     assert_eq!((source.node, source.tokens), (first.decode(), 32), "whole blocks");
     // Until it has taken it, what the first one gives counts.
     w.node(&first.decode()).token(first.key, 2, 'c');
     answer.reads("abc").await;
     let report = FetchReport { tokens: 32, bytes: 8192, transport: "tcp".into(), ..FetchReport::default() };
-    w.node(&to).prefill(moved.key, &PrefillEvent::Fetched(report));
+    w.node(&to).prefill(migrated.key, &PrefillEvent::Fetched(report));
     w.node(&first.decode()).hears_abort(first.key).await;
-    w.node(&to).token(moved.key, 2, 'c');
-    w.node(&to).token(moved.key, 3, 'd');
-    w.node(&to).last_token(moved.key, 4, 'e');
+    w.node(&to).token(migrated.key, 2, 'c');
+    w.node(&to).token(migrated.key, 3, 'd');
+    w.node(&to).last_token(migrated.key, 4, 'e');
     let finished = answer.end().await.unwrap();
     assert_eq!((answer.tokens.as_str(), finished.decode_node), ("abcde", to));
     let timeline = finished.timeline.unwrap();
-    assert_eq!((timeline.moves, timeline.moved.unwrap().bytes), (1, 8192));
+    assert_eq!((timeline.moves, timeline.migrated.unwrap().bytes), (1, 8192));
     w.ends().await;
 }
 
 pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
-    let moved = w.job().await;
-    w.node(&to).failed(moved.key, ErrorKind::Overloaded);
-    w.node(&to).hears_abort(moved.key).await;
+    let migrated = w.job().await;
+    w.node(&to).failed(migrated.key, ErrorKind::Overloaded);
+    w.node(&to).hears_abort(migrated.key).await;
     for (index, token) in [(2, 'c'), (3, 'd')] {
         w.node(&first.decode()).token(first.key, index, token);
     }
@@ -68,39 +68,39 @@ pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
 pub async fn sequence_goes_on_at_the_asked_node_if_its_own_dies() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
-    let moved = w.job().await;
+    let migrated = w.job().await;
     w.node(&first.decode()).die();
     w.until_state(&first.decode(), "lost").await;
     for (index, token) in [(2, 'c'), (3, 'd')] {
-        w.node(&to).token(moved.key, index, token);
+        w.node(&to).token(migrated.key, index, token);
     }
     answer.reads("abcd").await;
-    w.node(&to).last_token(moved.key, 4, 'e');
+    w.node(&to).last_token(migrated.key, 4, 'e');
     assert_eq!(answer.end().await.unwrap().decode_node, to);
     w.ends().await;
 }
 
-pub async fn refused_grant_is_redirected() {
+pub async fn refused_grant_is_reselected() {
     let mut w = World::with(&["p0", "d0", "d1"]).await;
     w.report().await;
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     let refused = Refused { kind: ErrorKind::Overloaded, message: "no blocks".into() };
-    let redirected = |command: &Command| match command {
-        Command::Redirect(redirect) => Some(redirect.decode.clone().unwrap().node),
+    let reselected = |command: &Command| match command {
+        Command::Reselect(reselect) => Some(reselect.decode.clone().unwrap().node),
         _ => None,
     };
     w.node("p0").started(job.key);
     w.node("p0").prefill(job.key, &PrefillEvent::GrantRefused(refused.clone()));
-    let second = w.node("p0").hears("a redirect", redirected).await;
+    let second = w.node("p0").hears("a reselect", reselected).await;
     assert_ne!(second, job.decode());
     // The first one has no room any more: the second is asked again, whatever its steps take.
     w.node(&job.decode()).load.takes_sequences = false;
     w.report().await;
     w.node("p0").prefill(job.key, &PrefillEvent::GrantRefused(refused.clone()));
-    assert_eq!(w.node("p0").hears("a redirect", redirected).await, second);
+    assert_eq!(w.node("p0").hears("a reselect", reselected).await, second);
     w.node("p0").first_token(job.key, 'a', None);
-    w.node("p0").handed_over(job.key);
+    w.node("p0").handed_off(job.key);
     w.node(&second).last_token(job.key, 1, 'b');
     assert_eq!(answer.end().await.unwrap().decode_node, second);
 
@@ -119,6 +119,6 @@ pub async fn refused_grant_is_redirected() {
     w.node("p0").computes(again.key, 'a');
     w.node(&again.decode()).last_token(again.key, 1, 'b');
     soon(answer.end()).await.unwrap();
-    until("no request", || w.door.live.is_empty().then_some(())).await;
+    until("no request", || w.frontend.live.is_empty().then_some(())).await;
     w.ends().await;
 }

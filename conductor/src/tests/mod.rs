@@ -103,16 +103,16 @@ stories! {
         offered_sequence_goes_on_at_another_node,
         node_that_refuses_a_sequence_leaves_it_where_it_is,
         sequence_goes_on_at_the_asked_node_if_its_own_dies,
-        refused_grant_is_redirected;
+        refused_grant_is_reselected;
     prefixes:
         prefix_is_fetched_and_a_failed_fetch_is_computed,
-        hot_prefix_is_replicated_and_an_overdue_copy_given_up,
+        hot_prefix_is_replicated_and_an_overdue_replication_given_up,
         missed_prefix_events_are_asked_for_again;
     leading:
         request_of_a_follower_is_placed_by_the_leader,
         refusal_of_the_leader_is_the_clients,
         follower_explains_by_the_books_of_the_leader,
-        grants_and_moves_of_a_follower_are_the_leaders,
+        grants_and_migrations_of_a_follower_are_the_leaders,
         node_that_left_since_it_was_chosen_is_replaced,
         request_outlives_its_leader,
         new_leader_knows_what_others_have,

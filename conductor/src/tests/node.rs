@@ -161,16 +161,16 @@ impl FakeNode {
         self.prefill(key, &first_token(token, finish));
     }
 
-    pub fn handed_over(&self, key: RequestKey) {
+    pub fn handed_off(&self, key: RequestKey) {
         let transfer = KvTransfer { bytes: 4096, transport: "tcp".into(), ..KvTransfer::default() };
-        self.prefill(key, &PrefillEvent::HandedOver(transfer));
+        self.prefill(key, &PrefillEvent::HandedOff(transfer));
     }
 
     /// All that a prefill node says of a request that goes well.
     pub fn computes(&self, key: RequestKey, token: char) {
         self.started(key);
         self.first_token(key, token, None);
-        self.handed_over(key);
+        self.handed_off(key);
     }
 
     pub fn failed(&self, key: RequestKey, kind: ErrorKind) {
@@ -305,7 +305,7 @@ impl Node for Service {
         not_asked()
     }
 
-    async fn hand_over(&self, _: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {
+    async fn handoff(&self, _: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
         not_asked()
     }
 

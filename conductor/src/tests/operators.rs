@@ -92,7 +92,7 @@ pub async fn operators_see_nodes_loads_and_caches() {
     let found = soon(operator.cache_lookup(lookup)).await.unwrap().into_inner();
     assert_eq!((found.prompt_tokens, found.matches.len()), (3, 0));
     let version = soon(operator.version(v1::VersionRequest {})).await.unwrap().into_inner();
-    assert_eq!(version.conductor_id, w.door.id.to_string());
+    assert_eq!(version.conductor_id, w.frontend.id.to_string());
     w.ends().await;
 }
 
@@ -103,7 +103,7 @@ pub async fn operators_are_told_why_and_what_became_of_a_request() {
     let explained = soon(operator.explain(explain)).await.unwrap().into_inner();
     let Some(Decision::Placed(placed)) = explained.decision else { panic!("{explained:?}") };
     assert_eq!((placed.prefill.as_str(), placed.decode.as_str(), explained.prompt_tokens), ("p0", "d0", 3));
-    assert!(!w.has_job().await && w.door.cluster().placed() == 0, "nothing is generated, and nothing charged");
+    assert!(!w.has_job().await && w.frontend.cluster().placed() == 0, "nothing is generated, and nothing charged");
 
     let named = v1::GenerateRequest { client_request_id: "mine".into(), ..request("hi", 2) };
     let mut answer = w.generate(named).await;

@@ -18,14 +18,14 @@ fn prompt() -> String {
 
 /// A node says that it holds the prompt's blocks.
 async fn holds(w: &mut World, node: &str) {
-    let (_, hashes) = w.door.prompt_hashes(request(&prompt(), 1)).await.unwrap();
+    let (_, hashes) = w.frontend.prompt_hashes(request(&prompt(), 1)).await.unwrap();
     let stored = |(index, hash): (usize, &baton_types::BlockHash)| {
         (&KvEvent::Stored { hash: *hash, parent: index.checked_sub(1).map(|before| hashes[before]) }).into()
     };
     let events = hashes.iter().enumerate().map(stored).collect();
     w.node(node).say(Event::Kv(v1::KvEvents { sequence: 10, snapshot: true, events, goes_on: false }));
     let id = w.node(node).info.node.clone();
-    let index = &w.door.index;
+    let index = &w.frontend.index;
     until("its blocks are known", || (index.entries(&id) == hashes.len()).then_some(())).await;
 }
 
@@ -68,12 +68,12 @@ pub async fn prefix_is_fetched_and_a_failed_fetch_is_computed() {
     w.ends().await;
 }
 
-pub async fn hot_prefix_is_replicated_and_an_overdue_copy_given_up() {
+pub async fn hot_prefix_is_replicated_and_an_overdue_replication_given_up() {
     let replicating = Settings { replicate_prefixes: 2, replicate_interval_s: 1.0, ..settings() };
     let mut w = World::with_settings(replicating, &["p0", "p1", "d0"]).await;
     holds(&mut w, "p0").await;
     let copy = |command: &Command| match command {
-        Command::CopyPrefix(copy) => Some(copy.clone()),
+        Command::ReplicatePrefix(copy) => Some(copy.clone()),
         _ => None,
     };
     for _ in 0..10 {
@@ -88,8 +88,8 @@ pub async fn hot_prefix_is_replicated_and_an_overdue_copy_given_up() {
     let source = ordered.source.clone().unwrap();
     assert_eq!((source.node.as_str(), source.tokens, ordered.block_hashes.len()), ("p0", 160, 160));
     let key = baton_proto::key(ordered.key.clone()).unwrap();
-    let metrics = |done: &str| format!("baton_conductor_prefix_copies_total{{outcome=\"{done}\"}} 1");
-    w.node("p1").prefill(key, &PrefillEvent::Copied(failure()));
+    let metrics = |done: &str| format!("baton_conductor_prefix_replications_total{{outcome=\"{done}\"}} 1");
+    w.node("p1").prefill(key, &PrefillEvent::Replicated(failure()));
     // Another one answers in a minute, or not at all.
     w.pass(Duration::from_secs(16)).await;
     let again = w.node("p1").hears("the next copy", copy).await;
@@ -97,14 +97,14 @@ pub async fn hot_prefix_is_replicated_and_an_overdue_copy_given_up() {
     w.pass(Duration::from_secs(61)).await;
     w.node("p1").hears_abort(baton_proto::key(again.key).unwrap()).await;
     let (_, told) = w.get("/metrics").await;
-    assert!(told.contains("baton_conductor_prefix_copies_total"), "{}: {told}", metrics("failed"));
+    assert!(told.contains("baton_conductor_prefix_replications_total"), "{}: {told}", metrics("failed"));
     w.ends().await;
 }
 
 pub async fn missed_prefix_events_are_asked_for_again() {
     let mut w = World::with(&["p0", "d0"]).await;
     holds(&mut w, "p0").await;
-    let hash = w.door.prompt_hashes(request(&prompt(), 1)).await.unwrap().1[0];
+    let hash = w.frontend.prompt_hashes(request(&prompt(), 1)).await.unwrap().1[0];
     let removed = (&KvEvent::Removed { hash }).into();
     let kv = |sequence, snapshot, events| Event::Kv(v1::KvEvents { sequence, snapshot, events, goes_on: false });
     w.node("p0").say(kv(12, false, vec![removed]));

@@ -44,7 +44,7 @@ pub async fn decode_node_dies_and_each_token_comes_once() {
 
     w.node(&second.node).started(second.key);
     w.node(&second.node).first_token(second.key, 'c', None);
-    w.node(&second.node).handed_over(second.key);
+    w.node(&second.node).handed_off(second.key);
     // Once more what the client has: it is not given it again.
     w.node(&second.decode()).token(second.key, 1, 'b');
     w.node(&second.decode()).last_token(second.key, 3, 'd');
@@ -146,7 +146,7 @@ pub async fn report_of_an_earlier_start_says_nothing_of_the_later_one() {
     w.node("d0").restart(2);
     w.begin_session("d0").await;
     // It was on its way when the later start was greeted.
-    w.door.on_event(&earlier, Event::Load(v1::Load { draining: true, ..v1::Load::default() }));
+    w.frontend.on_event(&earlier, Event::Load(v1::Load { draining: true, ..v1::Load::default() }));
     assert_eq!(w.state("d0"), "ready");
     w.ends().await;
 }
@@ -155,10 +155,10 @@ pub async fn node_that_cannot_keep_up_with_its_commands_is_lost() {
     let mut w = World::with(&["p0", "d0"]).await;
     let id = w.node("d0").info.node.clone();
     let command = || Command::ClearCache(v1::ClearCacheCommand {});
-    let sent = (0..10_000).take_while(|_| w.door.nodes.send(&id, command())).count();
+    let sent = (0..10_000).take_while(|_| w.frontend.nodes.send(&id, command())).count();
     assert_eq!(sent, 4096, "nothing is read meanwhile");
     w.until_state("d0", "lost").await;
-    assert!(!w.door.nodes.send(&id, command()));
+    assert!(!w.frontend.nodes.send(&id, command()));
     w.ends().await;
 }
 
@@ -167,15 +167,15 @@ pub async fn node_that_does_not_greet_is_dialled_again_after_five_seconds() {
     let node = FakeNode::start(w.info("d0")).await;
     node.is_mute.store(true, Relaxed);
     w.register(&node.info).await.unwrap();
-    let (door, info) = (Arc::clone(&w.door), node.info.clone());
-    let is_dialled = || door.nodes.register(info.clone()).unwrap().is_none();
+    let (frontend, info) = (Arc::clone(&w.frontend), node.info.clone());
+    let is_dialled = || frontend.nodes.register(info.clone()).unwrap().is_none();
     w.pass_ms(4950).await;
     assert!(is_dialled());
     w.pass_ms(50).await;
     assert!(!is_dialled());
     node.is_mute.store(false, Relaxed);
     w.register(&node.info).await.unwrap();
-    until("it is known", || w.door.cluster().node(&node.info.node).map(drop)).await;
+    until("it is known", || w.frontend.cluster().node(&node.info.node).map(drop)).await;
     w.ends().await;
 }
 
@@ -240,7 +240,7 @@ pub async fn request_without_a_decode_node_waits_ten_seconds() {
     w.node("d0").die();
     w.until_state("d0", "lost").await;
     w.pass_ms(9950).await;
-    assert_eq!(w.door.live.len(), 1);
+    assert_eq!(w.frontend.live.len(), 1);
     w.pass_ms(50).await;
     let status = answer.end().await.unwrap_err();
     assert_eq!(
@@ -286,16 +286,16 @@ pub async fn many_requests_of_a_lost_node_go_on_elsewhere() {
     w.join("d1", roomy).await;
     w.node("d0").die();
     w.until_state("d0", "lost").await;
-    let mut moved = Vec::new();
-    while moved.len() < 32 {
-        moved.push(w.job().await);
+    let mut migrated = Vec::new();
+    while migrated.len() < 32 {
+        migrated.push(w.job().await);
     }
     assert!(!w.has_job().await, "the others wait their turn");
     w.pass(Duration::from_millis(50)).await;
-    while moved.len() < REQUESTS {
-        moved.push(w.job().await);
+    while migrated.len() < REQUESTS {
+        migrated.push(w.job().await);
     }
-    for job in &moved {
+    for job in &migrated {
         w.node("p0").started(job.key);
         w.node("p0").first_token(job.key, 'b', Some(FinishReason::Length));
     }

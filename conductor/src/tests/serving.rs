@@ -50,18 +50,18 @@ pub async fn first_token_is_kept_back_to_even_the_gaps_out() {
 }
 
 pub async fn decode_node_computes_the_last_part_of_a_long_prompt() {
-    let mut w = World::with_settings(Settings { split_prompts: true, ..settings() }, &["p0", "d0"]).await;
+    let mut w = World::with_settings(Settings { partial_prefill: true, ..settings() }, &["p0", "d0"]).await;
     let mut answer = w.generate(request(&"0123456789abcdef".repeat(100), 2)).await;
     let job = w.job().await;
-    assert!(job.node == "p0" && job.wire.tail_tokens > 0, "{} tokens", job.wire.tail_tokens);
+    assert!(job.node == "p0" && job.wire.partial_prefill_tokens > 0, "{} tokens", job.wire.partial_prefill_tokens);
     w.node("p0").started(job.key);
-    w.node("p0").handed_over(job.key);
+    w.node("p0").handed_off(job.key);
     w.node("d0").token(job.key, 0, 'a');
     w.node("d0").last_token(job.key, 1, 'b');
     answer.end().await.unwrap();
     assert_eq!(answer.tokens, "ab");
     let (_, metrics) = w.get("/metrics").await;
-    assert!(metrics.contains("baton_conductor_split_prompts_total 1"), "{metrics}");
+    assert!(metrics.contains("baton_conductor_partial_prefills_total 1"), "{metrics}");
     w.ends().await;
 }
 
@@ -170,7 +170,7 @@ pub async fn answer_ends_though_the_report_of_the_handoff_never_comes() {
     w.node("d0").last_token(job.key, 1, 'b');
     answer.reads("ab").await;
     w.pass_ms(1950).await;
-    assert_eq!(w.door.live.len(), 1, "the report may still come");
+    assert_eq!(w.frontend.live.len(), 1, "the report may still come");
     w.pass_ms(50).await;
     assert_eq!(answer.end().await.unwrap().finish_reason, "length");
     w.ends().await;
@@ -184,7 +184,7 @@ pub async fn prompt_goes_to_a_decode_node_while_no_prefill_node_is_there() {
     assert!(job.node == "d0" && job.wire.decode.is_none());
     w.node("d0").started(job.key);
     w.node("d0").first_token(job.key, 'a', None);
-    w.node("d0").handed_over(job.key);
+    w.node("d0").handed_off(job.key);
     w.node("d0").last_token(job.key, 1, 'b');
     assert_eq!(answer.end().await.unwrap().prefill_node, "d0");
     w.ends().await;
@@ -201,7 +201,7 @@ pub async fn reports_of_steps_and_transfers_are_taken_in() {
     w.node("d0").say(Said::Step(step));
     w.node("d0").say(Said::Transfer(report));
     let node = w.node("d0").info.node.clone();
-    let kept = until("the report", || w.door.transfers.of(&node)).await;
+    let kept = until("the report", || w.frontend.transfers.of(&node)).await;
     assert_eq!(kept.addresses[0].transport, "tcp");
     w.pass(Duration::from_secs(6)).await;
     let load = soon(w.operator().cluster_load(v1::ClusterLoadRequest {})).await.unwrap().into_inner();

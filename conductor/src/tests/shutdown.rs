@@ -24,7 +24,7 @@ async fn serving() -> (World, super::client::Answer, super::node::Job) {
 }
 
 async fn until_phase(w: &World, phase: Phase) {
-    until(&format!("{phase:?}"), || (w.door.shutdown.phase() == phase).then_some(())).await;
+    until(&format!("{phase:?}"), || (w.frontend.shutdown.phase() == phase).then_some(())).await;
 }
 
 pub async fn conductor_is_not_ready_then_drains_then_is_down() {
@@ -36,9 +36,9 @@ pub async fn conductor_is_not_ready_then_drains_then_is_down() {
     let mut second = w.generate(request("hi", 2)).await;
     let second_job = w.job().await;
     w.pass_ms(4950).await;
-    assert_eq!(w.door.shutdown.phase(), Phase::NotReady);
+    assert_eq!(w.frontend.shutdown.phase(), Phase::NotReady);
     w.pass_ms(50).await;
-    assert_eq!(w.door.shutdown.phase(), Phase::Draining);
+    assert_eq!(w.frontend.shutdown.phase(), Phase::Draining);
     // The connection takes no more requests. Who connects again is told why.
     let mut status = w.refusal(request("hi", 2)).await;
     for _ in 0..2 {
@@ -56,7 +56,7 @@ pub async fn conductor_is_not_ready_then_drains_then_is_down() {
     w.ends().await;
     w.pass_ms(50).await;
     w.down().await.unwrap();
-    assert_eq!(w.door.shutdown.phase(), Phase::Flushed);
+    assert_eq!(w.frontend.shutdown.phase(), Phase::Flushed);
 }
 
 pub async fn second_signal_ends_what_is_left() {
@@ -77,11 +77,11 @@ pub async fn held_request_is_sent_away_when_the_drain_begins() {
     let other = w.generate(request("hi", 2)).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: None };
     let held = w.ask(v1::GenerateRequest { slo: Some(slo), ..request("hi", 2) });
-    until("it is held", || (w.door.cluster().requests_held() == 1).then_some(())).await;
+    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
     w.signal();
     until_phase(&w, Phase::NotReady).await;
     w.pass_ms(4950).await;
-    assert_eq!(w.door.cluster().requests_held(), 1);
+    assert_eq!(w.frontend.cluster().requests_held(), 1);
     w.pass_ms(300).await;
     let status = soon(held).await.unwrap().err().unwrap();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));
@@ -96,7 +96,7 @@ pub async fn held_request_is_sent_away_when_the_drain_begins() {
 
 pub async fn failed_task_takes_the_conductor_down() {
     let (mut w, mut answer, _) = serving().await;
-    w.door.tasks.spawn("weak", async { Err::<(), _>("no luck") });
+    w.frontend.tasks.spawn("weak", async { Err::<(), _>("no luck") });
     until_phase(&w, Phase::Draining).await;
     w.clock.advance(Duration::from_secs(30));
     assert!(answer.end().await.is_err());
@@ -110,9 +110,9 @@ pub async fn grace_period_ends_what_is_left() {
     w.signal();
     until_phase(&w, Phase::NotReady).await;
     w.pass_ms(5000).await;
-    assert_eq!(w.door.shutdown.phase(), Phase::Draining);
+    assert_eq!(w.frontend.shutdown.phase(), Phase::Draining);
     w.pass_ms(29_950).await;
-    assert_eq!(w.door.live.len(), 1);
+    assert_eq!(w.frontend.live.len(), 1);
     w.pass_ms(50).await;
     assert_eq!(answer.end().await.unwrap_err().code(), Code::Unavailable);
     w.node("p0").hears_abort(job.key).await;

@@ -19,7 +19,7 @@ use tonic::{Code, Response, Status};
 use super::client::{self, Answer, connect};
 use super::node::{FakeNode, Job};
 use crate::config::Settings;
-use crate::front_door::FrontDoor;
+use crate::frontend::Frontend;
 use crate::metrics::{METRICS, Metrics};
 use crate::ports::Addresses;
 use crate::server::Server;
@@ -34,7 +34,7 @@ const ROUNDS: usize = 16;
 /// See the module's text.
 pub struct World {
     pub clock: ManualClock,
-    pub door: Arc<FrontDoor>,
+    pub frontend: Arc<Frontend>,
     pub addresses: Addresses,
     nodes: BTreeMap<String, FakeNode>,
     channel: Channel,
@@ -49,7 +49,7 @@ pub fn settings() -> Settings {
         http: "127.0.0.1:0".into(),
         engine: "mock".into(),
         prompts_at_decode: "never".into(),
-        split_prompts: false,
+        partial_prefill: false,
         ..Settings::default()
     }
 }
@@ -92,14 +92,14 @@ impl World {
     pub async fn on(clock: ManualClock, settings: Settings, nodes: &[&str]) -> Self {
         let (telemetry, metrics) = Telemetry::local(&[METRICS], Metrics::default).unwrap();
         let server = Server::start(&settings.into(), Arc::new(clock.clone()), telemetry, metrics).await.unwrap();
-        let (door, addresses) = (Arc::clone(&server.door), server.addresses);
+        let (frontend, addresses) = (Arc::clone(&server.frontend), server.addresses);
         let (signals, mut signalled) = mpsc::unbounded_channel();
         let server = tokio::spawn(server.run(async move || match signalled.recv().await {
             Some(signal) => signal,
             None => std::future::pending().await,
         }));
         let channel = connect(addresses.grpc, |endpoint| endpoint);
-        let mut world = Self { clock, door, addresses, nodes: BTreeMap::new(), channel, signals, server };
+        let mut world = Self { clock, frontend, addresses, nodes: BTreeMap::new(), channel, signals, server };
         for name in nodes {
             world.join(name, |_| {}).await;
         }
@@ -123,11 +123,11 @@ impl World {
     /// A node registers, and is there once its session is.
     pub async fn begin_session(&mut self, name: &str) {
         self.register(&self.nodes[name].info).await.unwrap();
-        let door = Arc::clone(&self.door);
+        let frontend = Arc::clone(&self.frontend);
         let node = self.node(name);
         node.attach().await;
         let is_there = || {
-            let cluster = door.cluster();
+            let cluster = frontend.cluster();
             let known = cluster.node(&node.info.node)?;
             (known.is_ready() && known.info().generation == node.info.generation).then_some(())
         };
@@ -159,15 +159,15 @@ impl World {
             role: if name.starts_with('p') { NodeRole::Prefill } else { NodeRole::Decode },
             generation: Generation(1),
             address: String::new(),
-            model: self.door.model.name.clone(),
+            model: self.frontend.model.name.clone(),
             vocab_size: 512,
             context_length: 8192,
-            numerics: "test".into(),
+            kv_class: "test".into(),
             layout,
             profile,
-            copies_prefixes: true,
-            splits_prompts: true,
-            vocabulary: self.door.model.grammars.digest().to_owned(),
+            replicates_prefixes: true,
+            takes_partial_prefills: true,
+            vocabulary: self.frontend.model.grammars.digest().to_owned(),
         }
     }
 
@@ -177,7 +177,7 @@ impl World {
 
     /// The state of a node, as operators see it.
     pub fn state(&self, name: &str) -> &'static str {
-        self.door.cluster().node(&NodeId::new(name).unwrap()).unwrap().state().as_str()
+        self.frontend.cluster().node(&NodeId::new(name).unwrap()).unwrap().state().as_str()
     }
 
     pub async fn until_state(&self, name: &str, state: &str) {
@@ -195,7 +195,7 @@ impl World {
         // A command comes after those before it, and a second greeting is no command of the conductor's.
         let mark = Command::Hello(v1::Hello::default());
         for node in self.nodes.values_mut().filter(|node| node.has_session()) {
-            if self.door.nodes.send(&node.info.node, mark.clone()) {
+            if self.frontend.nodes.send(&node.info.node, mark.clone()) {
                 node.hears("a mark", |command| (*command == mark).then_some(())).await;
             }
         }
@@ -207,7 +207,7 @@ impl World {
         let reporting = self.nodes.values_mut().filter(|node| node.has_session() && !node.is_silent);
         let reported: Vec<_> = reporting.map(|node| (node.info.node.clone(), node.report())).collect();
         let is_heard = |(node, load): &(NodeId, v1::Load)| {
-            let cluster = self.door.cluster();
+            let cluster = self.frontend.cluster();
             let known = cluster.node(node);
             known.is_none_or(|node| node.load().prefix_queries == load.prefix_queries || node.state().is_gone())
         };
@@ -285,8 +285,8 @@ impl World {
 
     /// All requests are over, and no node is charged anything for them.
     pub async fn ends(&mut self) {
-        until("all requests are over", || self.door.live.is_empty().then_some(())).await;
-        let cluster = self.door.cluster();
+        until("all requests are over", || self.frontend.live.is_empty().then_some(())).await;
+        let cluster = self.frontend.cluster();
         assert_eq!((cluster.placed(), cluster.requests_held()), (0, 0), "charges are left");
     }
 }
@@ -294,6 +294,6 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.server.abort();
-        self.door.tasks.cancel();
+        self.frontend.tasks.cancel();
     }
 }

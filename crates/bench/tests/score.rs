@@ -9,7 +9,7 @@
 mod retyped;
 
 use baton_bench::score::{Likelihood, Windows, compare, score};
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Isa, KvCapacity};
+use baton_engine::{ComputeDtype, CpuEngine, CpuOptions, Isa, KvCapacity};
 use baton_formats::{Dtype, ModelFile, TensorView};
 use baton_text::Tokenizer;
 use baton_types::KvDtype;
@@ -55,7 +55,7 @@ fn assert_near(name: &str, file: &ModelFile, text: &str, options: CpuOptions, bo
     let theirs: serde_json::Value = serde_json::from_slice(&std::fs::read(LLAMA_CPP).unwrap()).unwrap();
     let their = |figure: &str| theirs[figure].as_f64().unwrap();
     let mut reference =
-        engine(file, CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..Default::default() });
+        engine(file, CpuOptions { compute_dtype: ComputeDtype::F32, kv_dtype: KvDtype::F32, ..Default::default() });
     let windows = Windows::of_text(&Tokenizer::from_model(file).unwrap(), text, CONTEXT).unwrap();
     if text == TEXT {
         assert_eq!(windows.scored() as u64, theirs["positions"].as_u64().unwrap(), "the same positions");
@@ -90,7 +90,7 @@ fn eight_bits_are_as_near_to_single_precision_as_llama_cpps() {
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn codes_that_become_bfloat16_are_near_single_precision() {
-    let options = CpuOptions { arithmetic: Arithmetic::Bf16, ..Default::default() };
+    let options = CpuOptions { compute_dtype: ComputeDtype::Bf16, ..Default::default() };
     assert_near("codes that become bfloat16", &model(), TEXT, options, &BFLOAT16);
 }
 
@@ -119,7 +119,7 @@ fn matrices_of_parts_of_several_types_are_near_single_precision() {
 #[ignore = "needs a model: BATON_MODEL"]
 fn eight_bit_kv_costs_less_than_a_hundredth() {
     let file = model();
-    let exact = CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..Default::default() };
+    let exact = CpuOptions { compute_dtype: ComputeDtype::F32, kv_dtype: KvDtype::F32, ..Default::default() };
     let perplexity = |options| likelihood(&file, &TEXT[..SOME_BYTES], options).perplexity();
     let (expected, found) =
         (perplexity(exact), perplexity(CpuOptions { kv_dtype: KvDtype::Int8, ..Default::default() }));
@@ -132,20 +132,20 @@ fn eight_bit_kv_costs_less_than_a_hundredth() {
 fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
     let file = model();
     let start = TEXT.find("Alice").unwrap();
-    for arithmetic in Arithmetic::ALL {
+    for compute_dtype in ComputeDtype::ALL {
         let of = |isa| {
-            let options = CpuOptions { arithmetic, isa: Some(isa), ..Default::default() };
+            let options = CpuOptions { compute_dtype, isa: Some(isa), ..Default::default() };
             likelihood(&file, &TEXT[start..][..FEW_BYTES], options)
         };
         let expected = of(Isa::SCALAR);
         for isa in Isa::available() {
-            match (isa.as_str(), arithmetic) {
+            match (isa.as_str(), compute_dtype) {
                 // Matrix tiles sum in another order.
-                ("amx", Arithmetic::Stored | Arithmetic::Bf16) => {
+                ("amx", ComputeDtype::Auto | ComputeDtype::Bf16) => {
                     let ratio = of(isa).nll() / expected.nll();
                     assert!((ratio - 1.0).abs() < 0.005, "{isa}: {ratio}");
                 }
-                _ => assert_eq!(of(isa), expected, "{isa}, {arithmetic:?}"),
+                _ => assert_eq!(of(isa), expected, "{isa}, {compute_dtype:?}"),
             }
         }
     }

@@ -64,7 +64,7 @@ fn rest(role: &str, counts: &[v1::VerdictCount]) -> String {
 fn decision(decision: Option<&Decision>) -> String {
     match decision {
         Some(Decision::Placed(placed)) => {
-            let decode = match (placed.decode.as_str(), placed.tail_tokens) {
+            let decode = match (placed.decode.as_str(), placed.partial_prefill_tokens) {
                 ("", _) => String::new(),
                 (decode, 0) => format!(", then {decode}"),
                 (decode, tail) => format!(" and, with the last {tail} tokens of the prompt, {decode}"),
@@ -148,7 +148,7 @@ pub fn to_json(explained: &v1::ExplainResponse) -> Value {
         Some(Decision::Placed(placed)) => (
             json!({
                 "prefill": placed.prefill, "decode": (!placed.decode.is_empty()).then_some(&placed.decode),
-                "cached_tokens": placed.cached_tokens, "tail_tokens": placed.tail_tokens, "ttft_s": placed.ttft_s, "tbt_s": placed.tbt_s,
+                "cached_tokens": placed.cached_tokens, "partial_prefill_tokens": placed.partial_prefill_tokens, "ttft_s": placed.ttft_s, "tbt_s": placed.tbt_s,
             }),
             Value::Null,
         ),
@@ -175,8 +175,8 @@ mod tests {
         let plan = v1::PrefillPlan { cached_tokens: 64, queue_s: 0.0021, transfer_s: 0.0, compute_s: 1.5, passes: 2 };
         let fetch = v1::PrefillPlan { cached_tokens: 96, transfer_s: 0.01, ..plan };
         v1::ExplainResponse {
-            placement: "baton".to_owned(),
-            admission: "selective".to_owned(),
+            placement: "min-total-delay".to_owned(),
+            admission: "value-density".to_owned(),
             prompt_tokens: 100,
             prefill: vec![
                 v1::PrefillExplanation {
@@ -214,7 +214,7 @@ mod tests {
             cached_tokens: 64,
             ttft_s: 1.502,
             tbt_s: Some(0.012),
-            tail_tokens: 0,
+            partial_prefill_tokens: 0,
         }))
     }
 
@@ -222,14 +222,14 @@ mod tests {
     fn a_prompt_that_two_nodes_compute_says_so() {
         let mut split = placed();
         if let Some(Decision::Placed(placed)) = &mut split.decision {
-            placed.tail_tokens = 16;
+            placed.partial_prefill_tokens = 16;
         }
         let text = render(&split, Paint::none());
         assert!(
             text.contains("goes to   p0 and, with the last 16 tokens of the prompt, d0: 64 tokens cached"),
             "{text}"
         );
-        assert_eq!(to_json(&split)["placed"]["tail_tokens"], 16);
+        assert_eq!(to_json(&split)["placed"]["partial_prefill_tokens"], 16);
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
         let text = render(&placed(), Paint::none());
         let expected = "\
 prompt    100 tokens
-policies  placement baton, admission selective
+policies  placement min-total-delay, admission selective
 goes to   p0, then d0: 64 tokens cached, TTFT 1.50 s, TBT 12.0 ms
 
 PREFILL       VERDICT             PENDING  CACHED  QUEUE   TRANSFER  COMPUTE  PASSES  COST

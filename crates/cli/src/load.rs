@@ -33,9 +33,9 @@ fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
     let estimates: Vec<_> = load.estimates.iter().map(estimate_row).collect();
     let nodes = [(&PREFILL[..], prefill), (&DECODE[..], decode)].into_iter().filter(|(_, rows)| !rows.is_empty());
     let nodes = nodes.map(|(header, rows)| node_table(header, &rows, paint));
-    let door = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
+    let admission = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
     let estimates = table(&ESTIMATES, &estimates, paint, |_, _, cell| cell.to_owned());
-    nodes.chain([door, estimates]).collect::<Vec<_>>().join("\n\n")
+    nodes.chain([admission, estimates]).collect::<Vec<_>>().join("\n\n")
 }
 
 fn node_table(header: &[&str], rows: &[Vec<String>], paint: Paint) -> String {
@@ -170,7 +170,7 @@ mod tests {
         };
         let last = v1::LastRefusal { age_s: 3.0, message: "full".into(), retry_after_s: Some(0.5) };
         let admission = v1::AdmissionLoad {
-            policy: "selective".into(),
+            policy: "value-density".into(),
             accepted: 9,
             refused: 2,
             held: 1,
@@ -205,7 +205,7 @@ p0       ready  3        1.25 s  8000
 DECODE  STATE    SEQUENCES  RUNNING  KV BLOCKS  TBT      STEP
 d0      suspect  7          6        40/100     12.0 ms  -
 
-admission  selective: 9 accepted, 2 refused, 1 held, 0 wait now
+admission  value-density: 9 accepted, 2 refused, 1 held, 0 wait now
 refused    3.00 s ago: full; retry in 500.0 ms
 goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 

@@ -80,7 +80,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
         format!("{}, predicted {}", known(measured), known(predicted))
     };
     let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
-    let moved = timeline.kv_transfer.clone().unwrap_or_default();
+    let migrated = timeline.kv_transfer.clone().unwrap_or_default();
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let rows = [
         ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
@@ -97,7 +97,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
             ),
         ),
         ("decoded", decoded(end, &timeline)),
-        ("KV moved", format!("{}, {} of it exposed", bytes(moved.bytes), seconds(moved.exposed_seconds))),
+        ("KV migrated", format!("{}, {} of it exposed", bytes(migrated.bytes), seconds(migrated.exposed_seconds))),
     ];
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
 }
@@ -105,8 +105,10 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
 /// Where, and how it came there where that is not the node that was chosen first.
 fn decoded(end: &v1::RequestEnd, timeline: &v1::Timeline) -> String {
     let node = if end.decode_node.is_empty() { "-" } else { &end.decode_node };
-    match &timeline.moved {
-        Some(moved) => format!("on {node}, moved there with {} in {}", bytes(moved.bytes), seconds(moved.seconds)),
+    match &timeline.migrated {
+        Some(migrated) => {
+            format!("on {node}, migrated there with {} in {}", bytes(migrated.bytes), seconds(migrated.seconds))
+        }
         None => format!("on {node}"),
     }
 }
@@ -129,7 +131,7 @@ fn to_json(record: &v1::RecallResponse) -> Value {
 
 fn end_json(end: &v1::RequestEnd) -> Value {
     let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
-    let moved = timeline.kv_transfer.clone().unwrap_or_default();
+    let migrated = timeline.kv_transfer.clone().unwrap_or_default();
     let failure = end.failure.as_ref().map(|it| json!({ "kind": it.kind, "message": it.message }));
     json!({
         "finish_reason": (!end.finish_reason.is_empty()).then_some(&end.finish_reason), "failure": failure,
@@ -141,8 +143,8 @@ fn end_json(end: &v1::RequestEnd) -> Value {
         "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.moves,
         "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
         "kv_transfer": {
-            "bytes": moved.bytes, "seconds": moved.seconds, "exposed_seconds": moved.exposed_seconds,
-            "transport": (!moved.transport.is_empty()).then_some(&moved.transport),
+            "bytes": migrated.bytes, "seconds": migrated.seconds, "exposed_seconds": migrated.exposed_seconds,
+            "transport": (!migrated.transport.is_empty()).then_some(&migrated.transport),
         },
     })
 }
@@ -159,7 +161,7 @@ mod tests {
             attempt,
             at_s: 0.002,
             times,
-            explanation: Some(v1::ExplainResponse { placement: "baton".into(), ..Default::default() }),
+            explanation: Some(v1::ExplainResponse { placement: "min-total-delay".into(), ..Default::default() }),
             failure: failure.into(),
             turns: if attempt == 1 { vec!["d1 instead of d0: no room".into()] } else { Vec::new() },
         };
@@ -204,7 +206,7 @@ mod tests {
             (&json!("the node was lost"), &Value::Null)
         );
         assert_eq!((&json["end"]["output_tokens"], &json["end"]["tbt_s"]), (&json!(7), &Value::Null));
-        assert_eq!(json["decisions"][1]["explanation"]["placement"], "baton");
+        assert_eq!(json["decisions"][1]["explanation"]["placement"], "min-total-delay");
         assert_eq!(
             (&json["decisions"][1]["turns"][0], &json["end"]["decode_node"]),
             (&json!("d1 instead of d0: no room"), &json!("d1"))
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn an_id_is_told_from_a_prompt() {
         let id = |line: &[&str]| {
-            let cli = Cli::try_parse_from([&["baton", "explain"], line].concat()).unwrap();
+            let cli = Cli::try_parse_from([&["min-total-delay", "explain"], line].concat()).unwrap();
             let Command::Explain(args) = cli.command else { panic!("another command") };
             request_id(&args)
         };
@@ -225,7 +227,8 @@ mod tests {
         assert_eq!(id(&["--request", "mine 7"]).as_deref(), Some("mine 7"), "the client's own");
         assert_eq!(id(&["--request", "msg_7"]).as_deref(), Some("msg_7"));
         assert_eq!(id(&["--request", &format!("msg_{text}")]).as_deref(), Some(text));
-        let refused = |line: &[&str]| Cli::try_parse_from([&["baton", "explain", "--request"], line].concat()).is_err();
+        let refused =
+            |line: &[&str]| Cli::try_parse_from([&["min-total-delay", "explain", "--request"], line].concat()).is_err();
         assert!(refused(&["--raw", "mine"]) && refused(&["--prompt-file", "mine"]));
         for prompt in [&["face"][..], &["-"], &["4f0c1a is what?"], &["--raw", text], &["--prompt-file", "4f0c1a"]] {
             assert_eq!(id(prompt), None, "{prompt:?}");

@@ -83,7 +83,7 @@ impl Record {
         let finished = self.finished.clone().unwrap_or_default();
         let usage = finished.usage.unwrap_or_default();
         let timeline = finished.timeline.unwrap_or_default();
-        let moved = timeline.kv_transfer.clone().unwrap_or_default();
+        let migrated = timeline.kv_transfer.clone().unwrap_or_default();
         Report {
             request_id: self.accepted.request_id.clone(),
             model: self.accepted.model.clone(),
@@ -107,22 +107,22 @@ impl Record {
             prefill_node: named(finished.prefill_node),
             decode_node: named(finished.decode_node),
             kv_transfer: KvTransfer {
-                bytes: moved.bytes,
-                transport: named(moved.transport),
-                seconds: moved.seconds,
-                exposed_seconds: moved.exposed_seconds,
-                bytes_at_compute_end: moved.bytes_at_compute_end,
+                bytes: migrated.bytes,
+                transport: named(migrated.transport),
+                seconds: migrated.seconds,
+                exposed_seconds: migrated.exposed_seconds,
+                bytes_at_compute_end: migrated.bytes_at_compute_end,
             },
             prefix_fetch: timeline.prefix_fetch.map(|fetch| PrefixFetch {
                 bytes: fetch.bytes,
                 transport: named(fetch.transport),
                 seconds: fetch.seconds,
             }),
-            moved: timeline.moved.map(|moved| Moved {
+            migrated: timeline.migrated.map(|migrated| Migrated {
                 times: timeline.moves,
-                bytes: moved.bytes,
-                transport: named(moved.transport),
-                seconds: moved.seconds,
+                bytes: migrated.bytes,
+                transport: named(migrated.transport),
+                seconds: migrated.seconds,
             }),
             timeline: Timeline {
                 placement_s: timeline.placement_s,
@@ -181,7 +181,7 @@ pub struct Report {
     /// What was brought to the prefill node from another one; null where nothing was.
     pub prefix_fetch: Option<PrefixFetch>,
     /// How it came to the decode node from others that it was on before; null where it was on none.
-    pub moved: Option<Moved>,
+    pub migrated: Option<Migrated>,
     /// Where the time went.
     pub timeline: Timeline,
 }
@@ -265,7 +265,7 @@ pub struct PrefixFetch {
 
 /// Ways from decode node to decode node, because one had no room or was on its way out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Moved {
+pub struct Migrated {
     /// How many.
     pub times: u32,
     /// Of the blocks brought, all layers.
@@ -279,14 +279,14 @@ pub struct Moved {
 /// Where the time went, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Timeline {
-    /// In the front door: template, tokenizing, placement.
+    /// In the frontend: template, tokenizing, placement.
     pub placement_s: f64,
     /// Waiting for the prefill node.
     pub prefill_queue_s: f64,
     /// From the first chunk's start to the first token.
     pub prefill_compute_s: f64,
     ttft_s: f64,
-    /// From the hand-over to the decode node's first step.
+    /// From the handoff to the decode node's first step.
     pub decode_queue_s: f64,
     /// In the conductor, from arrival to the end.
     pub total_s: f64,

@@ -10,13 +10,13 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("queue", queue(report)),
         ("cached tokens", cached(report)),
         ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
-        ("KV moved", moved(report)),
+        ("KV migrated", migrated(report)),
         ("TTFT", seconds(report.ttft_s)),
         ("TBT", gaps(report)),
         ("output", output(report)),
     ];
     if let Some(moves) = moves(report) {
-        rows.insert(5, ("decode moved", moves));
+        rows.insert(5, ("decode migrated", moves));
     }
     let row = |(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}")));
     let rows: Vec<_> = rows.into_iter().map(row).collect();
@@ -25,10 +25,10 @@ pub fn render(report: &Report, paint: Paint) -> String {
 
 /// Where it went on at another decode node.
 fn moves(report: &Report) -> Option<String> {
-    let moved = report.moved.as_ref()?;
-    let times = if moved.times == 1 { "once".to_owned() } else { format!("{} times", moved.times) };
-    let transport = moved.transport.as_deref().unwrap_or("-");
-    let (brought, time) = (bytes(moved.bytes), seconds(moved.seconds));
+    let migrated = report.migrated.as_ref()?;
+    let times = if migrated.times == 1 { "once".to_owned() } else { format!("{} times", migrated.times) };
+    let transport = migrated.transport.as_deref().unwrap_or("-");
+    let (brought, time) = (bytes(migrated.bytes), seconds(migrated.seconds));
     Some(format!("{times}, to {}: {brought} brought over {transport} in {time}", node(&report.decode_node)))
 }
 
@@ -45,16 +45,16 @@ fn cached(report: &Report) -> String {
     format!("{cached}; {} brought over {transport} in {}", bytes(fetch.bytes), seconds(fetch.seconds))
 }
 
-fn moved(report: &Report) -> String {
-    let moved = &report.kv_transfer;
-    match &moved.transport {
+fn migrated(report: &Report) -> String {
+    let migrated = &report.kv_transfer;
+    match &migrated.transport {
         None => "nothing".to_owned(),
         Some(transport) => format!(
             "{} over {transport} to {} in {}, {} of it exposed beyond compute",
-            bytes(moved.bytes),
+            bytes(migrated.bytes),
             node(&report.decode_node),
-            seconds(moved.seconds),
-            seconds(moved.exposed_seconds)
+            seconds(migrated.seconds),
+            seconds(migrated.exposed_seconds)
         ),
     }
 }
@@ -141,7 +141,7 @@ mod tests {
             prefill_compute_s: 0.5,
             ttft_s: 0.6,
             moves: 2,
-            moved: Some(v1::KvTransfer { bytes: 2048, seconds: 0.003, ..transfer.clone() }),
+            migrated: Some(v1::KvTransfer { bytes: 2048, seconds: 0.003, ..transfer.clone() }),
             kv_transfer: Some(transfer),
             ..Default::default()
         };

@@ -13,15 +13,15 @@ use crate::kernels::{Isa, Threads};
 use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
 /// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show, but where matrix tiles sum products of bfloat16; the number changes with the order of any sum.
-const NUMERICS_F32: &str = "cpu-f32-3";
+const KV_CLASS_F32: &str = "cpu-f32-3";
 /// The same where matrices of bfloat16 take activations rounded to that, and attention is of such numbers.
-const NUMERICS_BF16: &str = "cpu-bf16-2";
+const KV_CLASS_BF16: &str = "cpu-bf16-2";
 /// The same where quantized matrices take quantized activations.
-const NUMERICS_INT8: &str = "cpu-int8-3";
-/// As [`NUMERICS_BF16`], with matrix tiles.
-const NUMERICS_BF16_TILES: &str = "cpu-bf16-amx-2";
-/// As [`NUMERICS_INT8`], where attention goes by matrix tiles.
-const NUMERICS_INT8_TILES: &str = "cpu-int8-amx-2";
+const KV_CLASS_INT8: &str = "cpu-int8-3";
+/// As [`KV_CLASS_BF16`], with matrix tiles.
+const KV_CLASS_BF16_TILES: &str = "cpu-bf16-amx-2";
+/// As [`KV_CLASS_INT8`], where attention goes by matrix tiles.
+const KV_CLASS_INT8_TILES: &str = "cpu-int8-amx-2";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
 /// Most tokens of a block.
@@ -38,11 +38,11 @@ pub enum KvCapacity {
 
 /// How products and attention are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Arithmetic {
+pub enum ComputeDtype {
     /// As the file has the weights: quantized ones take activations as 8-bit integers with a scale per 32, bfloat16 ones take them as bfloat16, and with either attention is
     /// of bfloat16 (unless the KV is kept in single precision); others take them as they are.
     #[default]
-    Stored,
+    Auto,
     /// Of bfloat16, whatever the file has: quantized weights become bfloat16 on their way to each product. With matrix tiles that is the fastest for prompts, and by far the slowest for
     /// a few sequences' next tokens: for nodes that only prefill.
     Bf16,
@@ -50,14 +50,14 @@ pub enum Arithmetic {
     F32,
 }
 
-impl Arithmetic {
+impl ComputeDtype {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Stored, Self::Bf16, Self::F32];
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Bf16, Self::F32];
 
-    /// `stored`, `bf16` or `f32`.
+    /// `auto`, `bf16` or `f32`.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Stored => "stored",
+            Self::Auto => "auto",
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
         }
@@ -66,15 +66,15 @@ impl Arithmetic {
 
 /// A name that no arithmetic has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}', expected stored, bf16 or f32")]
-pub struct UnknownArithmetic(String);
+#[error("'{0}', expected auto, bf16 or f32")]
+pub struct UnknownComputeDtype(String);
 
-impl FromStr for Arithmetic {
-    type Err = UnknownArithmetic;
+impl FromStr for ComputeDtype {
+    type Err = UnknownComputeDtype;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.into_iter().find(|arithmetic| arithmetic.as_str() == name);
-        found.ok_or_else(|| UnknownArithmetic(name.chars().take(80).collect()))
+        let found = Self::ALL.into_iter().find(|compute_dtype| compute_dtype.as_str() == name);
+        found.ok_or_else(|| UnknownComputeDtype(name.chars().take(80).collect()))
     }
 }
 
@@ -89,10 +89,10 @@ pub struct CpuOptions {
     pub block_tokens: u32,
     /// Size of the arena.
     pub kv_capacity: KvCapacity,
-    /// Instruction set; all of a numerics class give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
+    /// Instruction set; all of a KV compatibility class give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
     pub isa: Option<Isa>,
     /// Of products and attention.
-    pub arithmetic: Arithmetic,
+    pub compute_dtype: ComputeDtype,
 }
 
 impl Default for CpuOptions {
@@ -104,7 +104,7 @@ impl Default for CpuOptions {
             block_tokens: 16,
             kv_capacity: KvCapacity::Bytes(1 << 30),
             isa: None,
-            arithmetic: Arithmetic::default(),
+            compute_dtype: ComputeDtype::default(),
         }
     }
 }
@@ -139,7 +139,7 @@ impl CpuEngine {
         };
         let config = ModelConfig::read(file)?;
         let mut layout = layout(&config, options)?;
-        let llama = Llama::load(file, config, options.arithmetic, &threads, progress)?;
+        let llama = Llama::load(file, config, options.compute_dtype, &threads, progress)?;
         layout.model = llama.weights().fingerprint.0;
         let arena = KvArena::allocate(layout)?;
         let compute = Compute { isa, threads };
@@ -155,12 +155,12 @@ impl CpuEngine {
 
 fn info(llama: &Llama, isa: Isa) -> ModelInfo {
     let config = llama.config();
-    let numerics = match llama.weights().products {
-        Products::Single => NUMERICS_F32,
-        Products::Rounded if isa.has_tiles() => NUMERICS_BF16_TILES,
-        Products::Rounded => NUMERICS_BF16,
-        Products::Quantized if isa.has_tiles() => NUMERICS_INT8_TILES,
-        Products::Quantized => NUMERICS_INT8,
+    let kv_class = match llama.weights().products {
+        Products::Single => KV_CLASS_F32,
+        Products::Rounded if isa.has_tiles() => KV_CLASS_BF16_TILES,
+        Products::Rounded => KV_CLASS_BF16,
+        Products::Quantized if isa.has_tiles() => KV_CLASS_INT8_TILES,
+        Products::Quantized => KV_CLASS_INT8,
     };
     ModelInfo {
         name: config.name.clone(),
@@ -169,7 +169,7 @@ fn info(llama: &Llama, isa: Isa) -> ModelInfo {
         context_length: config.context_length,
         num_layers: config.num_layers as u32,
         fingerprint: llama.weights().fingerprint,
-        numerics: numerics.to_owned(),
+        kv_class: kv_class.to_owned(),
     }
 }
 

@@ -23,7 +23,7 @@ pub struct ModelInfo {
     /// Hash of architecture, hyperparameters and weights.
     pub fingerprint: ModelFingerprint,
     /// Results are bitwise the same on nodes of one class (sums of bfloat16 below the smallest normal f32 apart).
-    pub numerics: String,
+    pub kv_class: String,
 }
 
 /// Of which rows logits are wanted.

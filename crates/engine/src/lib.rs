@@ -16,7 +16,7 @@ mod philox;
 mod sampler;
 
 pub use arena::KvArena;
-pub use cpu::{Arithmetic, CpuEngine, CpuOptions, KvCapacity, UnknownArithmetic};
+pub use cpu::{ComputeDtype, CpuEngine, CpuOptions, KvCapacity, UnknownComputeDtype};
 pub use engine::{Engine, LayerSlice, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 pub use error::EngineError;
 pub use kernels::Isa;

@@ -162,7 +162,7 @@ impl MockEngine {
             context_length: options.context_length,
             num_layers: options.num_layers,
             fingerprint,
-            numerics: "mock".into(),
+            kv_class: "mock".into(),
         };
         let seen = vec![Seen::default(); options.num_layers as usize * options.num_blocks as usize];
         let arena = KvArena::allocate(layout)?;

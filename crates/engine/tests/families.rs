@@ -4,7 +4,7 @@
 
 mod common;
 
-use baton_engine::{Arithmetic, CpuOptions, Engine, Isa};
+use baton_engine::{ComputeDtype, CpuOptions, Engine, Isa};
 use baton_types::{KvDtype, TokenId};
 use common::{fixture, load, options, run, same_bits, table};
 use serde::Deserialize;
@@ -31,7 +31,7 @@ fn difference(found: &[Vec<f32>], expected: &Expected) -> f32 {
 
 /// How far logits may be off: `exact` where products are exact; with bfloat16, which has 8 bits, rounding shows in the second digit of logits of some 10.
 fn most(engine: &impl Engine, exact: f32) -> f32 {
-    if engine.model().numerics.starts_with("cpu-bf16") { 0.3 } else { exact }
+    if engine.model().kv_class.starts_with("cpu-bf16") { 0.3 } else { exact }
 }
 
 #[test]
@@ -40,14 +40,14 @@ fn logits_are_those_of_transformers() {
         let expected = expected(family);
         for path in [fixture(family), fixture(family).join("model.gguf")] {
             let sets = Isa::available().into_iter();
-            for (isa, arithmetic) in sets.flat_map(|isa| [(isa, Arithmetic::F32), (isa, Arithmetic::Stored)]) {
-                let options = CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F32, 128) };
+            for (isa, compute_dtype) in sets.flat_map(|isa| [(isa, ComputeDtype::F32), (isa, ComputeDtype::Auto)]) {
+                let options = CpuOptions { compute_dtype, isa: Some(isa), ..options(2, KvDtype::F32, 128) };
                 let mut engine = load(&path, &options);
                 assert_eq!(expected.logits[0].len(), engine.model().vocab_size as usize);
                 let table = table(&engine, 1, expected.tokens.len());
                 let found = run(&mut engine, &expected.tokens, &table, 80);
                 let difference = difference(&found, &expected);
-                let what = format!("{} {arithmetic:?} {isa}", path.display());
+                let what = format!("{} {compute_dtype:?} {isa}", path.display());
                 println!("{what}: {difference:e}");
                 assert!(difference < most(&engine, 1e-4), "{what}: {difference}");
             }
@@ -61,7 +61,8 @@ fn a_folder_and_its_gguf_twin_compute_the_same_with_rounded_kv() {
         let expected = expected(family);
         for (dtype, most) in [(KvDtype::F16, 0.03), (KvDtype::Bf16, 0.3), (KvDtype::Int8, 0.3)] {
             let logits = [fixture(family), fixture(family).join("model.gguf")].map(|path| {
-                let mut engine = load(&path, &CpuOptions { arithmetic: Arithmetic::F32, ..options(1, dtype, 128) });
+                let mut engine =
+                    load(&path, &CpuOptions { compute_dtype: ComputeDtype::F32, ..options(1, dtype, 128) });
                 let table = table(&engine, 0, expected.tokens.len());
                 run(&mut engine, &expected.tokens, &table, 33)
             });

@@ -8,7 +8,7 @@ mod retyped;
 use std::path::{Path, PathBuf};
 
 use baton_engine::{
-    Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
+    ComputeDtype, CpuEngine, CpuOptions, Engine, EngineError, LayerSlice, LogitsWanted, SequenceStep, StepObserver,
 };
 use baton_formats::Dtype;
 use baton_types::{BlockId, KvDtype, TokenId};
@@ -38,13 +38,13 @@ fn quantized() -> NamedTempFile {
 }
 
 /// A model of each class, in single precision and in bfloat16 in two ways, with the class's name.
-fn models(quantized: &NamedTempFile) -> [(PathBuf, Arithmetic, &'static str); 5] {
+fn models(quantized: &NamedTempFile) -> [(PathBuf, ComputeDtype, &'static str); 5] {
     [
-        (fixture("smollm"), Arithmetic::Stored, "cpu-bf16"),
-        (fixture("smollm"), Arithmetic::F32, "cpu-f32"),
-        (fixture("smollm").join("model.gguf"), Arithmetic::Stored, "cpu-f32"),
-        (quantized.path().to_owned(), Arithmetic::Stored, "cpu-int8"),
-        (quantized.path().to_owned(), Arithmetic::Bf16, "cpu-bf16"),
+        (fixture("smollm"), ComputeDtype::Auto, "cpu-bf16"),
+        (fixture("smollm"), ComputeDtype::F32, "cpu-f32"),
+        (fixture("smollm").join("model.gguf"), ComputeDtype::Auto, "cpu-f32"),
+        (quantized.path().to_owned(), ComputeDtype::Auto, "cpu-int8"),
+        (quantized.path().to_owned(), ComputeDtype::Bf16, "cpu-bf16"),
     ]
 }
 
@@ -53,15 +53,15 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
     let prompt = tokens(3, VOCABULARY, 200);
     let quantized = quantized();
     let families = [("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
-    let families = families.map(|(family, dtype)| (fixture(family), Arithmetic::Stored, "cpu-bf16", dtype));
-    let models = models(&quantized).map(|(path, arithmetic, class)| (path, arithmetic, class, KvDtype::F16));
-    let all_of_bytes = [(quantized.path().to_owned(), Arithmetic::Stored, "cpu-int8", KvDtype::Int8)];
-    for (path, arithmetic, class, dtype) in families.into_iter().chain(models).chain(all_of_bytes) {
-        let options = |threads| CpuOptions { arithmetic, ..options(threads, dtype, 4096) };
+    let families = families.map(|(family, dtype)| (fixture(family), ComputeDtype::Auto, "cpu-bf16", dtype));
+    let models = models(&quantized).map(|(path, compute_dtype, class)| (path, compute_dtype, class, KvDtype::F16));
+    let all_of_bytes = [(quantized.path().to_owned(), ComputeDtype::Auto, "cpu-int8", KvDtype::Int8)];
+    for (path, compute_dtype, class, dtype) in families.into_iter().chain(models).chain(all_of_bytes) {
+        let options = |threads| CpuOptions { compute_dtype, ..options(threads, dtype, 4096) };
         for isas in classes(&path, &options(1)) {
             let isa = isas.last().copied();
             let mut first = load(&path, &CpuOptions { isa, ..options(1) });
-            assert!(first.model().numerics.starts_with(class), "{}", first.model().numerics);
+            assert!(first.model().kv_class.starts_with(class), "{}", first.model().kv_class);
             let blocks = table(&first, 0, prompt.len());
             let expected = run(&mut first, &prompt, &blocks, 512);
             for isa in isas {
@@ -87,11 +87,11 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
 fn a_batch_of_sixteen_does_not_show() {
     let prompts: Vec<Vec<TokenId>> = (0..16).map(|i| tokens(i, VOCABULARY, 3 + 15 * i as usize)).collect();
     let quantized = quantized();
-    for (path, arithmetic, class) in models(&quantized) {
-        let options = CpuOptions { arithmetic, ..options(1, KvDtype::F16, 16 * 17 * 16) };
+    for (path, compute_dtype, class) in models(&quantized) {
+        let options = CpuOptions { compute_dtype, ..options(1, KvDtype::F16, 16 * 17 * 16) };
         for isas in classes(&path, &options) {
             let mut alone = load(&path, &CpuOptions { isa: isas.last().copied(), ..options.clone() });
-            assert!(alone.model().numerics.starts_with(class), "{}", alone.model().numerics);
+            assert!(alone.model().kv_class.starts_with(class), "{}", alone.model().kv_class);
             let expected: Vec<_> = prompts
                 .iter()
                 .map(|prompt| {
@@ -137,8 +137,8 @@ fn rows_whose_logits_are_not_wanted_do_not_show() {
     rows.extend([(3, 149), (5, 32)]);
     let prompts: Vec<_> = (0..).zip(parts).map(|(i, (cut, _))| tokens(i, VOCABULARY, cut + 1 + i as usize)).collect();
     let quantized = quantized();
-    for (path, arithmetic, class) in models(&quantized) {
-        let options = CpuOptions { arithmetic, ..options(2, KvDtype::F16, 16 * 16 * 7) };
+    for (path, compute_dtype, class) in models(&quantized) {
+        let options = CpuOptions { compute_dtype, ..options(2, KvDtype::F16, 16 * 16 * 7) };
         for isa in classes(&path, &options).concat() {
             let load = || load(&path, &CpuOptions { isa: Some(isa), ..options.clone() });
             let alone = prompts.iter().map(|prompt| {

@@ -10,7 +10,7 @@ mod retyped;
 use std::path::Path;
 use std::time::Instant;
 
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, Isa, LogitsWanted, SequenceStep, logprobs};
+use baton_engine::{ComputeDtype, CpuEngine, CpuOptions, Engine, Isa, LogitsWanted, SequenceStep, logprobs};
 use baton_formats::Dtype;
 use baton_types::{KvDtype, TokenId};
 use common::{Recorder, classes, load, options, real_model, run, run_together, same_bits, table, tokens};
@@ -96,11 +96,11 @@ const EXACT: Near = Near { mean: 0.03, most: 0.25, sure: Some(0.15) };
 const QUANTIZED: Near = Near { mean: 0.05, most: 0.5, sure: None };
 
 /// On every instruction set; those that are not the fastest over short prompts.
-fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, near: &Near) {
+fn assert_near(path: &Path, compute_dtype: ComputeDtype, kv_class: &str, near: &Near) {
     let is_long = std::env::var_os("BATON_TEST_LONG").is_some();
     for isa in Isa::available() {
-        let engine = load(path, &CpuOptions { arithmetic, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
-        assert!(engine.model().numerics.starts_with(numerics), "{}", engine.model().numerics);
+        let engine = load(path, &CpuOptions { compute_dtype, isa: Some(isa), ..options(2, KvDtype::F16, 4096) });
+        assert!(engine.model().kv_class.starts_with(kv_class), "{}", engine.model().kv_class);
         let prompts = match isa {
             isa if isa == Isa::detect() || is_long => EVERY_PROMPT,
             _ => SLOWER_PROMPT,
@@ -120,14 +120,14 @@ fn assert_near(path: &Path, arithmetic: Arithmetic, numerics: &str, near: &Near)
 #[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_those_of_the_reference() {
     let path = real_model();
-    assert_near(&path, Arithmetic::F32, "cpu-f32", &EXACT);
+    assert_near(&path, ComputeDtype::F32, "cpu-f32", &EXACT);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
     let path = real_model();
-    assert_near(&path, Arithmetic::Stored, "cpu-int8", &QUANTIZED);
+    assert_near(&path, ComputeDtype::Auto, "cpu-int8", &QUANTIZED);
 }
 
 #[test]
@@ -135,14 +135,14 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantiz
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16() {
     let path = real_model();
     // The reference has the weights as they were before they were rounded.
-    assert_near(as_bf16(&path).path(), Arithmetic::Stored, "cpu-bf16", &EXACT);
+    assert_near(as_bf16(&path).path(), ComputeDtype::Auto, "cpu-bf16", &EXACT);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16() {
     let path = real_model();
-    assert_near(&path, Arithmetic::Bf16, "cpu-bf16", &EXACT);
+    assert_near(&path, ComputeDtype::Bf16, "cpu-bf16", &EXACT);
 }
 
 #[test]

@@ -90,9 +90,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // Both may exist for a moment, and the old one is counted until the new one is there.
         grow(size);
         // SAFETY: `pointer` came from `System` with this layout, and the caller's promises about `size` are passed on.
-        let moved = unsafe { System.realloc(pointer, layout, size) };
-        shrink(if moved.is_null() { size } else { layout.size() });
-        moved
+        let migrated = unsafe { System.realloc(pointer, layout, size) };
+        shrink(if migrated.is_null() { size } else { layout.size() });
+        migrated
     }
 }
 

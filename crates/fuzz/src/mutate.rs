@@ -73,7 +73,7 @@ const NUMBERS: [&str; 12] = [
 
 /// Longest piece that is copied or removed at once.
 const MAX_PIECE: usize = 256;
-/// Copies of a piece put one after the other: where depth and quadratic time show.
+/// Replications of a piece put one after the other: where depth and quadratic time show.
 const MOST_COPIES: usize = 4096;
 
 /// Makes inputs of seeds.

@@ -45,11 +45,11 @@ fn info(n: u32) -> NodeInfo {
         model: "bench".to_owned(),
         vocab_size: 1,
         context_length: 1 << 20,
-        numerics: "bench".to_owned(),
+        kv_class: "bench".to_owned(),
         layout,
         profile,
-        copies_prefixes: true,
-        splits_prompts: true,
+        replicates_prefixes: true,
+        takes_partial_prefills: true,
         vocabulary: String::new(),
     }
 }

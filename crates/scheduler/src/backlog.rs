@@ -134,8 +134,8 @@ impl Backlog {
         self.settle(now);
         self.entries.swap_remove(index);
         self.places.retain(|place| place.entry != index);
-        let moved = self.entries.len();
-        if let Some(place) = self.places.iter_mut().find(|place| place.entry == moved) {
+        let migrated = self.entries.len();
+        if let Some(place) = self.places.iter_mut().find(|place| place.entry == migrated) {
             place.entry = index;
         }
         self.sort(now);

@@ -119,7 +119,7 @@ pub struct PrefillConfig {
     pub max_sequences_per_chunk: usize,
     /// Most requests that wait; one more is refused.
     pub max_waiting: usize,
-    /// Most requests whose blocks are held here, from the first chunk to the end of their hand-over.
+    /// Most requests whose blocks are held here, from the first chunk to the end of their handoff.
     pub max_active: usize,
     /// Most batches of one request in the transfer engine.
     pub max_inflight_pushes: usize,
@@ -127,14 +127,14 @@ pub struct PrefillConfig {
     pub max_spans_per_push: usize,
     /// Longest wait for the decode node's grant.
     pub grant_timeout: Duration,
-    /// Longest wait for the decode node's answer to the hand-over.
-    pub handover_timeout: Duration,
+    /// Longest wait for the decode node's answer to the handoff.
+    pub handoff_timeout: Duration,
     /// Most leases of other nodes at once.
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
     /// Most prefixes at once that are brought here without a request.
-    pub max_copies: usize,
+    pub max_replications: usize,
     /// They make room of what nobody has used for this long.
     pub cold_after: Duration,
     /// Most blocks that are being written to the SSD at once; 0 where there is none.
@@ -160,10 +160,10 @@ impl PrefillConfig {
             max_inflight_pushes: 4,
             max_spans_per_push: 4096,
             grant_timeout: Duration::from_secs(60),
-            handover_timeout: Duration::from_secs(15),
+            handoff_timeout: Duration::from_secs(15),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
-            max_copies: MAX_COPIES,
+            max_replications: MAX_COPIES,
             cold_after: COLD_AFTER,
             max_stores: 0,
             eviction: EvictionKind::default(),
@@ -202,7 +202,7 @@ pub struct DecodeConfig {
     pub model: ModelConfig,
     /// Most sequences of one step.
     pub max_running: usize,
-    /// Most sequences that have a grant or are handed over, but do not run yet.
+    /// Most sequences that have a grant or are handed off, but do not run yet.
     pub max_waiting: usize,
     /// Blocks of the answer that a grant promises room for, beside the prompt's; what grows beyond them may make the youngest sequences wait.
     pub growth_blocks: usize,
@@ -212,7 +212,7 @@ pub struct DecodeConfig {
     pub offer_every: Duration,
     /// Most tokens of prompts, and of sequences that were preempted, in one step beside the batch.
     pub prompt_budget: usize,
-    /// A grant ends when neither bytes nor the hand-over came for this long.
+    /// A grant ends when neither bytes nor the handoff came for this long.
     pub grant_ttl: Duration,
     /// Most leases of other nodes at once.
     pub max_leases: usize,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::BlockHash;
 
-use crate::cluster::HotChain;
+use crate::cluster::PrefixDemand;
 
 /// Prefixes that are counted.
 const COUNTERS: usize = 4096;
@@ -145,7 +145,7 @@ impl HotPrefixes {
     }
 
     /// The same by how many blocks a second requests begin with, with all the blocks of each. What comes among the first `most` is told once a request has come with it since.
-    pub fn heaviest(&mut self, now: Instant, most: usize) -> Vec<HotChain> {
+    pub fn heaviest(&mut self, now: Instant, most: usize) -> Vec<PrefixDemand> {
         let mut hot = self.hot(now);
         hot.retain(|(prefix, _)| prefix.requests >= RATE_REQUESTS);
         let weight = |(prefix, per_second): &(HotPrefix, f64)| per_second * f64::from(prefix.blocks);
@@ -154,7 +154,7 @@ impl HotPrefixes {
         let mut known = std::mem::take(&mut self.chains);
         self.chains = hot.iter().map(|(prefix, _)| (prefix.hash, known.remove(&prefix.hash).flatten())).collect();
         let chain = |(prefix, per_second): (HotPrefix, f64)| {
-            Some(HotChain { hashes: self.chains.get(&prefix.hash)?.clone()?, per_second })
+            Some(PrefixDemand { hashes: self.chains.get(&prefix.hash)?.clone()?, per_second })
         };
         hot.into_iter().filter_map(chain).collect()
     }

@@ -33,11 +33,13 @@ mod tests;
 mod tier;
 
 pub use admission::{
-    AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, Selective, TakeAll, UnknownAdmission,
+    AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, TakeAll, UnknownAdmission,
+    ValueDensity,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, CopyOrder, DecodeExplanation, Explanation, HotChain, LeftOut, Move,
-    NodeOutlook, NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Replication, Verdict,
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, Migrate, NodeOutlook, NodeState,
+    Policies, PrefillExplanation, PrefixDemand, PromptAtDecode, PromptsAtDecode, Replication, ReplicationOrder,
+    Verdict,
 };
 pub use config::{
     COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
@@ -54,15 +56,15 @@ pub use leader::{
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;
 pub use placement::{
-    Baton, BatonConfig, CacheAware, Choice, DecodeCandidate, LoadBalance, Placement, PlacementKind, PlacementPolicy,
-    PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, RoundRobin, UnknownPolicy, estimated_ttft,
-    least, lightest_decode,
+    CacheAware, Choice, DecodeCandidate, LoadBalance, MinTotalDelay, MinTotalDelayConfig, Placement, PlacementKind,
+    PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, RoundRobin, UnknownPolicy,
+    estimated_ttft, least, lightest_decode,
 };
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use request::{
-    Assignment, Away, BookEntry, MoveAssignment, OutputToken, RequestCore, RequestEffect, RequestError, RequestEvent,
-    RequestJob, RequestLimits, RequestNote,
+    Assignment, Away, BookEntry, MigrationAssignment, OutputToken, RequestCore, RequestEffect, RequestError,
+    RequestEvent, RequestJob, RequestLimits, RequestNote,
 };
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 pub use tier::{TierEffect, TieredCore};

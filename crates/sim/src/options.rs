@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_kv_cache::EvictionKind;
-use baton_scheduler::{BatonConfig, ClusterConfig};
+use baton_scheduler::{ClusterConfig, MinTotalDelayConfig};
 
 use crate::faults::FaultKind;
 use crate::named::named;
@@ -39,7 +39,7 @@ named! {
         /// Shorter prompts may pass longer ones in a prefill node's queue.
         ShortestFirst = "shortest-first",
         /// Eviction by least hit density; without it, the least recently used block goes.
-        HitDensity = "hit-density",
+        Lhd = "lhd",
         /// Decode nodes compute the tails of long prompts.
         Tails = "tails",
         /// Decode nodes compute short prompts.
@@ -48,7 +48,7 @@ named! {
         Migration = "migration",
         /// The first token is held back for as long as the second is expected to be late.
         Smoothing = "smoothing",
-        /// Requests wait at the door for room that is expected soon.
+        /// Requests wait in the admission queue for room that is expected soon.
         Holding = "holding",
     }
 }
@@ -138,10 +138,10 @@ impl SimOptions {
         let options = Self { without: Some(feature), ..self };
         match feature {
             Feature::ShortestFirst => {
-                let config = BatonConfig { reorders: false, ..BatonConfig::default() };
-                Self { placement: SimPlacement::BatonWith(config), ..options }
+                let config = MinTotalDelayConfig { reorders: false, ..MinTotalDelayConfig::default() };
+                Self { placement: SimPlacement::MinTotalDelayWith(config), ..options }
             }
-            Feature::HitDensity => Self { eviction: EvictionKind::Lru, ..options },
+            Feature::Lhd => Self { eviction: EvictionKind::Lru, ..options },
             _ => options,
         }
     }

@@ -119,7 +119,7 @@ impl Trace {
         if span > MAX_SPAN { Err(TraceError::TooSlow { span }) } else { Ok(()) }
     }
 
-    /// Moves each request later by up to `within`, and sorts again: where timestamps are rounded, requests come in bursts that nobody sent.
+    /// Migrations each request later by up to `within`, and sorts again: where timestamps are rounded, requests come in bursts that nobody sent.
     pub fn jitter(&mut self, within: Duration, random: &mut Random) {
         for request in &mut self.requests {
             request.timestamp += within.mul_f64(random.unit());
@@ -276,8 +276,8 @@ mod tests {
         let (mut trace, before) = (ten(), ten());
         trace.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert!(seconds(&trace).is_sorted());
-        let moved = seconds(&trace).iter().sum::<f64>() - seconds(&before).iter().sum::<f64>();
-        assert!(moved > 3.0 && moved < 27.0, "{moved} s in all");
+        let migrated = seconds(&trace).iter().sum::<f64>() - seconds(&before).iter().sum::<f64>();
+        assert!(migrated > 3.0 && migrated < 27.0, "{migrated} s in all");
         let mut again = ten();
         again.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert_eq!(trace, again);

@@ -56,10 +56,10 @@ fn fetched_prefixes_double_the_hits_of_caches_that_stay_apart() {
 }
 
 #[test]
-fn hit_density_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
+fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
     // 30,000 blocks, the largest size for the published traces, hold all of these.
     for source in [conversation(), synthetic()] {
-        claims::check_hit_density(&open(&source), &[1_000, 5_000, 10_000, 20_000]);
+        claims::check_lhd(&open(&source), &[1_000, 5_000, 10_000, 20_000]);
     }
 }
 

@@ -68,9 +68,9 @@ fn fetched_prefixes_double_the_hits_of_caches_that_stay_apart() {
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn hit_density_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
+fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
     for source in [conversation(), synthetic()] {
-        claims::check_hit_density(&open(&source), &EVICTION_SIZES);
+        claims::check_lhd(&open(&source), &EVICTION_SIZES);
     }
 }
 

@@ -117,14 +117,14 @@ hex_id!(
     "a generation (up to 16 hexadecimal digits)"
 );
 hex_id!(
-    /// One front door process.
+    /// One frontend process.
     ConductorId,
     u64,
     "16",
     "a conductor id (up to 16 hexadecimal digits)"
 );
 
-/// How often a request has been placed: 0 for the first placement. Tokens of an older attempt are dropped at the front door.
+/// How often a request has been placed: 0 for the first placement. Tokens of an older attempt are dropped at the frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Attempt(pub u32);
 

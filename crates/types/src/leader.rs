@@ -28,14 +28,14 @@ pub struct Placement {
     /// Computes the prompt.
     pub prefill: NodeId,
     /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
-    pub tail_tokens: u32,
+    pub partial_prefill_tokens: u32,
     /// What it gets from another node first.
     pub fetch: Option<PrefixFetch>,
     /// Streams the answer; `None` where one token is wanted.
     pub decode: Option<NodeId>,
     /// The terms on which it waits at the prefill node.
     pub terms: QueueTerms,
-    /// How long the front door keeps the first token back, so that the second does not come late after it.
+    /// How long the frontend keeps the first token back, so that the second does not come late after it.
     pub pace: Duration,
     /// Predicted time to first token, from the placement on.
     pub estimated_ttft: Ttft,
@@ -81,7 +81,7 @@ pub struct Refusal {
 pub struct Assignment {
     /// The choice.
     pub placement: Placement,
-    /// To whom the prefill node hands over; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
+    /// To whom the prefill node hands off; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
     pub target: Option<DecodeTarget>,
     /// Where it gets a prefix from.
     pub source: Option<FetchSource>,
@@ -91,7 +91,7 @@ pub struct Assignment {
 
 /// Another decode node that is asked to go on with a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MoveAssignment {
+pub struct MigrationAssignment {
     /// The node.
     pub to: NodeStart,
     /// Where it gets the blocks from.
@@ -167,11 +167,11 @@ pub struct PlaceQuestion {
 
 /// A question for another decode node that goes on with an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MoveQuestion {
+pub struct MigrationQuestion {
     /// The attempt that runs.
     pub key: RequestKey,
     /// What it would go on as.
-    pub moved: RequestKey,
+    pub migrated: RequestKey,
     /// Of prompt and output.
     pub tokens: u32,
     /// Who is not asked.
@@ -184,14 +184,14 @@ pub enum Question {
     /// Which nodes serve an attempt.
     Place(PlaceQuestion),
     /// Which other decode node grants what this one refused.
-    Redirect {
+    Reselect {
         /// The attempt.
         key: RequestKey,
         /// Who refused.
         from: NodeId,
     },
     /// Which other decode node goes on with an attempt.
-    Move(MoveQuestion),
+    Migrate(MigrationQuestion),
     /// What would be decided now. Nothing is charged.
     Explain(PlaceQuestion),
 }
@@ -201,8 +201,8 @@ impl Question {
     pub fn key(&self) -> RequestKey {
         match self {
             Self::Place(question) | Self::Explain(question) => question.key,
-            Self::Redirect { key, .. } => *key,
-            Self::Move(question) => question.moved,
+            Self::Reselect { key, .. } => *key,
+            Self::Migrate(question) => question.migrated,
         }
     }
 }
@@ -243,9 +243,9 @@ pub enum FromLeader<E> {
         why: Option<E>,
     },
     /// Who grants instead; `None` if its decode node is gone.
-    Redirected(RequestKey, Option<DecodeTarget>),
+    Reselected(RequestKey, Option<DecodeTarget>),
     /// Who goes on; `None` if no node has room.
-    Moved(RequestKey, Option<MoveAssignment>),
+    Migrated(RequestKey, Option<MigrationAssignment>),
     /// What would be decided.
     Explained(RequestKey, Option<E>),
 }

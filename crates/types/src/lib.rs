@@ -22,13 +22,13 @@ pub use id::{
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
 pub use leader::{
-    Assignment, BookEntry, Declared, DeclaredPrefill, FromLeader, MoveAssignment, MoveQuestion, NodeStart,
+    Assignment, BookEntry, Declared, DeclaredPrefill, FromLeader, MigrationAssignment, MigrationQuestion, NodeStart,
     PlaceQuestion, Placement, PrefixFetch, Question, Refusal, ToLeader,
 };
 pub use message::{
-    DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handover, KvEvent, LeaseRelease,
-    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused,
-    RequestKey, StepProgress,
+    DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handoff, KvEvent, LeaseRelease,
+    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixReplication, Refused,
+    RequestKey, Reselect, StepProgress,
 };
 pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};

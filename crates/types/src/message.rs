@@ -31,13 +31,13 @@ pub struct PrefillJob {
     /// How many of `tokens` are output that the client has: the next token drawn is the one after them.
     pub output_tokens: u32,
     /// Whether another decode node has the sequence until this one says that it has it. Nobody waits for room for such a one.
-    pub is_move: bool,
+    pub is_migration: bool,
     /// How to draw.
     pub sampling: Arc<SamplingParams>,
     /// Where the KV goes; `None` where one token or only scoring is asked.
     pub decode: Option<DecodeTarget>,
     /// Last tokens of the prompt that the decode node is to compute itself, layer by layer behind this node; 0 for none. What comes before them is whole blocks.
-    pub tail_tokens: u32,
+    pub partial_prefill_tokens: u32,
     /// Who holds more of the prompt than this node, where bringing it takes less time than computing it.
     pub fetch: Option<FetchSource>,
     /// Separates the caches of tenants: part of every block hash's key.
@@ -68,7 +68,7 @@ pub struct DecodeTarget {
 
 /// Conductor to prefill node: the answer to [`PrefillEvent::GrantRefused`], who is asked for room next. It may be the one that refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Redirect {
+pub struct Reselect {
     /// The request and attempt.
     pub key: RequestKey,
     /// Where the KV goes.
@@ -88,9 +88,9 @@ pub struct FetchSource {
     pub tokens: u32,
 }
 
-/// Conductor to prefill node: many prompts begin with this prefix; bring it here before one of them comes. Answered by [`PrefillEvent::Copied`].
+/// Conductor to prefill node: many prompts begin with this prefix; bring it here before one of them comes. Answered by [`PrefillEvent::Replicated`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixCopy {
+pub struct PrefixReplication {
     /// Names the copy.
     pub key: RequestKey,
     /// Who orders it.
@@ -157,10 +157,10 @@ pub struct GrantRequest {
     pub max_tokens: u32,
     /// As in [`DecodeTarget::tbt`].
     pub tbt: Option<Duration>,
-    /// As in [`PrefillJob::tail_tokens`].
-    pub tail_tokens: u32,
-    /// Whether the prompt is computed by a node of another numerics class: nothing of it is taken from the cache, nor does it stay there.
-    pub is_foreign: bool,
+    /// As in [`PrefillJob::partial_prefill_tokens`].
+    pub partial_prefill_tokens: u32,
+    /// Whether the prompt is computed by a node of another KV compatibility class: nothing of it is taken from the cache, nor does it stay there.
+    pub is_migrated: bool,
 }
 
 impl GrantRequest {
@@ -180,7 +180,7 @@ pub struct GrantReply {
     /// Destinations of the blocks from `held_blocks` on, the last partial one included; of those before the tail, where the decode node computes it.
     pub blocks: Vec<BlockId>,
     /// Of the tokens that it was asked to compute, those that it will: all or none.
-    pub tail_tokens: u32,
+    pub partial_prefill_tokens: u32,
 }
 
 /// A node said no to a message of another node.
@@ -195,7 +195,7 @@ pub struct Refused {
 
 /// Prefill node to decode node: the sequence is yours.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Handover {
+pub struct Handoff {
     /// The request and attempt.
     pub key: RequestKey,
     /// Where the tokens go.
@@ -239,21 +239,21 @@ pub enum PrefillEvent {
         logprobs: Option<TokenLogprobs>,
         /// One entry per prompt position, where asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
-        /// Set where it is also the last token: no hand-over follows.
+        /// Set where it is also the last token: no handoff follows.
         finish: Option<FinishReason>,
         /// From the first chunk's start to this token.
         compute: Duration,
     },
     /// Every byte is acknowledged and the decode node has taken over: this node is done with the request.
-    HandedOver(KvTransfer),
+    HandedOff(KvTransfer),
     /// This node is done with the request and could not do it.
     Failed(Refused),
     /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
     DecodeFailed(Refused),
-    /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt is computed all the same; a [`Redirect`] says who is asked next.
+    /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt is computed all the same; a [`Reselect`] says who is asked next.
     GrantRefused(Refused),
-    /// What became of a [`PrefixCopy`]; its key is that of no request.
-    Copied(FetchReport),
+    /// What became of a [`PrefixReplication`]; its key is that of no request.
+    Replicated(FetchReport),
 }
 
 /// What became of bringing a prefix from another node.
@@ -289,7 +289,7 @@ pub enum DecodeEvent {
         logprobs: Option<TokenLogprobs>,
         /// Set on the last token.
         finish: Option<FinishReason>,
-        /// With the first token of this node: wait from the hand-over to the first step.
+        /// With the first token of this node: wait from the handoff to the first step.
         queue: Option<Duration>,
     },
     /// This node is done with the request and could not do it.
@@ -366,15 +366,15 @@ pub struct NodeInfo {
     /// Most tokens of prompt and output together.
     pub context_length: u32,
     /// Results are bitwise the same on nodes of one class.
-    pub numerics: String,
+    pub kv_class: String,
     /// Its arena.
     pub layout: KvLayout,
     /// What it can do, measured at start.
     pub profile: NodeProfile,
-    /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixCopy`].
-    pub copies_prefixes: bool,
-    /// Whether it takes its part in prompts of which the decode node computes the tail: see [`PrefillJob::tail_tokens`].
-    pub splits_prompts: bool,
+    /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixReplication`].
+    pub replicates_prefixes: bool,
+    /// Whether it takes its part in prompts of which the decode node computes the tail: see [`PrefillJob::partial_prefill_tokens`].
+    pub takes_partial_prefills: bool,
     /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
     pub vocabulary: String,
 }

@@ -58,7 +58,7 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// The hand-over of a request's KV from the prefill to the decode node.
+/// The handoff of a request's KV from the prefill to the decode node.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct KvTransfer {
     /// Bytes of the blocks pushed: layers x blocks x block bytes. Blocks that the decode node already held are not in it.
@@ -76,17 +76,17 @@ pub struct KvTransfer {
 /// Where a request's time went, as durations since its arrival unless said otherwise.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timeline {
-    /// In the front door: template, tokenizing, placement.
+    /// In the frontend: template, tokenizing, placement.
     pub placement: Duration,
     /// Wait in the prefill node's queue.
     pub prefill_queue: Duration,
     /// From the first chunk's start to the first token.
     pub prefill_compute: Duration,
-    /// Time to first token, measured at the front door.
+    /// Time to first token, measured at the frontend.
     pub ttft: Duration,
-    /// The hand-over.
+    /// The handoff.
     pub kv_transfer: KvTransfer,
-    /// Wait at the decode node from the hand-over to its first step.
+    /// Wait at the decode node from the handoff to its first step.
     pub decode_queue: Duration,
     /// From arrival to the end.
     pub total: Duration,
@@ -95,5 +95,5 @@ pub struct Timeline {
     /// How often the request went on at another decode node because the one that it was on had no room for it, or was on its way out.
     pub moves: u32,
     /// What was brought to those nodes, in all.
-    pub moved: KvTransfer,
+    pub migrated: KvTransfer,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time to first token: from the arrival of the request to its first token at the front door.
+/// Time to first token: from the arrival of the request to its first token at the frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ttft(pub Duration);
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_engine::Arithmetic;
+use baton_engine::ComputeDtype;
 use baton_runtime::LogFormat;
 use baton_scheduler::{EvictionKind, MAX_WAITING};
 use baton_transfer_engine::TransportChoice;
@@ -66,8 +66,8 @@ pub struct Settings {
     /// Element type of stored K and V.
     pub kv_dtype: KvDtype,
     /// What products with quantized weights are computed in.
-    #[serde(with = "arithmetic")]
-    pub arithmetic: Arithmetic,
+    #[serde(with = "compute_dtype")]
+    pub compute_dtype: ComputeDtype,
     /// Most requests that wait.
     pub max_waiting: u32,
     /// Most sequences of one step.
@@ -123,7 +123,7 @@ impl Default for Settings {
             ssd_bytes: 10 << 30,
             eviction: EvictionKind::default(),
             kv_dtype: KvDtype::F16,
-            arithmetic: Arithmetic::default(),
+            compute_dtype: ComputeDtype::default(),
             max_waiting: MAX_WAITING,
             max_running: 64,
             grant_ttl_s: 60.0,
@@ -156,15 +156,15 @@ mod eviction {
 }
 
 /// An arithmetic as text.
-mod arithmetic {
-    use baton_engine::Arithmetic;
+mod compute_dtype {
+    use baton_engine::ComputeDtype;
     use serde::{Deserialize, Deserializer, Serializer, de};
 
-    pub fn serialize<S: Serializer>(arithmetic: &Arithmetic, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(arithmetic.as_str())
+    pub fn serialize<S: Serializer>(compute_dtype: &ComputeDtype, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(compute_dtype.as_str())
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arithmetic, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ComputeDtype, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
@@ -247,7 +247,7 @@ pub struct Flags {
     /// Most bytes of it [default: 10 GiB]
     #[arg(long, value_name = "BYTES")]
     pub ssd_bytes: Option<u64>,
-    /// Which cached blocks go first: lru, lfu, length-aware or hit-density [default: hit-density]
+    /// Which cached blocks go first: lru, lfu, length-aware or lhd [default: lhd]
     #[arg(long, value_name = "POLICY")]
     pub eviction: Option<String>,
     /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head; alike on all nodes [default: f16]
@@ -255,7 +255,7 @@ pub struct Flags {
     pub kv_dtype: Option<String>,
     /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations), bf16 (twice as fast for prompts where the CPU has AMX, slow for tokens: for prefill nodes) or f32 (slow and large, the reference). Nodes of one arithmetic share cached prefixes [default: stored]
     #[arg(long, value_name = "TYPE")]
-    pub arithmetic: Option<String>,
+    pub compute_dtype: Option<String>,
     /// Most requests that wait [default: 256]
     #[arg(long, value_name = "N")]
     pub max_waiting: Option<u32>,

@@ -174,7 +174,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             target_generation: self.source.generation.to_string(),
             layout: Some((&self.layout).into()),
             block_hashes: baton_proto::hashes_to_bytes(&self.lease.block_hashes),
-            numerics: self.info.numerics.clone(),
+            kv_class: self.info.kv_class.clone(),
         };
         let mut client = self.peers.client(&self.source.address)?;
         let address = self.source.address.clone();

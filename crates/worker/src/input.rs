@@ -2,8 +2,8 @@
 
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, Generation, GrantId, GrantRequest, Handover, LeaseRelease, LeaseRequest, Load, NodeId, PrefillJob,
-    PrefixCopy, Redirect, Refused, RequestKey,
+    ConductorId, Generation, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeId, PrefillJob,
+    PrefixReplication, Refused, RequestKey, Reselect,
 };
 use tokio::sync::oneshot;
 
@@ -25,9 +25,9 @@ pub enum Input<E> {
     /// Free what is cached and not in use.
     ClearCache,
     /// Bring a prefix that many prompts begin with.
-    CopyPrefix(PrefixCopy),
+    ReplicatePrefix(PrefixReplication),
     /// Ask this decode node for room, in place of one that refused.
-    Redirect(Redirect),
+    Reselect(Reselect),
     /// That start of another node is gone.
     NodeLost((NodeId, Generation)),
     /// Compute a prompt.
@@ -42,8 +42,8 @@ pub enum Input<E> {
     Lease(LeaseRequest, oneshot::Sender<LeaseAnswer>),
     /// It does not any more.
     ReleaseLease(LeaseRelease),
-    /// Another node hands a sequence over.
-    HandOver(Handover, oneshot::Sender<Result<(), Refused>>),
+    /// Another node hands a sequence off.
+    Handoff(Handoff, oneshot::Sender<Result<(), Refused>>),
     /// Prove that each block is accounted for.
     CheckIntegrity(oneshot::Sender<Result<IntegrityReport, Refused>>),
     /// From the engine's thread.
@@ -66,5 +66,5 @@ pub struct IntegrityReport {
 }
 
 baton_scheduler::named!(Input<E>:
-    SessionOpened, SessionClosed, KvSnapshot, ClearCache, CopyPrefix, Redirect, NodeLost, Prefill, Abort, Grant,
-    ReleaseGrant, Lease, ReleaseLease, HandOver, CheckIntegrity, Engine, Drain, Undrain, Role);
+    SessionOpened, SessionClosed, KvSnapshot, ClearCache, ReplicatePrefix, Reselect, NodeLost, Prefill, Abort, Grant,
+    ReleaseGrant, Lease, ReleaseLease, Handoff, CheckIntegrity, Engine, Drain, Undrain, Role);

@@ -69,7 +69,7 @@ pub struct NodeParts<E> {
     pub arena: KvArena,
     /// The engine's thread.
     pub engine: EngineThread,
-    /// Moves KV.
+    /// Migrations KV.
     pub transfer: TransferEngine,
     /// The arena, registered.
     pub segment: SegmentId,
@@ -418,7 +418,7 @@ fn load_cpu(path: &Path, settings: &Settings) -> Result<CpuEngine, EngineError> 
     let options = CpuOptions {
         threads,
         kv_dtype: settings.kv_dtype,
-        arithmetic: settings.arithmetic,
+        compute_dtype: settings.compute_dtype,
         block_tokens: settings.block_tokens,
         kv_capacity: match settings.cache_blocks {
             0 => KvCapacity::Bytes(settings.cache_bytes),
@@ -455,11 +455,11 @@ fn node_info(
         model: settings.model_name.clone().unwrap_or_else(|| served_name(settings, &model.name)),
         vocab_size: model.vocab_size,
         context_length: model.context_length,
-        numerics: model.numerics.clone(),
+        kv_class: model.kv_class.clone(),
         layout: engine.arena().layout().clone(),
         profile,
-        copies_prefixes: role == NodeRole::Prefill,
-        splits_prompts: true,
+        replicates_prefixes: role == NodeRole::Prefill,
+        takes_partial_prefills: true,
         vocabulary: vocabulary.to_owned(),
     }
 }

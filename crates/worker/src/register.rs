@@ -248,11 +248,11 @@ mod tests {
             model: "m".into(),
             vocab_size: 10,
             context_length: 100,
-            numerics: "mock".into(),
+            kv_class: "mock".into(),
             layout,
             profile: NodeProfile::default(),
-            copies_prefixes: true,
-            splits_prompts: true,
+            replicates_prefixes: true,
+            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

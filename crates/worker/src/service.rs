@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
 use baton_runtime::{Clock, TaskSet, within};
 use baton_types::{
-    ConductorId, ErrorKind, FetchReport, Generation, GrantId, Handover, KvLayout, LeaseRelease, LeaseRequest, NodeInfo,
+    ConductorId, ErrorKind, FetchReport, Generation, GrantId, Handoff, KvLayout, LeaseRelease, LeaseRequest, NodeInfo,
     NodeRole, PrefillEvent, Refused,
 };
 use tokio::sync::mpsc::error::TrySendError;
@@ -89,8 +89,8 @@ impl<E: Send + 'static> NodeService<E> {
     }
 
     /// Whether a peer computes bitwise as this node does. One that does not say is taken to.
-    fn computes_alike(&self, numerics: &str) -> bool {
-        numerics.is_empty() || numerics == self.info.numerics
+    fn computes_alike(&self, kv_class: &str) -> bool {
+        kv_class.is_empty() || kv_class == self.info.kv_class
     }
 
     fn check_generation(&self, target: Generation) -> Result<(), Status> {
@@ -130,15 +130,15 @@ async fn read_commands<E>(
         };
         let ordered = match &command {
             Command::Prefill(job) => Some((job.key.clone(), job.term, false)),
-            Command::CopyPrefix(copy) => Some((copy.key.clone(), copy.term, true)),
+            Command::ReplicatePrefix(copy) => Some((copy.key.clone(), copy.term, true)),
             _ => None,
         };
-        if let Some((key, term, is_copy)) = &ordered
+        if let Some((key, term, is_replication)) = &ordered
             && let Err(stale) = sessions.admit(conductor, *term)
         {
             let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
-            let failed = match is_copy {
-                true => PrefillEvent::Copied(FetchReport { failure: Some(refused), ..FetchReport::default() }),
+            let failed = match is_replication {
+                true => PrefillEvent::Replicated(FetchReport { failure: Some(refused), ..FetchReport::default() }),
                 false => PrefillEvent::Failed(refused),
             };
             fail(key.clone(), failed);
@@ -175,9 +175,9 @@ fn input<E>(
         Command::Abort(key) => Input::Abort(key.try_into()?),
         Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
         Command::ClearCache(_) => Input::ClearCache,
-        Command::CopyPrefix(copy) => Input::CopyPrefix(copy.into_domain(conductor)?),
+        Command::ReplicatePrefix(copy) => Input::ReplicatePrefix(copy.into_domain(conductor)?),
         Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
-        Command::Redirect(redirect) => Input::Redirect(redirect.try_into()?),
+        Command::Reselect(reselect) => Input::Reselect(reselect.try_into()?),
         Command::Drain(v1::DrainCommand { draining: true }) => Input::Drain,
         Command::Drain(v1::DrainCommand { draining: false }) => Input::Undrain,
     }))
@@ -238,8 +238,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
-        let is_foreign = !self.computes_alike(&request.numerics);
-        let request = baton_types::GrantRequest { is_foreign, ..request.try_into()? };
+        let is_migrated = !self.computes_alike(&request.kv_class);
+        let request = baton_types::GrantRequest { is_migrated, ..request.try_into()? };
         let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)
     }
@@ -259,9 +259,9 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
-        if !self.computes_alike(&request.numerics) {
-            let (node, ours, theirs) = (&self.info.node, &self.info.numerics, &request.numerics);
-            let message = format!("numerics: {node} holds what '{ours}' computed, and '{theirs}' would read it");
+        if !self.computes_alike(&request.kv_class) {
+            let (node, ours, theirs) = (&self.info.node, &self.info.kv_class, &request.kv_class);
+            let message = format!("kv_class: {node} holds what '{ours}' computed, and '{theirs}' would read it");
             return Err(baton_proto::status(ErrorKind::Invalid, message, None));
         }
         let request = LeaseRequest::try_from(request)?;
@@ -287,14 +287,14 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }
 
-    async fn hand_over(&self, request: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {
+    async fn handoff(&self, request: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
         self.check_decodes()?;
-        let handover = Handover::try_from(request.into_inner())?;
+        let handoff = Handoff::try_from(request.into_inner())?;
         // It must not be refused for a flood of other calls: all of the prompt would be computed again.
         let (answer, answered) = oneshot::channel();
-        self.input(Input::HandOver(handover, answer)).await?;
+        self.input(Input::Handoff(handoff, answer)).await?;
         let answer = self.answer(answered).await?;
-        answer.map(|()| Response::new(v1::HandoverReply {})).map_err(refused_status)
+        answer.map(|()| Response::new(v1::HandoffReply {})).map_err(refused_status)
     }
 
     async fn check_integrity(

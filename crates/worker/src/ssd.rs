@@ -267,7 +267,7 @@ fn fingerprint(info: &NodeInfo) -> [u8; 16] {
     let layout = &info.layout;
     let shape =
         [layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_tokens, layout.row_bytes() as u32];
-    let what = format!("{}/{}", layout.dtype.as_str(), info.numerics);
+    let what = format!("{}/{}", layout.dtype.as_str(), info.kv_class);
     BlockHasher::new(layout.fingerprint(), what.as_bytes()).next(None, &shape).0
 }
 

@@ -105,7 +105,7 @@ impl Clock for TestClock {
 }
 
 impl TestClock {
-    /// Moves the clock on by what somebody waits for, to the nanosecond: waits until somebody does.
+    /// Migrations the clock on by what somebody waits for, to the nanosecond: waits until somebody does.
     ///
     /// # Panics
     /// If nobody ever does.
@@ -469,7 +469,7 @@ impl Conductor {
         loop {
             let event = self.prefill(key).await;
             let is_last = match &event {
-                PrefillEvent::HandedOver(_) | PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => true,
+                PrefillEvent::HandedOff(_) | PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => true,
                 PrefillEvent::FirstToken { finish, .. } => finish.is_some(),
                 _ => false,
             };
@@ -542,10 +542,10 @@ pub fn job(request: u128, tokens: &[TokenId], max_tokens: u32) -> PrefillJob {
         conductor: ConductorId(0),
         tokens: tokens.into(),
         output_tokens: 0,
-        is_move: false,
+        is_migration: false,
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: None,
-        tail_tokens: 0,
+        partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),

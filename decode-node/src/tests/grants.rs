@@ -38,7 +38,7 @@ pub(super) async fn a_grant_whose_bytes_do_not_come_ends_by_itself() {
     at_prefill.submit(&job_for(1, &prompt(1, 40), 4, &decode)).await;
     while !matches!(at_prefill.prefill(key(1)).await, PrefillEvent::FirstToken { .. }) {}
     decode.load_is("a grant", |load| load.waiting == 1).await;
-    // The last that came for it was the hand-over, and nothing moves the clock but this.
+    // The last that came for it was the handoff, and nothing moves the clock but this.
     world.clock.pass(Duration::from_secs(20)).await;
     let ended = at_decode
         .find(|event| match event {

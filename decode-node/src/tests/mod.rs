@@ -3,7 +3,7 @@
 //! Each story is a function, so that one test can run them all and list what they reached.
 
 mod grants;
-mod moves;
+mod migration;
 mod prompts;
 
 use baton_scheduler::{DecodeEffect, LeaseEffect, TierEffect};
@@ -24,10 +24,10 @@ async fn every_effect_is_carried_out() {
     prompts::a_sequence_is_aborted_at_each_stage().await;
     prompts::blocks_go_to_the_ssd_and_come_back().await;
     prompts::a_dead_engine_thread_ends_the_node().await;
-    moves::a_sequence_moves_to_another_node().await;
-    moves::a_move_without_its_blocks_is_computed().await;
-    moves::a_move_is_cancelled().await;
-    moves::a_move_is_refused_where_there_is_no_room().await;
+    migration::sequence_migrates_to_another_node().await;
+    migration::migration_without_its_blocks_is_computed().await;
+    migration::migration_is_cancelled().await;
+    migration::migration_without_room_is_refused().await;
 
     let effects = DecodeEffect::ALL.iter().chain(LeaseEffect::ALL).chain(TierEffect::ALL).copied();
     assert_eq!(missing("decode", effects), [""; 0], "effects that no story reaches");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event;
-use baton_types::{DecodeEvent, ErrorKind, PrefillEvent, PrefillJob, Redirect};
+use baton_types::{DecodeEvent, ErrorKind, PrefillEvent, PrefillJob, Reselect};
 use baton_worker::config::Settings;
 use baton_worker::testing::{World, counted, decode_events, job, key, prefill_event, prompt, settings, until};
 
@@ -18,8 +18,8 @@ pub(super) async fn a_job_runs_to_its_last_token() {
     let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
     at_prefill.submit(&job_for(1, &prompt(1, 40), 6, &decode)).await;
     let events = at_prefill.prefill_to_end(key(1)).await;
-    assert_eq!(names(&events), ["started", "first token", "handed over"]);
-    let Some(PrefillEvent::HandedOver(transfer)) = events.last() else { panic!("{events:?}") };
+    assert_eq!(names(&events), ["started", "first token", "handed off"]);
+    let Some(PrefillEvent::HandedOff(transfer)) = events.last() else { panic!("{events:?}") };
     let blocks = 3 * decode.info().layout.block_bytes_all_layers() as u64;
     assert_eq!((transfer.bytes, transfer.transport.as_str()), (blocks, "tcp"));
     assert_eq!(at_decode.tokens(key(1)).await.len(), 5, "the first one came from the prefill node");
@@ -51,10 +51,11 @@ pub(super) async fn a_tail_is_computed_at_the_decode_node() {
     whole.insert(0, first.expect("a first token"));
 
     // Nothing of it is cached where the salt is another.
-    let job = PrefillJob { tail_tokens: 18, salt: b"tail"[..].into(), ..job_for(2, &prompt(1, 50), 4, &decode) };
+    let job =
+        PrefillJob { partial_prefill_tokens: 18, salt: b"tail"[..].into(), ..job_for(2, &prompt(1, 50), 4, &decode) };
     at_prefill.submit(&job).await;
     let events = at_prefill.prefill_to_end(key(2)).await;
-    assert_eq!(names(&events), ["started", "handed over"], "the decode node draws the first token");
+    assert_eq!(names(&events), ["started", "handed off"], "the decode node draws the first token");
     let (mut sliced_rows, mut tokens) = (0, Vec::new());
     at_decode
         .find(|event| {
@@ -88,7 +89,7 @@ pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
     // The first one takes the decode node's room for as long as its engine stands still.
     decode.gate.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 64), 40, &decode)).await;
-    assert_eq!(names(&at_prefill.prefill_to_end(key(1)).await), ["started", "first token", "handed over"]);
+    assert_eq!(names(&at_prefill.prefill_to_end(key(1)).await), ["started", "first token", "handed off"]);
     at_prefill.submit(&job_for(2, &prompt(2, 64), 3, &decode)).await;
     decode.load_is("one that waits for room", |load| load.waiting == 1).await;
     world.clock.pass(Duration::from_secs(4)).await;
@@ -98,12 +99,12 @@ pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
         }
     };
     assert_eq!(refused.kind, ErrorKind::Overloaded, "{refused}");
-    let redirect = Redirect { key: key(2), decode: decode.target() };
-    at_prefill.send(Command::Redirect((&redirect).into())).await;
+    let reselect = Reselect { key: key(2), decode: decode.target() };
+    at_prefill.send(Command::Reselect((&reselect).into())).await;
     // The delay is waited for, on the nodes' clock.
     world.clock.pass(Duration::from_millis(100)).await;
     decode.gate.release();
-    assert_eq!(names(&at_prefill.prefill_to_end(key(2)).await).last(), Some(&"handed over"));
+    assert_eq!(names(&at_prefill.prefill_to_end(key(2)).await).last(), Some(&"handed off"));
     assert_eq!(at_decode.tokens(key(2)).await.len(), 2);
     prefill.ends().await;
     decode.ends().await;
@@ -131,7 +132,7 @@ pub(super) async fn a_push_that_fails_ends_its_request_once() {
     assert!(!at_decode.told().await.iter().any(|event| matches!(event, Event::Prefill(_))));
     // The next attempt is a request like any other.
     at_prefill.submit(&job_for(2, &prompt(1, 600), 4, &decode)).await;
-    assert_eq!(names(&at_prefill.prefill_to_end(key(2)).await).last(), Some(&"handed over"));
+    assert_eq!(names(&at_prefill.prefill_to_end(key(2)).await).last(), Some(&"handed off"));
     assert_eq!(at_decode.tokens(key(2)).await.len(), 3);
     prefill.ends().await;
     decode.ends().await;
@@ -168,7 +169,7 @@ async fn a_decode_node_that_dies_between_grant_and_handoff_fails_the_request() {
 }
 
 pub(super) async fn a_job_is_aborted_at_each_stage() {
-    let stages = ["queued", "computing", "pushing", "handing_over"];
+    let stages = ["queued", "computing", "pushing", "handing_off"];
     let aborted = || stages.map(|stage| counted(&format!("baton_prefill_aborts_total{{stage=\"{stage}\"}}")));
     let before = aborted();
     let world = World::faulty();

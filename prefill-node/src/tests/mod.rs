@@ -27,10 +27,10 @@ fn names(events: &[PrefillEvent]) -> Vec<&'static str> {
         PrefillEvent::Progress { .. } => "progress",
         PrefillEvent::Fetched(_) => "fetched",
         PrefillEvent::FirstToken { .. } => "first token",
-        PrefillEvent::HandedOver(_) => "handed over",
+        PrefillEvent::HandedOff(_) => "handed off",
         PrefillEvent::Failed(_) => "failed",
         PrefillEvent::DecodeFailed(_) => "decode failed",
-        PrefillEvent::Copied(_) => "copied",
+        PrefillEvent::Replicated(_) => "copied",
         PrefillEvent::GrantRefused(_) => "grant refused",
     };
     events.iter().map(name).collect()
@@ -54,7 +54,7 @@ async fn every_effect_is_carried_out_and_every_input_taken_in() {
     prefixes::a_prefix_that_is_gone_is_computed().await;
     prefixes::a_fetch_is_cancelled_with_its_request().await;
     prefixes::a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
-    prefixes::a_hot_prefix_is_copied().await;
+    prefixes::hot_prefix_is_replicated().await;
     prefixes::blocks_go_to_the_ssd_and_come_back().await;
 
     let effects = PrefillEffect::ALL.iter().chain(LeaseEffect::ALL).chain(TierEffect::ALL).copied();

@@ -4,7 +4,7 @@ use baton_kv_cache::BlockHasher;
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_scheduler::LAYER_DEADLINE;
-use baton_types::{ErrorKind, FetchReport, PrefillEvent, PrefillJob, PrefixCopy, TokenId};
+use baton_types::{ErrorKind, FetchReport, PrefillEvent, PrefillJob, PrefixReplication, TokenId};
 use baton_worker::config::Settings;
 use baton_worker::testing::{Conductor, TestNode, World, job, key, prompt, settings};
 
@@ -120,16 +120,16 @@ async fn a_lease_that_is_revoked_frees_its_holder_and_the_reader_computes() {
     a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
 }
 
-pub(super) async fn a_hot_prefix_is_copied() {
+pub(super) async fn hot_prefix_is_replicated() {
     let world = World::default();
     let (holder, _at_holder, expected) = holder(&world).await;
     let reader = start(&world, settings("p1")).await;
     let mut session = reader.session(7).await;
     let hashes = BlockHasher::new(reader.info().layout.fingerprint(), &[]).chain(&prompt(1, 60), 16);
     let (source, conductor) = (holder.source(48), session.id);
-    let copy = PrefixCopy { key: key(9), conductor, source, block_hashes: hashes[..3].into() };
-    session.send(Command::CopyPrefix((&copy).into())).await;
-    let PrefillEvent::Copied(report) = session.prefill(key(9)).await else { panic!("not copied") };
+    let copy = PrefixReplication { key: key(9), conductor, source, block_hashes: hashes[..3].into() };
+    session.send(Command::ReplicatePrefix((&copy).into())).await;
+    let PrefillEvent::Replicated(report) = session.prefill(key(9)).await else { panic!("not copied") };
     assert_eq!((report.tokens, report.failure), (48, None));
     session.submit(&job(2, &prompt(1, 60), 1)).await;
     let events = session.prefill_to_end(key(2)).await;
@@ -141,7 +141,7 @@ pub(super) async fn a_hot_prefix_is_copied() {
 
 #[tokio::test]
 async fn a_hot_prefix_is_copied_before_a_prompt_asks() {
-    a_hot_prefix_is_copied().await;
+    hot_prefix_is_replicated().await;
 }
 
 pub(super) async fn blocks_go_to_the_ssd_and_come_back() {

@@ -57,7 +57,7 @@ impl From<&d::Timeline> for w::Timeline {
             total_s: t.total.as_secs_f64(),
             prefix_fetch: t.prefix_fetch.as_ref().map(Into::into),
             moves: t.moves,
-            moved: (t.moves > 0).then(|| (&t.moved).into()),
+            migrated: (t.moves > 0).then(|| (&t.migrated).into()),
         }
     }
 }
@@ -140,11 +140,11 @@ impl w::PrefillEvent {
                 })
             }
             d::PrefillEvent::Fetched(report) => Event::Fetched(report.into()),
-            d::PrefillEvent::HandedOver(transfer) => Event::HandedOver(transfer.into()),
+            d::PrefillEvent::HandedOff(transfer) => Event::HandedOff(transfer.into()),
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
             d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
             d::PrefillEvent::GrantRefused(refused) => Event::GrantRefused(refused.into()),
-            d::PrefillEvent::Copied(report) => Event::Copied(report.into()),
+            d::PrefillEvent::Replicated(report) => Event::Replicated(report.into()),
         };
         Self { key: Some(key.into()), event: Some(event) }
     }
@@ -176,11 +176,11 @@ fn prefill_event(event: Option<w::prefill_event::Event>) -> Result<d::PrefillEve
             compute: seconds("first_token.compute_s", t.compute_s)?,
         },
         Event::Fetched(report) => d::PrefillEvent::Fetched(report.try_into()?),
-        Event::HandedOver(transfer) => d::PrefillEvent::HandedOver(transfer.try_into()?),
+        Event::HandedOff(transfer) => d::PrefillEvent::HandedOff(transfer.try_into()?),
         Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
         Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
         Event::GrantRefused(failure) => d::PrefillEvent::GrantRefused(failure.into()),
-        Event::Copied(report) => d::PrefillEvent::Copied(report.try_into()?),
+        Event::Replicated(report) => d::PrefillEvent::Replicated(report.try_into()?),
     })
 }
 

@@ -64,8 +64,8 @@ impl From<&d::PrefillJob> for w::PrefillJob {
             key: Some(job.key.into()),
             tokens: job.tokens.to_vec(),
             output_tokens: job.output_tokens,
-            is_move: job.is_move,
-            tail_tokens: job.tail_tokens,
+            is_migration: job.is_migration,
+            partial_prefill_tokens: job.partial_prefill_tokens,
             sampling: Some(job.sampling.as_ref().into()),
             decode: job.decode.as_ref().map(Into::into),
             fetch: job.fetch.as_ref().map(Into::into),
@@ -102,17 +102,17 @@ impl TryFrom<w::DecodeTarget> for d::DecodeTarget {
     }
 }
 
-impl From<&d::Redirect> for w::RedirectCommand {
-    fn from(redirect: &d::Redirect) -> Self {
-        Self { key: Some(redirect.key.into()), decode: Some((&redirect.decode).into()) }
+impl From<&d::Reselect> for w::ReselectCommand {
+    fn from(reselect: &d::Reselect) -> Self {
+        Self { key: Some(reselect.key.into()), decode: Some((&reselect.decode).into()) }
     }
 }
 
-impl TryFrom<w::RedirectCommand> for d::Redirect {
+impl TryFrom<w::ReselectCommand> for d::Reselect {
     type Error = InvalidMessage;
 
-    fn try_from(redirect: w::RedirectCommand) -> Result<Self, Self::Error> {
-        Ok(Self { key: key(redirect.key)?, decode: required("decode", redirect.decode)?.try_into()? })
+    fn try_from(reselect: w::ReselectCommand) -> Result<Self, Self::Error> {
+        Ok(Self { key: key(reselect.key)?, decode: required("decode", reselect.decode)?.try_into()? })
     }
 }
 
@@ -152,8 +152,8 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
     }
 }
 
-impl From<&d::PrefixCopy> for w::CopyPrefixCommand {
-    fn from(copy: &d::PrefixCopy) -> Self {
+impl From<&d::PrefixReplication> for w::ReplicatePrefixCommand {
+    fn from(copy: &d::PrefixReplication) -> Self {
         Self {
             key: Some(copy.key.into()),
             source: Some((&copy.source).into()),
@@ -163,13 +163,13 @@ impl From<&d::PrefixCopy> for w::CopyPrefixCommand {
     }
 }
 
-impl w::CopyPrefixCommand {
+impl w::ReplicatePrefixCommand {
     /// The order, as one of `conductor`, whose session it came in on.
-    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixCopy, InvalidMessage> {
+    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixReplication, InvalidMessage> {
         if self.block_hashes.is_empty() {
             return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
         }
-        Ok(d::PrefixCopy {
+        Ok(d::PrefixReplication {
             key: key(self.key)?,
             conductor,
             source: required("source", self.source)?.try_into()?,
@@ -217,17 +217,18 @@ impl w::PrefillJob {
             let found = format!("{} of {} tokens, but there must be a prompt", self.output_tokens, self.tokens.len());
             return Err(InvalidMessage { field: "output_tokens", found });
         }
-        if self.tail_tokens as usize >= self.tokens.len() {
-            let found = format!("{} of {} tokens, but some must come before", self.tail_tokens, self.tokens.len());
-            return Err(InvalidMessage { field: "tail_tokens", found });
+        if self.partial_prefill_tokens as usize >= self.tokens.len() {
+            let found =
+                format!("{} of {} tokens, but some must come before", self.partial_prefill_tokens, self.tokens.len());
+            return Err(InvalidMessage { field: "partial_prefill_tokens", found });
         }
         Ok(d::PrefillJob {
             key: key(self.key)?,
             conductor,
             tokens: self.tokens.into(),
             output_tokens: self.output_tokens,
-            is_move: self.is_move,
-            tail_tokens: self.tail_tokens,
+            is_migration: self.is_migration,
+            partial_prefill_tokens: self.partial_prefill_tokens,
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,

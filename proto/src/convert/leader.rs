@@ -25,10 +25,10 @@ impl From<&d::ToLeader> for w::FollowerMessage {
             }),
             d::ToLeader::Ask(d::Question::Place(question)) => Message::Place(question_to_wire(question)),
             d::ToLeader::Ask(d::Question::Explain(question)) => Message::Explain(question_to_wire(question)),
-            d::ToLeader::Ask(d::Question::Redirect { key, from }) => {
-                Message::Redirect(w::RedirectQuestion { key: Some((*key).into()), from: from.to_string() })
+            d::ToLeader::Ask(d::Question::Reselect { key, from }) => {
+                Message::Reselect(w::ReselectQuestion { key: Some((*key).into()), from: from.to_string() })
             }
-            d::ToLeader::Ask(d::Question::Move(question)) => Message::Move(move_question_to_wire(question)),
+            d::ToLeader::Ask(d::Question::Migrate(question)) => Message::Migrate(migration_question_to_wire(question)),
             d::ToLeader::Book(key, entry) => Message::Book(booked_to_wire(*key, entry)),
         };
         Self { message: Some(message) }
@@ -50,10 +50,10 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
             }
             Message::Place(question) => Self::Ask(d::Question::Place(place_question(question)?)),
             Message::Explain(question) => Self::Ask(d::Question::Explain(place_question(question)?)),
-            Message::Redirect(question) => {
-                Self::Ask(d::Question::Redirect { key: key(question.key)?, from: node_id("from", &question.from)? })
+            Message::Reselect(question) => {
+                Self::Ask(d::Question::Reselect { key: key(question.key)?, from: node_id("from", &question.from)? })
             }
-            Message::Move(question) => Self::Ask(d::Question::Move(move_question(question)?)),
+            Message::Migrate(question) => Self::Ask(d::Question::Migrate(migration_question(question)?)),
             Message::Book(entry) => {
                 let (key, entry) = booked(entry)?;
                 Self::Book(key, entry)
@@ -71,10 +71,10 @@ impl From<d::FromLeader<w::ExplainResponse>> for w::LeaderMessage {
                 answer: Some(answer_to_wire(&placed)),
                 explanation: why,
             }),
-            d::FromLeader::Redirected(key, to) => {
-                Told::Redirected(w::RedirectAnswer { key: Some(key.into()), decode: to.as_ref().map(Into::into) })
+            d::FromLeader::Reselected(key, to) => {
+                Told::Reselected(w::ReselectAnswer { key: Some(key.into()), decode: to.as_ref().map(Into::into) })
             }
-            d::FromLeader::Moved(moved, to) => Told::Moved(move_to_wire(moved, to.as_ref())),
+            d::FromLeader::Migrated(migrated, to) => Told::Migrated(migration_to_wire(migrated, to.as_ref())),
             d::FromLeader::Explained(key, explanation) => {
                 Told::Explained(w::ExplainAnswer { key: Some(key.into()), explanation })
             }
@@ -92,10 +92,10 @@ impl TryFrom<w::LeaderMessage> for d::FromLeader<w::ExplainResponse> {
             Told::Placed(of) => {
                 Self::Placed { key: key(of.key)?, placed: Box::new(answer(of.answer)?), why: of.explanation }
             }
-            Told::Redirected(to) => Self::Redirected(key(to.key)?, to.decode.map(TryInto::try_into).transpose()?),
-            Told::Moved(answer) => {
-                let (key, to) = moved(answer)?;
-                Self::Moved(key, to)
+            Told::Reselected(to) => Self::Reselected(key(to.key)?, to.decode.map(TryInto::try_into).transpose()?),
+            Told::Migrated(answer) => {
+                let (key, to) = migrated(answer)?;
+                Self::Migrated(key, to)
             }
             Told::Explained(told) => Self::Explained(key(told.key)?, told.explanation),
         })
@@ -231,7 +231,7 @@ fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
     let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
     w::PlacedAttempt {
         prefill: placement.prefill.to_string(),
-        tail_tokens: placement.tail_tokens,
+        partial_prefill_tokens: placement.partial_prefill_tokens,
         fetch: placement.fetch.as_ref().map(|fetch| w::PlannedFetch {
             from: fetch.from.to_string(),
             tokens: fetch.tokens,
@@ -277,7 +277,7 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
     let exposed = placed.estimated_exposed_s.map(|time| seconds("placed.estimated_exposed_s", time));
     let placement = d::Placement {
         prefill: node_id("placed.prefill", &placed.prefill)?,
-        tail_tokens: count("placed.tail_tokens", placed.tail_tokens)?,
+        partial_prefill_tokens: count("placed.partial_prefill_tokens", placed.partial_prefill_tokens)?,
         fetch: placed.fetch.map(fetch).transpose()?,
         decode: decode.map(|decode| node_id("placed.decode", &decode)).transpose()?,
         terms: placed.queue.unwrap_or_default().into_domain(placed.priority)?,
@@ -300,33 +300,33 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
     })
 }
 
-fn move_to_wire(moved: RequestKey, to: Option<&d::MoveAssignment>) -> w::MoveAnswer {
-    w::MoveAnswer {
-        moved: Some(moved.into()),
+fn migration_to_wire(migrated: RequestKey, to: Option<&d::MigrationAssignment>) -> w::MigrationAnswer {
+    w::MigrationAnswer {
+        migrated: Some(migrated.into()),
         to: to.map(|to| start_to_wire(&to.to)),
         source: to.and_then(|to| to.source.as_ref()).map(Into::into),
     }
 }
 
-fn moved(answer: w::MoveAnswer) -> Result<(RequestKey, Option<d::MoveAssignment>), InvalidMessage> {
+fn migrated(answer: w::MigrationAnswer) -> Result<(RequestKey, Option<d::MigrationAssignment>), InvalidMessage> {
     let source = answer.source.map(TryInto::try_into).transpose()?;
     let to = answer.to.map(|to| start("to", to)).transpose()?;
-    Ok((key(answer.moved)?, to.map(|to| d::MoveAssignment { to, source })))
+    Ok((key(answer.migrated)?, to.map(|to| d::MigrationAssignment { to, source })))
 }
 
-fn move_question(question: w::MoveQuestion) -> Result<d::MoveQuestion, InvalidMessage> {
-    Ok(d::MoveQuestion {
+fn migration_question(question: w::MigrationQuestion) -> Result<d::MigrationQuestion, InvalidMessage> {
+    Ok(d::MigrationQuestion {
         key: key(question.key)?,
-        moved: key(question.moved)?,
+        migrated: key(question.migrated)?,
         tokens: count("tokens", question.tokens)?,
         exclude: nodes("exclude", &question.exclude)?,
     })
 }
 
-fn move_question_to_wire(question: &d::MoveQuestion) -> w::MoveQuestion {
-    w::MoveQuestion {
+fn migration_question_to_wire(question: &d::MigrationQuestion) -> w::MigrationQuestion {
+    w::MigrationQuestion {
         key: Some(question.key.into()),
-        moved: Some(question.moved.into()),
+        migrated: Some(question.migrated.into()),
         tokens: question.tokens,
         exclude: names(&question.exclude),
     }
@@ -373,8 +373,8 @@ mod tests {
 
     use baton_types::{
         Attempt, BlockHash, ConductorId, Declared, DeclaredPrefill, DecodeTarget, ErrorKind, FetchReport, FetchSource,
-        FromLeader, Generation, KvTransfer, MoveAssignment, MoveQuestion, PlaceQuestion, Placement, PrefixFetch,
-        Question, QueueTerms, Refusal, RequestId, Slo, ToLeader,
+        FromLeader, Generation, KvTransfer, MigrationAssignment, MigrationQuestion, PlaceQuestion, Placement,
+        PrefixFetch, Question, QueueTerms, Refusal, RequestId, Slo, ToLeader,
     };
 
     use super::*;
@@ -411,12 +411,12 @@ mod tests {
     #[test]
     fn a_question_arrives_as_it_was_asked() {
         let key = request_key();
-        let moved = MoveQuestion { key, moved: key, tokens: 5, exclude: vec![node("a")] };
+        let migrated = MigrationQuestion { key, migrated: key, tokens: 5, exclude: vec![node("a")] };
         let questions = [
             Question::Place(question()),
             Question::Explain(question()),
-            Question::Redirect { key, from: node("d") },
-            Question::Move(moved),
+            Question::Reselect { key, from: node("d") },
+            Question::Migrate(migrated),
         ];
         for question in questions.map(ToLeader::Ask) {
             assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&question)).unwrap(), question);
@@ -439,7 +439,7 @@ mod tests {
         let start = |name: &str| (node(name), Generation(9));
         let placement = Placement {
             prefill: node("p"),
-            tail_tokens: 3,
+            partial_prefill_tokens: 3,
             fetch: Some(PrefixFetch { from: node("q"), tokens: 4, bytes: 5 }),
             decode: Some(node("d")),
             terms: QueueTerms { priority: 6, patience: MS, max_overtaken: MS, timeout: 2 * MS, compute: MS },
@@ -467,10 +467,10 @@ mod tests {
             FromLeader::Greeted { term: 5 },
             FromLeader::Placed { key, placed: Box::new(Ok(to.clone())), why: why.clone() },
             FromLeader::Placed { key, placed: Box::new(Err(refusal)), why: None },
-            FromLeader::Redirected(key, target),
-            FromLeader::Redirected(key, None),
-            FromLeader::Moved(key, Some(MoveAssignment { to: start("d"), source })),
-            FromLeader::Moved(key, None),
+            FromLeader::Reselected(key, target),
+            FromLeader::Reselected(key, None),
+            FromLeader::Migrated(key, Some(MigrationAssignment { to: start("d"), source })),
+            FromLeader::Migrated(key, None),
             FromLeader::Explained(key, why),
         ];
         for answer in answers {

@@ -139,11 +139,11 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             model: info.model.clone(),
             vocab_size: info.vocab_size,
             context_length: info.context_length,
-            numerics: info.numerics.clone(),
+            kv_class: info.kv_class.clone(),
             layout: Some((&info.layout).into()),
             profile: Some((&info.profile).into()),
-            copies_prefixes: info.copies_prefixes,
-            splits_prompts: info.splits_prompts,
+            replicates_prefixes: info.replicates_prefixes,
+            takes_partial_prefills: info.takes_partial_prefills,
             vocabulary: info.vocabulary.clone(),
         }
     }
@@ -173,11 +173,11 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             model: info.model,
             vocab_size: some("vocab_size", info.vocab_size)?,
             context_length: some("context_length", info.context_length)?,
-            numerics: short("numerics", info.numerics)?,
+            kv_class: short("kv_class", info.kv_class)?,
             layout: required("layout", info.layout)?.try_into()?,
             profile: info.profile.unwrap_or_default().try_into()?,
-            copies_prefixes: info.copies_prefixes,
-            splits_prompts: info.splits_prompts,
+            replicates_prefixes: info.replicates_prefixes,
+            takes_partial_prefills: info.takes_partial_prefills,
             vocabulary: info.vocabulary,
         })
     }

@@ -1,4 +1,4 @@
-//! What nodes ask of each other: grants, leases, hand-overs.
+//! What nodes ask of each other: grants, leases, handoffs.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             block_hashes: hashes_from_bytes("block_hashes", &request.block_hashes)?,
             max_tokens: request.max_tokens,
             tbt: request.tbt_s.map(|tbt| limit("tbt_s", tbt)).transpose()?,
-            tail_tokens: request.tail_tokens,
+            partial_prefill_tokens: request.partial_prefill_tokens,
             // Whoever receives it knows its own class.
-            is_foreign: false,
+            is_migrated: false,
         })
     }
 }
@@ -58,8 +58,8 @@ impl TryFrom<w::ReleaseLeaseRequest> for d::LeaseRelease {
     }
 }
 
-impl From<&d::Handover> for w::Handover {
-    fn from(h: &d::Handover) -> Self {
+impl From<&d::Handoff> for w::Handoff {
+    fn from(h: &d::Handoff) -> Self {
         Self {
             key: Some(h.key.into()),
             conductor_id: h.conductor.to_string(),
@@ -73,10 +73,10 @@ impl From<&d::Handover> for w::Handover {
     }
 }
 
-impl TryFrom<w::Handover> for d::Handover {
+impl TryFrom<w::Handoff> for d::Handoff {
     type Error = InvalidMessage;
 
-    fn try_from(h: w::Handover) -> Result<Self, Self::Error> {
+    fn try_from(h: w::Handoff) -> Result<Self, Self::Error> {
         Ok(Self {
             key: key(h.key)?,
             conductor: parse("conductor_id", &h.conductor_id)?,

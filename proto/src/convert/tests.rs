@@ -82,8 +82,8 @@ proptest! {
         };
         let lost = (target.node.clone(), target.generation);
         prop_assert_eq!(w::NodeLostCommand::new(&lost.0, lost.1).into_domain().unwrap(), lost);
-        let redirect = d::Redirect { key: k, decode: target.clone() };
-        prop_assert_eq!(d::Redirect::try_from(w::RedirectCommand::from(&redirect)).unwrap(), redirect);
+        let reselect = d::Reselect { key: k, decode: target.clone() };
+        prop_assert_eq!(d::Reselect::try_from(w::ReselectCommand::from(&reselect)).unwrap(), reselect);
         let source = d::FetchSource {
             node: d::NodeId::new("decode-1").unwrap(),
             generation: d::Generation(3),
@@ -95,8 +95,8 @@ proptest! {
             key: k,
             conductor: d::ConductorId(5),
             output_tokens: tokens.len() as u32 / 2,
-            is_move: k.attempt.0 % 2 == 1,
-            tail_tokens: tokens.len() as u32 / 3,
+            is_migration: k.attempt.0 % 2 == 1,
+            partial_prefill_tokens: tokens.len() as u32 / 3,
             tokens: tokens.into(),
             sampling: Arc::new(s),
             decode: has_target.then_some(target),
@@ -159,7 +159,7 @@ proptest! {
     fn any_bytes_decode_without_panic(bytes: Vec<u8>) {
         use prost::Message;
         if let Ok(info) = w::NodeInfo::decode(&bytes[..]) { let _ = d::NodeInfo::try_from(info); }
-        if let Ok(h) = w::Handover::decode(&bytes[..]) { let _ = d::Handover::try_from(h); }
+        if let Ok(h) = w::Handoff::decode(&bytes[..]) { let _ = d::Handoff::try_from(h); }
         if let Ok(g) = w::GrantRequest::decode(&bytes[..]) { let _ = d::GrantRequest::try_from(g); }
         if let Ok(l) = w::LeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRequest::try_from(l); }
         if let Ok(l) = w::ReleaseLeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRelease::try_from(l); }

@@ -95,7 +95,7 @@ impl Workload {
         let (mut batches, mut copies, mut stored, mut removed) = (Vec::new(), Vec::new(), 0, 0);
         let enough = (f64::from(nodes) * f64::from(capacity) * FILLS) as usize;
         while stored < enough {
-            blocks.start_copy();
+            blocks.start_replication();
             let copy = prompts.iter().map(|prompt| blocks.number(prompt)).collect::<Result<Vec<_>, _>>()?;
             for prompt in &copy {
                 let node = random.below(nodes.into()) as u32;
@@ -154,7 +154,7 @@ impl Blocks {
         Self { common, numbers: HashMap::new(), parents: Vec::new() }
     }
 
-    fn start_copy(&mut self) {
+    fn start_replication(&mut self) {
         let common = self.common as u32;
         self.numbers.retain(|_, block| block.0 < common);
     }

@@ -50,12 +50,12 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     let load_s = began.elapsed().as_secs_f64();
     let mut report = Report {
         model: engine.model().name.clone(),
-        numerics: engine.model().numerics.clone(),
+        kv_class: engine.model().kv_class.clone(),
         threads: options.threads,
         rounds: args.rounds,
         isa: engine.isa().to_string(),
         kv_dtype: options.kv_dtype.as_str(),
-        arithmetic: options.arithmetic.as_str(),
+        compute_dtype: options.compute_dtype.as_str(),
         version: env!("CARGO_PKG_VERSION"),
         load_s,
         ..Report::default()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, KvCapacity};
+use baton_engine::{ComputeDtype, CpuEngine, CpuOptions, Engine, KvCapacity};
 use baton_formats::ModelFile;
 use baton_types::KvDtype;
 use clap::Args;
@@ -21,8 +21,8 @@ pub struct ComputeArgs {
     pub kv_dtype: Option<KvDtype>,
     /// How products and attention are computed: stored (as nodes do: quantized weights take activations as 8-bit integers, bfloat16 ones take them as bfloat16, and with either attention is of
     /// bfloat16, unless the KV is kept in f32), bf16 (all of it of bfloat16, quantized weights, too) or f32 (single precision: the reference, slow and large)
-    #[arg(long, value_name = "NAME", default_value = "stored")]
-    pub arithmetic: Arithmetic,
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub compute_dtype: ComputeDtype,
 }
 
 impl ComputeArgs {
@@ -32,7 +32,7 @@ impl ComputeArgs {
         CpuOptions {
             threads: self.threads.unwrap_or(defaults.threads),
             kv_dtype: self.kv_dtype.unwrap_or(defaults.kv_dtype),
-            arithmetic: self.arithmetic,
+            compute_dtype: self.compute_dtype,
             kv_capacity: KvCapacity::Blocks(tokens.div_ceil(defaults.block_tokens)),
             ..defaults
         }

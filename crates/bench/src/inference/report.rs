@@ -24,7 +24,7 @@ pub struct Report {
     /// Name of the model, as its file gives it.
     pub model: String,
     /// Class of machines and settings that give the same numbers to the last bit.
-    pub numerics: String,
+    pub kv_class: String,
     /// Threads that computed.
     pub threads: usize,
     /// Runs of each figure.
@@ -34,7 +34,7 @@ pub struct Report {
     /// Element type of stored K and V.
     pub kv_dtype: &'static str,
     /// `stored`, `bf16` or `f32`.
-    pub arithmetic: &'static str,
+    pub compute_dtype: &'static str,
     /// Of Baton.
     pub version: &'static str,
 }
@@ -46,10 +46,10 @@ impl Report {
         if json {
             return writeln!(out, "{}", serde_json::to_string(self)?);
         }
-        let Self { model, arithmetic, numerics, threads, rounds, isa, kv_dtype, load_s, .. } = self;
+        let Self { model, compute_dtype, kv_class, threads, rounds, isa, kv_dtype, load_s, .. } = self;
         writeln!(
             out,
-            "{model}: {arithmetic}, {numerics}, instructions {isa}, KV in {kv_dtype}; loaded in {load_s:.2} s"
+            "{model}: {compute_dtype}, {kv_class}, instructions {isa}, KV in {kv_dtype}; loaded in {load_s:.2} s"
         )?;
         writeln!(out, "threads: {threads}, runs of each figure: {rounds}\n")?;
         for (name, figure) in [
@@ -91,7 +91,7 @@ mod tests {
         for key in ["prefill_512_tok_s", "prefill_2048_tok_s", "decode_1_tok_s", "decode_8_tok_s", "decode_32_tok_s"] {
             assert!(value[key].is_number(), "{key}");
         }
-        for key in ["model", "numerics", "threads", "rounds", "isa", "kv_dtype", "version"] {
+        for key in ["model", "kv_class", "threads", "rounds", "isa", "kv_dtype", "version"] {
             assert!(!value[key].is_null(), "{key} tells reports apart");
         }
         assert!(value["load_s"].is_number() && value["rss_bytes"].is_number() && value["isa"].is_string());

@@ -53,7 +53,7 @@ struct Ended {
 
 /// Why a request did not complete.
 enum Problem {
-    /// It was refused at the door.
+    /// It was refused in the admission queue.
     Rejected(String),
     /// Anything else.
     Failed(String),

@@ -17,7 +17,9 @@ mod windows;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use baton_engine::{Arithmetic, CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep, StepObserver};
+use baton_engine::{
+    ComputeDtype, CpuEngine, CpuOptions, Engine, EngineError, LogitsWanted, SequenceStep, StepObserver,
+};
 use baton_formats::ModelFile;
 use baton_text::{EncodeOptions, Tokenizer};
 use baton_types::{BlockId, KvDtype, TokenId};
@@ -65,7 +67,7 @@ impl ScoreArgs {
 
     /// The same in single precision.
     fn reference_options(&self) -> CpuOptions {
-        CpuOptions { arithmetic: Arithmetic::F32, kv_dtype: KvDtype::F32, ..self.options() }
+        CpuOptions { compute_dtype: ComputeDtype::F32, kv_dtype: KvDtype::F32, ..self.options() }
     }
 }
 
@@ -183,10 +185,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_names_its_flag() {
-        assert_eq!(parse("--arithmetic f32").unwrap().compute.arithmetic, Arithmetic::F32);
-        assert_eq!(parse("--arithmetic bf16").unwrap().compute.arithmetic, Arithmetic::Bf16);
+        assert_eq!(parse("--compute-dtype f32").unwrap().compute.compute_dtype, ComputeDtype::F32);
+        assert_eq!(parse("--compute-dtype bf16").unwrap().compute.compute_dtype, ComputeDtype::Bf16);
         for (line, flag) in [
-            ("--arithmetic int8", "--arithmetic"),
+            ("--compute-dtype int8", "--compute-dtype"),
             ("--context 1", "--context"),
             ("--threads x", "--threads"),
             ("--kv-dtype f8", "--kv-dtype"),

@@ -24,13 +24,13 @@ pub(super) struct Report {
     /// Name of the model, as its file gives it.
     model: String,
     /// `stored`, `bf16` or `f32`.
-    arithmetic: &'static str,
+    compute_dtype: &'static str,
     /// Element type of stored K and V.
     kv_dtype: &'static str,
     /// Instruction set.
     isa: String,
     /// Class of machines and settings that give the same number to the last bit.
-    numerics: String,
+    kv_class: String,
     /// Threads that computed.
     threads: usize,
     /// From the first window's beginning to the last one's end.
@@ -57,10 +57,10 @@ impl Report {
             context: args.context,
             windows: windows.count(),
             model: model.name.clone(),
-            arithmetic: options.arithmetic.as_str(),
+            compute_dtype: options.compute_dtype.as_str(),
             kv_dtype: options.kv_dtype.as_str(),
             isa: engine.isa().to_string(),
-            numerics: model.numerics.clone(),
+            kv_class: model.kv_class.clone(),
             threads: options.threads,
             seconds: took.as_secs_f64(),
             divergence,
@@ -81,8 +81,11 @@ impl Report {
             ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
             ("model", self.model.clone()),
             (
-                "arithmetic",
-                format!("{}, {}, instructions {}, KV in {}", self.arithmetic, self.numerics, self.isa, self.kv_dtype),
+                "compute_dtype",
+                format!(
+                    "{}, {}, instructions {}, KV in {}",
+                    self.compute_dtype, self.kv_class, self.isa, self.kv_dtype
+                ),
             ),
             ("took", format!("{:.2} s with {} threads, {rate:.0} tokens/s", self.seconds, self.threads)),
         ];
@@ -108,10 +111,10 @@ mod tests {
             context: 512,
             windows: 2,
             model: "m".into(),
-            arithmetic: "stored",
+            compute_dtype: "auto",
             kv_dtype: "f16",
             isa: "vnni".into(),
-            numerics: "cpu-int8-3".into(),
+            kv_class: "cpu-int8-3".into(),
             threads: 2,
             seconds: 0.5,
             divergence: None,
@@ -141,7 +144,7 @@ mod tests {
             assert_eq!(json[field].as_f64(), Some(value), "{field}");
         }
         assert!((json["perplexity"].as_f64().unwrap() - 12.1825).abs() < 1e-4, "{json}");
-        assert_eq!((&json["isa"], &json["numerics"]), (&"vnni".into(), &"cpu-int8-3".into()));
+        assert_eq!((&json["isa"], &json["kv_class"]), (&"vnni".into(), &"cpu-int8-3".into()));
     }
 
     #[test]

@@ -103,7 +103,7 @@ async fn first_model(clients: &Clients) -> Result<String, BenchError> {
     models.into_iter().next().map(|model| model.name).ok_or_else(|| wrong("there is none"))
 }
 
-/// What the conductor refuses at its door is a rejection; a connection that breaks, and what ends after it was taken in, is a failure.
+/// What the conductor refuses at admission is a rejection; a connection that breaks, and what ends after it was taken in, is a failure.
 fn problem(status: &Status, accepted: bool) -> Problem {
     let broken = std::error::Error::source(status).is_some();
     match kind_of_status(status) {

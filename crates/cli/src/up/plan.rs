@@ -25,7 +25,7 @@ const MODEL_VARIABLE: &str = "BATON_MODEL";
 pub enum Role {
     /// Has the conductors elect the one that places.
     Etcd,
-    /// A front door.
+    /// A frontend.
     Conductor,
     /// Computes prompts.
     Prefill,

@@ -77,11 +77,11 @@ fn delta(index: u32, text: &str) -> Result<v1::GenerateResponse, Status> {
 }
 
 fn finished() -> Result<v1::GenerateResponse, Status> {
-    let moved = v1::KvTransfer { bytes: 1 << 20, transport: "tcp".into(), ..Default::default() };
+    let migrated = v1::KvTransfer { bytes: 1 << 20, transport: "tcp".into(), ..Default::default() };
     event(Event::Finished(Box::new(v1::Finished {
         finish_reason: "stop".into(),
         usage: Some(v1::Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 0 }),
-        timeline: Some(v1::Timeline { kv_transfer: Some(moved), ..Default::default() }),
+        timeline: Some(v1::Timeline { kv_transfer: Some(migrated), ..Default::default() }),
         prefill_node: "prefill-0".into(),
         decode_node: "decode-0".into(),
         ..v1::Finished::default()
@@ -260,7 +260,7 @@ impl v1::cluster_server::Cluster for Service {
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),
-            protocol_version: 1,
+            protocol_version: 2,
             conductor_id: "c1".into(),
             leads: true,
             ready: false,

@@ -22,7 +22,7 @@ pub(super) enum Set {
 }
 
 /// An instruction set that this CPU has: a value of this type is the proof. All sets give the same bits (sums of bfloat16 below the smallest normal f32 apart, see `pairs`) but the one with matrix tiles,
-/// whose products of bfloat16 are another class of numerics.
+/// whose products of bfloat16 are another class of kv_class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(pub(super) Set);
 

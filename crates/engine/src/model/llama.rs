@@ -16,7 +16,7 @@ use baton_types::KvDtype;
 use super::config::ModelConfig;
 use super::weights::{Layer, Progress, Weights};
 use crate::arena::KvArena;
-use crate::cpu::Arithmetic;
+use crate::cpu::ComputeDtype;
 use crate::engine::{LayerSlice, LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
@@ -78,11 +78,11 @@ impl Llama {
     pub fn load(
         file: &ModelFile,
         config: ModelConfig,
-        arithmetic: Arithmetic,
+        compute_dtype: ComputeDtype,
         threads: &Threads,
         progress: &mut Progress<'_>,
     ) -> Result<Self, EngineError> {
-        let weights = Weights::load(file, &config, arithmetic, threads, progress)?;
+        let weights = Weights::load(file, &config, compute_dtype, threads, progress)?;
         Ok(Self { config, weights })
     }
 

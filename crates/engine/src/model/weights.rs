@@ -8,7 +8,7 @@ use baton_types::ModelFingerprint;
 
 use super::config::ModelConfig;
 use super::names::{Names, Part};
-use crate::cpu::Arithmetic;
+use crate::cpu::ComputeDtype;
 use crate::error::EngineError;
 use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix};
 use crate::kernels::{Threads, WeightMemory};
@@ -50,12 +50,12 @@ impl Weights {
     pub fn load(
         file: &ModelFile,
         config: &ModelConfig,
-        arithmetic: Arithmetic,
+        compute_dtype: ComputeDtype,
         threads: &Threads,
         progress: &mut Progress<'_>,
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, threads, progress);
-        loader.arithmetic = arithmetic;
+        loader.compute_dtype = compute_dtype;
         let head_name = loader.names.weight(Part::Head, 0);
         let tied = config.tied_head.unwrap_or_else(|| !file.contains(&head_name));
         let vocabulary = config.vocab_size;
@@ -104,7 +104,7 @@ struct Loader<'a, 'p> {
     file: &'a ModelFile,
     config: &'a ModelConfig,
     names: Names,
-    arithmetic: Arithmetic,
+    compute_dtype: ComputeDtype,
     threads: &'a Threads,
     memory: WeightMemory,
     progress: &'a mut Progress<'p>,
@@ -120,13 +120,13 @@ impl<'a, 'p> Loader<'a, 'p> {
         let nameless = ModelConfig { name: String::new(), ..config.clone() };
         hasher.update(format!("{nameless:?}").as_bytes());
         let names = Names::of(file);
-        let arithmetic = Arithmetic::default();
+        let compute_dtype = ComputeDtype::default();
         let memory = WeightMemory::new();
         Self {
             file,
             config,
             names,
-            arithmetic,
+            compute_dtype,
             threads,
             memory,
             progress,
@@ -166,7 +166,7 @@ impl<'a, 'p> Loader<'a, 'p> {
             tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
         }
         let runs: Vec<_> = tensors.chunk_by(|(_, a), (_, b)| a.dtype == b.dtype).collect();
-        let parts = match self.arithmetic != Arithmetic::F32 && can_stay_quantized(&runs, columns) {
+        let parts = match self.compute_dtype != ComputeDtype::F32 && can_stay_quantized(&runs, columns) {
             true => runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?,
             false => vec![self.expanded(&tensors, columns)?],
         };
@@ -189,9 +189,9 @@ impl<'a, 'p> Loader<'a, 'p> {
         let first = tensors[0].1.dtype;
         // Halves, where all of them are of one kind: the same numbers in half the memory.
         let element = match first.code_form() {
-            _ if self.arithmetic == Arithmetic::Bf16 => Dtype::BF16,
+            _ if self.compute_dtype == ComputeDtype::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
-            None if first == Dtype::BF16 && self.arithmetic == Arithmetic::F32 => Dtype::F32,
+            None if first == Dtype::BF16 && self.compute_dtype == ComputeDtype::F32 => Dtype::F32,
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
             _ => Dtype::F32,
         };
@@ -207,7 +207,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         let dtype = tensors[0].1.dtype;
         let shape = (rows(tensors), columns);
         let matrix = QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?;
-        Ok(if self.arithmetic == Arithmetic::Bf16 {
+        Ok(if self.compute_dtype == ComputeDtype::Bf16 {
             MatrixPart::Unpacked(matrix)
         } else {
             MatrixPart::Quantized(matrix)

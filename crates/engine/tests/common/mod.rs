@@ -46,7 +46,7 @@ pub fn load(path: &Path, options: &CpuOptions) -> CpuEngine {
 
 /// The instruction sets that compute the same bits of a model, class by class.
 pub fn classes(path: &Path, options: &CpuOptions) -> Vec<Vec<Isa>> {
-    let class = |isa: Isa| load(path, &CpuOptions { isa: Some(isa), ..options.clone() }).model().numerics.clone();
+    let class = |isa: Isa| load(path, &CpuOptions { isa: Some(isa), ..options.clone() }).model().kv_class.clone();
     let all: Vec<_> = Isa::available().into_iter().map(|isa| (class(isa), isa)).collect();
     // All but matrix tiles are of one class, and they come last.
     all.chunk_by(|(a, _), (b, _)| a == b).map(|class| class.iter().map(|(_, isa)| *isa).collect()).collect()

@@ -53,7 +53,7 @@ struct Server {
     _tasks: TaskSet,
 }
 
-/// Reads bodies as the front door does.
+/// Reads bodies as the frontend does.
 #[derive(Clone)]
 struct Reader;
 

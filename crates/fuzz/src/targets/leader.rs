@@ -93,7 +93,7 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         exclude: vec!["prefill-1".into()],
         ..Default::default()
     };
-    let moved = w::MoveQuestion { key: key(), moved: key(), tokens: 70, exclude: vec!["decode-1".into()] };
+    let migrated = w::MigrationQuestion { key: key(), migrated: key(), tokens: 70, exclude: vec!["decode-1".into()] };
     let fetched = w::FetchBooked {
         from: "prefill-0".into(),
         to: "prefill-1".into(),
@@ -112,8 +112,8 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         Message::Greet(greet),
         Message::Place(place.clone()),
         Message::Explain(place),
-        Message::Redirect(w::RedirectQuestion { key: key(), from: "decode-0".into() }),
-        Message::Move(moved),
+        Message::Reselect(w::ReselectQuestion { key: key(), from: "decode-0".into() }),
+        Message::Migrate(migrated),
     ];
     messages.extend(entries.map(|entry| Message::Book(w::Booked { key: key(), entry: Some(entry) })));
     messages
@@ -148,8 +148,8 @@ fn from_leaders() -> Vec<w::leader_message::Message> {
         Message::Greeted(w::Greeted { term: 7 }),
         Message::Placed(placed(Answer::Placed(attempt))),
         Message::Placed(placed(Answer::Refused(refused))),
-        Message::Redirected(w::RedirectAnswer { key: key(), decode: Some(target) }),
-        Message::Moved(w::MoveAnswer { moved: key(), to: Some(start("decode-1")), source: Some(source) }),
+        Message::Reselected(w::ReselectAnswer { key: key(), decode: Some(target) }),
+        Message::Migrated(w::MigrationAnswer { migrated: key(), to: Some(start("decode-1")), source: Some(source) }),
         Message::Explained(w::ExplainAnswer { key: key(), explanation: Some(Default::default()) }),
     ]
 }

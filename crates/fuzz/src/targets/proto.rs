@@ -74,9 +74,9 @@ fn command(bytes: &[u8]) -> Option<()> {
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
         Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) => Some(()),
         Command::Settings(settings) => baton_runtime::telemetry::check_log_filter(&settings.log).ok(),
-        Command::CopyPrefix(copy) => copy.into_domain(conductor).map(drop).ok(),
+        Command::ReplicatePrefix(copy) => copy.into_domain(conductor).map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
-        Command::Redirect(redirect) => d::Redirect::try_from(redirect).map(drop).ok(),
+        Command::Reselect(reselect) => d::Reselect::try_from(reselect).map(drop).ok(),
     }
 }
 
@@ -88,8 +88,8 @@ const READS: [Read; 13] = [
     |bytes| d::LeaseRequest::try_from(decoded::<w::LeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| d::LeaseRelease::try_from(decoded::<w::ReleaseLeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| {
-        let handoff = d::Handover::try_from(decoded::<w::Handover>(bytes)?).ok()?;
-        d::Handover::try_from(w::Handover::from(&handoff)).map(drop).ok()
+        let handoff = d::Handoff::try_from(decoded::<w::Handoff>(bytes)?).ok()?;
+        d::Handoff::try_from(w::Handoff::from(&handoff)).map(drop).ok()
     },
     // What has no conversion of its own here is decoded.
     |bytes| {
@@ -176,7 +176,7 @@ fn commands() -> Vec<w::node_command::Command> {
         key: key(),
         tokens: vec![1, 2, 300],
         output_tokens: 1,
-        tail_tokens: 1,
+        partial_prefill_tokens: 1,
         sampling: Some(sampling()),
         decode: Some(target.clone()),
         fetch: Some(source.clone()),
@@ -188,14 +188,14 @@ fn commands() -> Vec<w::node_command::Command> {
         Command::Hello(w::Hello { protocol_version: 1, conductor_id: d::ConductorId(5).to_string() }),
         Command::Prefill(job),
         Command::Abort(key().unwrap_or_default()),
-        Command::CopyPrefix(w::CopyPrefixCommand {
+        Command::ReplicatePrefix(w::ReplicatePrefixCommand {
             key: key(),
             source: Some(source),
             block_hashes: vec![7; 32],
             term: 3,
         }),
         Command::NodeLost(w::NodeLostCommand { node: "decode-0".into(), generation: generation() }),
-        Command::Redirect(w::RedirectCommand { key: key(), decode: Some(target) }),
+        Command::Reselect(w::ReselectCommand { key: key(), decode: Some(target) }),
         Command::Settings(w::NodeSettings { version: 2, log: "debug,a=info".into() }),
     ]
 }
@@ -222,7 +222,7 @@ fn events() -> Vec<w::node_event::Event> {
         prefill_event::Event::Started(w::PrefillStarted { queue_s: 0.1, cached_tokens: 16 }),
         prefill_event::Event::FirstToken(first),
         prefill_event::Event::Fetched(fetched),
-        prefill_event::Event::HandedOver(transfer),
+        prefill_event::Event::HandedOff(transfer),
         prefill_event::Event::Failed(failure()),
     ];
     let token =
@@ -283,7 +283,7 @@ fn requests() -> Vec<(u8, Vec<u8>)> {
         ..Default::default()
     };
     let release = w::ReleaseLeaseRequest { lease: 5, reader_node, reader_generation, target_generation: generation() };
-    let handoff = w::Handover {
+    let handoff = w::Handoff {
         key: key(),
         conductor_id: d::ConductorId(5).to_string(),
         grant: 4,

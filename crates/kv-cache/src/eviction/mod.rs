@@ -6,7 +6,7 @@
 //! the tree for that: a parent is let go after its children, is used whenever they are, and stands before them, and every order here goes by these alone.
 
 mod counted;
-mod hit_density;
+mod lhd;
 mod lists;
 mod lru;
 #[cfg(test)]
@@ -21,7 +21,7 @@ use baton_types::{BlockHash, BlockId};
 pub(crate) use lists::BlockLists;
 
 use counted::Counted;
-use hit_density::HitDensity;
+use lhd::Lhd;
 use lru::Lru;
 
 pub use tier_cache::TierCache;
@@ -83,17 +83,17 @@ pub enum EvictionKind {
     LengthAware,
     /// What promises the fewest hits for the room and time that it will take, as learned from the blocks before it: LHD (Beckmann et al., NSDI 2018), by uses.
     #[default]
-    HitDensity,
+    Lhd,
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an eviction policy (lru, lfu, length-aware, hit-density)")]
+#[error("'{0}' is not an eviction policy (lru, lfu, length-aware, lhd)")]
 pub struct UnknownEviction(pub String);
 
 impl EvictionKind {
     /// Every policy.
-    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::LengthAware, Self::HitDensity];
+    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::LengthAware, Self::Lhd];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
@@ -101,7 +101,7 @@ impl EvictionKind {
             Self::Lru => "lru",
             Self::Lfu => "lfu",
             Self::LengthAware => "length-aware",
-            Self::HitDensity => "hit-density",
+            Self::Lhd => "lhd",
         }
     }
 
@@ -111,7 +111,7 @@ impl EvictionKind {
             Self::Lru => Box::new(Lru::new(num_blocks)),
             Self::Lfu => Box::new(Counted::lfu(num_blocks)),
             Self::LengthAware => Box::new(Counted::length_aware(num_blocks)),
-            Self::HitDensity => Box::new(HitDensity::new(num_blocks)),
+            Self::Lhd => Box::new(Lhd::new(num_blocks)),
         }
     }
 }

@@ -43,8 +43,8 @@ fn length_aware_goes_by_uses_then_by_the_place_in_the_prompt() {
 }
 
 #[test]
-fn hit_density_knows_nothing_at_first_and_goes_by_the_last_use() {
-    assert_eq!(order(EvictionKind::HitDensity, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
+fn lhd_knows_nothing_at_first_and_goes_by_the_last_use() {
+    assert_eq!(order(EvictionKind::Lhd, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
 }
 
 /// How often a conversation of 8 blocks is whole when it goes on, after 1 to 6 prompts of 24 blocks that never come again, in a cache of 64.
@@ -64,9 +64,9 @@ fn times_kept(kind: EvictionKind) -> usize {
 }
 
 #[test]
-fn hit_density_learns_that_what_was_used_often_is_used_again() {
+fn lhd_learns_that_what_was_used_often_is_used_again() {
     assert_eq!(times_kept(EvictionKind::Lru), 39);
-    assert!(times_kept(EvictionKind::HitDensity) > 80, "{}", times_kept(EvictionKind::HitDensity));
+    assert!(times_kept(EvictionKind::Lhd) > 80, "{}", times_kept(EvictionKind::Lhd));
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn naive_victim(kind: EvictionKind, order: &BTreeMap<u32, Naive>) -> Option<u32>
         EvictionKind::Lru => least(|block| (0, Reverse(0), block.released)),
         EvictionKind::Lfu => least(|block| (block.uses, Reverse(0), block.released)),
         EvictionKind::LengthAware => least(|block| (block.uses, Reverse(block.depth), block.released)),
-        EvictionKind::HitDensity => None,
+        EvictionKind::Lhd => None,
     }
 }
 

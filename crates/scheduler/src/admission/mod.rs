@@ -3,7 +3,7 @@
 //! A load is a predicted latency over its objective: more than 1 is too much. What has no objective is measured by its longest wait for others.
 
 mod early;
-mod selective;
+mod value_density;
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use baton_types::{Slo, Tbt, Ttft};
 
 pub use early::Early;
-pub use selective::Selective;
+pub use value_density::ValueDensity;
 
 /// A decode node at some time, the newcomer included.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -256,7 +256,7 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
         None
     }
 
-    /// How long the front door keeps the first token of a request back that it takes in.
+    /// How long the frontend keeps the first token of a request back that it takes in.
     fn pace(&self, _request: &Assessment) -> Duration {
         Duration::ZERO
     }
@@ -293,24 +293,24 @@ pub enum AdmissionKind {
     Early,
     /// By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
     #[default]
-    Selective,
+    ValueDensity,
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an admission policy (none, early, selective)")]
+#[error("'{0}' is not an admission policy (none, early, value-density)")]
 pub struct UnknownAdmission(pub String);
 
 impl AdmissionKind {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::None, Self::Early, Self::Selective];
+    pub const ALL: [Self; 3] = [Self::None, Self::Early, Self::ValueDensity];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Early => "early",
-            Self::Selective => "selective",
+            Self::ValueDensity => "value-density",
         }
     }
 
@@ -319,7 +319,7 @@ impl AdmissionKind {
         match self {
             Self::None => Box::new(TakeAll),
             Self::Early => Box::new(Early),
-            Self::Selective => Box::<Selective>::default(),
+            Self::ValueDensity => Box::<ValueDensity>::default(),
         }
     }
 }
@@ -411,7 +411,7 @@ mod tests {
         let held = Assessment { slo, waited: SECOND / 4, ttft: SECOND / 5, ttft_high: SECOND / 5, ..assessment() };
         let expected = "the time to first token would be 200.0ms, the objective is 300ms, of which 50.0ms are left";
         assert_eq!(Early.admit(&held).unwrap_err().to_string(), expected);
-        assert_eq!(Selective::default().admit(&held).unwrap_err().to_string(), expected);
+        assert_eq!(ValueDensity::default().admit(&held).unwrap_err().to_string(), expected);
         let at_once = Assessment { waited: SECOND / 1000, ttft: SECOND, ..held };
         let said = Early.admit(&at_once).unwrap_err().to_string();
         assert_eq!(said, "the time to first token would be 1.0s, the objective is 300ms", "it did not wait");

@@ -238,8 +238,9 @@ mod tests {
     }
 
     fn with_prompts_at_decode(now: Instant, prompts_at_decode: PromptsAtDecode, prefill: &[&str]) -> Cluster {
-        let (splits_prompts, slow_start) = (false, Duration::ZERO);
-        let config = ClusterConfig { prompts_at_decode, splits_prompts, slow_start, ..ClusterConfig::default() };
+        let (takes_partial_prefills, slow_start) = (false, Duration::ZERO);
+        let config =
+            ClusterConfig { prompts_at_decode, takes_partial_prefills, slow_start, ..ClusterConfig::default() };
         let mut cluster = Cluster::new(config, Policies::default());
         prefill.iter().for_each(|name| cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1)));
         cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
@@ -307,7 +308,7 @@ mod tests {
     fn a_step_of_a_decode_node_is_not_shorter_for_a_prompt() {
         let now = Instant::now();
         let prompts_at_decode = PromptsAtDecode::Short;
-        let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
+        let config = ClusterConfig { prompts_at_decode, takes_partial_prefills: false, ..ClusterConfig::default() };
         let mut cluster = Cluster::new(config, Policies::default());
         cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
         let mut decode = info("d0", NodeRole::Decode, 1);

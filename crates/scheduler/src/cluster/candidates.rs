@@ -17,7 +17,7 @@ use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, Pref
 pub(super) struct Matches {
     /// By slot; those after the last hold none.
     blocks: Vec<u32>,
-    /// Of each numerics class.
+    /// Of each KV compatibility class.
     longest: Vec<Option<(NodeId, u32)>>,
 }
 
@@ -26,9 +26,9 @@ impl Matches {
         node.slot.and_then(|slot| self.blocks.get(usize::from(slot.0))).copied().unwrap_or(0)
     }
 
-    /// The holder of the longest prefix in a numerics class.
-    pub(super) fn longest(&self, numerics: usize) -> Option<(&NodeId, u32)> {
-        self.longest.get(numerics)?.as_ref().map(|(node, blocks)| (node, *blocks))
+    /// The holder of the longest prefix in a KV compatibility class.
+    pub(super) fn longest(&self, kv_class: usize) -> Option<(&NodeId, u32)> {
+        self.longest.get(kv_class)?.as_ref().map(|(node, blocks)| (node, *blocks))
     }
 }
 
@@ -89,8 +89,8 @@ impl Cluster {
         }
         let matches = Matches { blocks, longest: Vec::new() };
         let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
-        let longest = |numerics| self.longest_holder(&matches, numerics, |_| true).map(named);
-        Matches { longest: (0..self.numerics.len()).map(longest).collect(), ..matches }
+        let longest = |kv_class| self.longest_holder(&matches, kv_class, |_| true).map(named);
+        Matches { longest: (0..self.kv_class.len()).map(longest).collect(), ..matches }
     }
 
     /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none and nobody stands in for them, those that missed
@@ -108,12 +108,12 @@ impl Cluster {
         Ok(usable)
     }
 
-    /// Keeps those of the numerics classes of these nodes, if there is one. Nodes that are gone are known for a while.
+    /// Keeps those of the KV compatibility classes of these nodes, if there is one. Nodes that are gone are known for a while.
     fn prefer_alike(&self, nodes: &mut Vec<&ClusterNode>, others: &[NodeId]) {
         let role = nodes.first().map(|node| node.info().role);
         let others = others.iter().filter_map(|name| self.nodes.get(name));
-        let classes: Vec<_> = others.filter(|node| Some(node.info().role) == role).map(|node| node.numerics).collect();
-        let is_alike = |node: &&ClusterNode| classes.contains(&node.numerics);
+        let classes: Vec<_> = others.filter(|node| Some(node.info().role) == role).map(|node| node.kv_class).collect();
+        let is_alike = |node: &&ClusterNode| classes.contains(&node.kv_class);
         if nodes.iter().any(is_alike) {
             nodes.retain(is_alike);
         }
@@ -317,7 +317,7 @@ impl Cluster {
         Ok(candidates)
     }
 
-    /// Keeps the nodes that have blocks and a seat for the request beside all that is charged; where none has, those with a seat: room is only guessed here, and sequences wait at their node where the guess was wrong.
+    /// Keeps the nodes that have blocks and a slot for the request beside all that is charged; where none has, those with a slot: room is only guessed here, and sequences wait at their node where the guess was wrong.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         let has_seat =
@@ -417,6 +417,6 @@ fn has_seat_to_spare(node: &ClusterNode) -> bool {
 
 pub(super) fn has_seat(node: &ClusterNode) -> bool {
     let profile = &node.info().profile;
-    let seats = (profile.max_running as usize).saturating_add(profile.max_waiting as usize);
-    seats == 0 || node.charges.sequences() < seats
+    let slots = (profile.max_running as usize).saturating_add(profile.max_waiting as usize);
+    slots == 0 || node.charges.sequences() < slots
 }

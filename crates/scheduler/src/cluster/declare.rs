@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_is_declared_is_charged_once_and_given_back() {
         let now = Instant::now();
-        let mut cluster = cluster(now, PlacementKind::Baton);
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.declare(now, &declared());
         cluster.declare(now, &declared());
         let (prefill, decode) = (cluster.node(&id("p0")).unwrap(), cluster.node(&id("d0")).unwrap());
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_request_that_decodes_is_charged_where_it_decodes() {
         let now = Instant::now();
-        let mut cluster = cluster(now, PlacementKind::Baton);
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.declare(now, &Declared { prefill: None, first_token_ago: Some(SECOND), ..declared() });
         assert!(cluster.node(&id("p0")).unwrap().charges.is_zero());
         assert_eq!(cluster.node(&id("d0")).unwrap().charges.decoding_now().sequences, 1.0);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_start_that_is_gone_is_not_charged() {
         let now = Instant::now();
-        let mut cluster = cluster(now, PlacementKind::Baton);
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.on_node_left(now, &id("p0"), Generation(1));
         cluster.on_node_joined(now, info("d0", NodeRole::Decode, 2));
         cluster.declare(now, &declared());

@@ -88,7 +88,7 @@ pub enum LeftOut {
     TooSmall,
     /// Its queue is full.
     QueueFull,
-    /// It has no blocks or no seat free.
+    /// It has no blocks or no slot free.
     NoRoom,
     /// Its queue alone is longer than the objective.
     Busy,
@@ -115,7 +115,7 @@ impl fmt::Display for LeftOut {
             Self::Excluded => "the request was there before",
             Self::TooSmall => "the request does not fit it",
             Self::QueueFull => "its queue is full",
-            Self::NoRoom => "no blocks or no seat free",
+            Self::NoRoom => "no blocks or no slot free",
             Self::Busy => "its queue alone is longer than the objective",
             Self::SlowStart => "it joined lately and has its share",
             Self::Breaks => "a sequence there would miss its objective",

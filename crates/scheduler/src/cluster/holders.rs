@@ -1,6 +1,6 @@
 //! Who can give a node the prefix that it lacks.
 //!
-//! Only what a node of the same numerics class computed is what the reader would compute. And a holder whose fetches fail is left alone for a while, longer with each failure: by the
+//! Only what a node of the same KV compatibility class computed is what the reader would compute. And a holder whose fetches fail is left alone for a while, longer with each failure: by the
 //! reader that it failed, since the fault may be the reader's or lie between the two, and by everybody once it has failed two readers, since a node that stands still would
 //! otherwise hold up each of them once.
 
@@ -69,12 +69,12 @@ impl Cluster {
         reader: &ClusterNode,
         own: u32,
     ) -> Option<(&'a NodeId, u32)> {
-        let (holder, blocks) = matches.longest(reader.numerics).filter(|(_, blocks)| *blocks > own)?;
+        let (holder, blocks) = matches.longest(reader.kv_class).filter(|(_, blocks)| *blocks > own)?;
         if !self.is_paused(now, holder, &reader.info().node) {
             return Some((holder, blocks));
         }
         let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &reader.info().node);
-        let other = self.longest_holder(matches, reader.numerics, may).filter(|(_, blocks)| *blocks > own);
+        let other = self.longest_holder(matches, reader.kv_class, may).filter(|(_, blocks)| *blocks > own);
         other.map(|(node, blocks)| (&node.info().node, blocks))
     }
 
@@ -82,12 +82,12 @@ impl Cluster {
     pub(super) fn longest_holder(
         &self,
         matches: &Matches,
-        numerics: usize,
+        kv_class: usize,
         may: impl Fn(&ClusterNode) -> bool,
     ) -> Option<(&ClusterNode, u32)> {
         let mut longest: Option<(&ClusterNode, u32)> = None;
         let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
-        for node in self.nodes.values().filter(|node| node.numerics == numerics) {
+        for node in self.nodes.values().filter(|node| node.kv_class == kv_class) {
             let held = matches.of(node);
             let is_longer =
                 longest.is_none_or(|(other, most)| held > most || held == most && sending(node) < sending(other));
@@ -100,21 +100,21 @@ impl Cluster {
 
     /// Whether what a decode node holds of a prompt need not be pushed to it: a prefill node of its class may compute the prompt.
     pub(super) fn holds_for_prefill(&self) -> impl Fn(&ClusterNode) -> bool + use<> {
-        let computing: Option<Vec<usize>> = (self.numerics.len() > 1).then(|| {
-            let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.numerics).collect();
+        let computing: Option<Vec<usize>> = (self.kv_class.len() > 1).then(|| {
+            let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.kv_class).collect();
             classes.sort_unstable();
             classes.dedup();
             classes
         });
-        move |node| computing.as_ref().is_none_or(|classes| classes.contains(&node.numerics))
+        move |node| computing.as_ref().is_none_or(|classes| classes.contains(&node.kv_class))
     }
 
-    /// Number of a numerics class.
-    pub(super) fn numerics_class(&mut self, name: &str) -> usize {
-        let known = self.numerics.iter().position(|other| other == name);
+    /// Number of a KV compatibility class.
+    pub(super) fn kv_class(&mut self, name: &str) -> usize {
+        let known = self.kv_class.iter().position(|other| other == name);
         known.unwrap_or_else(|| {
-            self.numerics.push(name.to_owned());
-            self.numerics.len() - 1
+            self.kv_class.push(name.to_owned());
+            self.kv_class.len() - 1
         })
     }
 }
@@ -142,8 +142,8 @@ mod tests {
         for name in ["p0", "p1"] {
             cluster.on_node_joined(now, info(name, NodeRole::Prefill, 1));
         }
-        for (name, numerics, blocks) in [("d0", "other", 9), ("d1", "test", 8), ("d2", "test", 7)] {
-            let node = NodeInfo { numerics: numerics.to_owned(), ..info(name, NodeRole::Decode, 1) };
+        for (name, kv_class, blocks) in [("d0", "other", 9), ("d1", "test", 8), ("d2", "test", 7)] {
+            let node = NodeInfo { kv_class: kv_class.to_owned(), ..info(name, NodeRole::Decode, 1) };
             cluster.on_node_joined(now, node);
             let stored = hashes().into_iter().take(blocks).map(|hash| KvEvent::Stored { hash, parent: None });
             cluster.on_kv_events(&id(name), Generation(1), 0, false, &stored.collect::<Vec<_>>());
@@ -180,10 +180,10 @@ mod tests {
         let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
         let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
         assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
-        let nobody = NodeInfo { numerics: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
+        let nobody = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, nobody);
         assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
-        let other = NodeInfo { numerics: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
+        let other = NodeInfo { kv_class: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, other);
         let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
         assert!(candidates[0].push < candidates[1].push, "a node that computes alike may send it");
@@ -194,7 +194,7 @@ mod tests {
         let now = Instant::now();
         let mut cluster = cluster(now);
         cluster.on_node_left(now, &id("d0"), Generation(1));
-        let other = NodeInfo { numerics: "other".to_owned(), ..info("d3", NodeRole::Decode, 1) };
+        let other = NodeInfo { kv_class: "other".to_owned(), ..info("d3", NodeRole::Decode, 1) };
         cluster.on_node_joined(now, other);
         let decode = |cluster: &Cluster, alike: &[&str]| {
             let alike: Vec<_> = alike.iter().map(|name| id(name)).collect();

@@ -8,7 +8,7 @@ mod declare;
 mod explain;
 mod forecast;
 mod holders;
-mod moves;
+mod migration;
 mod node;
 mod outlook;
 mod place;
@@ -32,15 +32,15 @@ use crate::ledger::{Charge, NodeStart};
 use crate::placement::{PlacementKind, PlacementPolicy};
 
 use holders::HolderPauses;
-use replicate::Copies;
+use replicate::Replications;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
-pub use moves::Move;
+pub use migration::Migrate;
 pub use node::{ClusterNode, NodeState};
 pub use outlook::NodeOutlook;
-pub use replicate::{CopyOrder, HotChain, Replication};
+pub use replicate::{PrefixDemand, Replication, ReplicationOrder};
 
 /// Bounds and settings of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,13 +56,13 @@ pub struct ClusterConfig {
     /// Refuses requests that would wait longer than this for others, or make those who were taken in wait longer, by estimate; what they take themselves does not count, so that one that is
     /// alone is taken in whatever it takes. Placement plans with it as with an objective. Admission policies that take everything do not look at it.
     pub max_wait: Option<Duration>,
-    /// Most requests that wait at the door at once.
+    /// Most requests that wait in the admission queue at once.
     pub max_held: usize,
     /// Whether decode nodes compute prompts.
     pub prompts_at_decode: PromptsAtDecode,
     /// Whether decode nodes compute the tails of long prompts behind the prefill nodes that compute what comes before.
-    pub splits_prompts: bool,
-    /// High quantile of the predictions: of the time to first token for [`AdmissionKind::Selective`], of the steps for it and for the choice of the decode node.
+    pub takes_partial_prefills: bool,
+    /// High quantile of the predictions: of the time to first token for [`AdmissionKind::ValueDensity`], of the steps for it and for the choice of the decode node.
     pub admission_quantile: f64,
     /// [`Assessment::decode_then`](crate::Assessment::decode_then) takes an answer to go on for this many times the mean time of answers.
     pub answer_factor: f64,
@@ -128,7 +128,7 @@ impl Default for ClusterConfig {
             max_wait: Some(MAX_WAIT),
             max_held: 512,
             prompts_at_decode: PromptsAtDecode::default(),
-            splits_prompts: true,
+            takes_partial_prefills: true,
             admission_quantile: 0.9,
             answer_factor: 4.0,
             slow_start: Duration::from_secs(10),
@@ -178,15 +178,15 @@ pub struct Cluster {
     /// When the last node joined.
     joined: Option<Instant>,
     transfers: TransferCost,
-    /// Names of the numerics classes; a node knows the number of its own.
-    numerics: Vec<String>,
+    /// Names of the KV compatibility classes; a node knows the number of its own.
+    kv_class: Vec<String>,
     pauses: HolderPauses,
-    copies: Copies,
+    copies: Replications,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
     charges: BTreeMap<RequestKey, Charge>,
-    /// Requests that wait at the door, to be placed.
+    /// Requests that wait in the admission queue, to be placed.
     held: BTreeSet<RequestKey>,
 }
 
@@ -197,11 +197,11 @@ const TICK: Duration = Duration::from_millis(100);
 /// Answers are about so long until some have ended.
 const FIRST_OUTPUT_TOKENS: u32 = 256;
 
-/// Nodes of one class cost the same, up to a factor: role, model and numerics.
+/// Nodes of one class cost the same, up to a factor: role, model and kv_class.
 type CostClass = (NodeRole, u64, String);
 
 fn cost_class(info: &NodeInfo) -> CostClass {
-    (info.role, info.layout.model, info.numerics.clone())
+    (info.role, info.layout.model, info.kv_class.clone())
 }
 
 impl Cluster {
@@ -217,9 +217,9 @@ impl Cluster {
             ticked: None,
             joined: None,
             transfers: TransferCost::new(config.bandwidth),
-            numerics: Vec::new(),
+            kv_class: Vec::new(),
             pauses: holders::no_pauses(),
-            copies: Copies::default(),
+            copies: Replications::default(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
@@ -312,8 +312,8 @@ impl Cluster {
         let speed = SpeedFactor::from_profiles(own, usual);
         self.joined = self.joined.max(Some(now));
         self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
-        let numerics = self.numerics_class(&info.numerics);
-        self.nodes.insert(ClusterNode::new(now, info, (class, numerics), speed, slot));
+        let kv_class = self.kv_class(&info.kv_class);
+        self.nodes.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
     }
 
     /// Index of the node's class, which is seeded with its profile where it is the first of it.
@@ -348,7 +348,7 @@ impl Cluster {
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
         // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
-        self.end_copies_of(&gone);
+        self.end_replications_of(&gone);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| *prefill == gone);
             charge.tail.take_if(|tail| *tail == gone);

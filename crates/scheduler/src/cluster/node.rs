@@ -53,8 +53,8 @@ pub struct ClusterNode {
     pub(crate) charges: NodeCharges,
     /// Index of its cost models.
     pub(super) class: usize,
-    /// Number of its numerics class.
-    pub(super) numerics: usize,
+    /// Number of its KV compatibility class.
+    pub(super) kv_class: usize,
     pub(super) speed: SpeedFactor,
     pub(super) last_steps: LastSteps,
     /// In the prefix index; none where that is full.
@@ -66,11 +66,11 @@ pub struct ClusterNode {
 }
 
 impl ClusterNode {
-    /// `class` and `numerics` are the indices of its classes of cost and of numerics.
+    /// `class` and `kv_class` are the indices of its classes of cost and of kv_class.
     pub(super) fn new(
         now: Instant,
         info: NodeInfo,
-        (class, numerics): (usize, usize),
+        (class, kv_class): (usize, usize),
         speed: SpeedFactor,
         slot: Option<NodeSlot>,
     ) -> Self {
@@ -82,7 +82,7 @@ impl ClusterNode {
             joined: now,
             charges: NodeCharges::default(),
             class,
-            numerics,
+            kv_class,
             speed,
             last_steps: LastSteps::default(),
             slot,

@@ -89,7 +89,7 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
-        tail_tokens: chosen.cut.map_or(0, |cut| cut.tail_tokens),
+        partial_prefill_tokens: chosen.cut.map_or(0, |cut| cut.partial_prefill_tokens),
         decode: chosen.decode.map(|decode| decode.node),
         fetch,
     }
@@ -267,7 +267,7 @@ impl Cluster {
         node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
-    pub(super) fn move_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
+    pub(super) fn migrate_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
         // The node's knows whether the first token is out.
         let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
@@ -281,11 +281,11 @@ impl Cluster {
         }
         if let Some(node) = self.nodes.get_mut(to) {
             let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
-            let moved = DecodeCharge { begins, charged: now, ..charge };
-            node.charges.add_decode(key, moved);
+            let migrated = DecodeCharge { begins, charged: now, ..charge };
+            node.charges.add_decode(key, migrated);
             let start = (to.clone(), node.info().generation);
             if let Some(charge) = self.charges.get_mut(&key) {
-                charge.decode = Some((start, moved));
+                charge.decode = Some((start, migrated));
             }
         }
     }
@@ -345,7 +345,7 @@ impl Cluster {
         Some(PrefixFetch { from: from.clone(), tokens, bytes: blocks * layout.block_bytes_all_layers() as u64 })
     }
 
-    /// The decode node that the request takes blocks and a seat of: the one that decodes, or that computes a prompt of which one token is wanted.
+    /// The decode node that the request takes blocks and a slot of: the one that decodes, or that computes a prompt of which one token is wanted.
     fn takes_room(&self, chosen: &Chosen) -> Option<&ClusterNode> {
         let node = chosen.decode.as_ref().map_or(&chosen.prefill, |decode| &decode.node);
         self.nodes.get(node).filter(|node| node.info().role == NodeRole::Decode)
@@ -376,7 +376,7 @@ impl Cluster {
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
         if let (Some(cut), Some(decode)) = (&chosen.cut, &chosen.decode) {
             let terms = QueueTerms { compute: duration(cut.tail), ..prompt.terms };
-            let tail = QueuedPrompt { tokens: cut.tail_tokens, terms, ..prompt };
+            let tail = QueuedPrompt { tokens: cut.partial_prefill_tokens, terms, ..prompt };
             charge.tail = self.charge_prefill(now, &decode.node, tail);
         }
         self.charges.insert(key, charge);
@@ -405,7 +405,7 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
         key: request.key,
         arrived: now,
         terms: chosen.terms,
-        tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.tail_tokens))
+        tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.partial_prefill_tokens))
             .saturating_sub(chosen.plan.matched_tokens)
             .max(1),
         deadline: request.time_left(chosen.plan.compute).and_then(|seconds| now.checked_add(duration(seconds))),

@@ -1,11 +1,11 @@
-//! Copies of hot prefixes on more prefill nodes, before prompts ask for them there.
+//! Replications of hot prefixes on more prefill nodes, before prompts ask for them there.
 //!
 //! A fetch on demand leaves a copy behind, but only after placement has sent a prompt to a node that lacks the prefix, and that prompt waits for the bytes. What many prompts begin with
 //! is better there before (Mooncake, arXiv 2407.00079, section 6.2, migrates hot blocks for the same reason).
 //!
 //! **How many copies.** A prefix that is asked for `r` times a second, and takes `c` seconds to compute, saves `r c` nodes' worth of compute: that is its *demand*. One holder more is
 //! worth its room for each [`HOLDER_SHARE`] of a node, up to [`ClusterConfig::replicas`](super::ClusterConfig): where less than that is at stake, the prompts that come while the holder is
-//! busy cost little wherever they go. The next copy is of the prefix with the most demand per holder, so that copies are shared out as seats are by D'Hondt.
+//! busy cost little wherever they go. The next copy is of the prefix with the most demand per holder, so that copies are shared out as slots are by D'Hondt.
 //!
 //! **Where.** The prefill node with the least work before it, if that is less than [`BUSY`], which has room that is free or cold ([`COLD_AFTER`]). Only what each copy will be asked for
 //! within that same time is copied: so what comes is never colder than what goes.
@@ -30,7 +30,7 @@ use crate::placement::PrefixFetch;
 const HOLDER_SHARE: f64 = 0.25;
 /// Seconds of work before a node that takes no copies.
 const BUSY: f64 = 0.5;
-/// Copies under way.
+/// Replications under way.
 const MOST_COPIES: usize = 4;
 /// A node that has not answered by then will not.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ const MOST_PAUSES: usize = 1024;
 
 /// A prefix that prompts begin with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HotChain {
+pub struct PrefixDemand {
     /// Its blocks, from the first.
     pub hashes: Arc<[BlockHash]>,
     /// Prompts a second that begin with it.
@@ -51,7 +51,7 @@ pub struct HotChain {
 
 /// A copy to be ordered of `to`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CopyOrder {
+pub struct ReplicationOrder {
     /// Names it.
     pub key: RequestKey,
     /// Where it goes.
@@ -65,9 +65,9 @@ pub struct CopyOrder {
 /// What is to be done about copies now.
 #[derive(Debug, Default, PartialEq)]
 pub struct Replication {
-    /// Copies to order, and from whom each comes.
-    pub orders: Vec<(CopyOrder, FetchSource)>,
-    /// Copies of which nothing was heard, and the nodes that are to give them up.
+    /// Replications to order, and from whom each comes.
+    pub orders: Vec<(ReplicationOrder, FetchSource)>,
+    /// Replications of which nothing was heard, and the nodes that are to give them up.
     pub overdue: Vec<(RequestKey, NodeId)>,
 }
 
@@ -84,12 +84,12 @@ struct UnderWay {
 
 /// What was ordered.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct Replications {
     under_way: BTreeMap<RequestKey, UnderWay>,
     pauses: Backoff<(NodeId, BlockHash)>,
 }
 
-impl Default for Copies {
+impl Default for Replications {
     fn default() -> Self {
         Self { under_way: BTreeMap::new(), pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, MOST_PAUSES) }
     }
@@ -103,7 +103,7 @@ fn wanted_holders(demand: f64, most: usize) -> usize {
 
 /// A prefix as the cluster has it.
 struct Held<'a> {
-    chain: &'a HotChain,
+    chain: &'a PrefixDemand,
     matches: Matches,
     demand: f64,
     /// Prefill nodes that hold it, or will.
@@ -112,9 +112,14 @@ struct Held<'a> {
 
 impl Cluster {
     /// Orders the copies of these prefixes that are due, and gives up those of which nothing was heard.
-    pub fn replicate(&mut self, now: Instant, hot: &[HotChain], name: &mut impl FnMut() -> RequestKey) -> Replication {
-        let overdue = self.overdue_copies(now);
-        let orders = self.order_copies(now, hot, name);
+    pub fn replicate(
+        &mut self,
+        now: Instant,
+        hot: &[PrefixDemand],
+        name: &mut impl FnMut() -> RequestKey,
+    ) -> Replication {
+        let overdue = self.overdue_replications(now);
+        let orders = self.order_replications(now, hot, name);
         let orders = orders.into_iter().filter_map(|order| {
             let source = self.fetch_source(&order.fetch)?;
             Some((order, source))
@@ -122,13 +127,13 @@ impl Cluster {
         Replication { orders: orders.collect(), overdue }
     }
 
-    /// What is to be copied now, of these prefixes. Everything that is told is charged as under way until [`Self::on_copy_done`]; `name` names it.
-    fn order_copies(
+    /// What is to be copied now, of these prefixes. Everything that is told is charged as under way until [`Self::on_replication_done`]; `name` names it.
+    fn order_replications(
         &mut self,
         now: Instant,
-        hot: &[HotChain],
+        hot: &[PrefixDemand],
         name: &mut impl FnMut() -> RequestKey,
-    ) -> Vec<CopyOrder> {
+    ) -> Vec<ReplicationOrder> {
         if self.config.replicas < 2 || !self.config.fetches {
             return Vec::new();
         }
@@ -146,17 +151,17 @@ impl Cluster {
                 let tokens = blocks as u32 * layout.block_tokens;
                 let fetch = PrefixFetch { from: from.info().node.clone(), tokens, bytes };
                 let hashes = Arc::clone(&prefix.chain.hashes);
-                Some((index, CopyOrder { key: name(), to: to.info().node.clone(), fetch, hashes }))
+                Some((index, ReplicationOrder { key: name(), to: to.info().node.clone(), fetch, hashes }))
             });
             let Some((index, order)) = order else { break };
-            self.begin_copy(now, &order);
+            self.begin_replication(now, &order);
             prefixes[index].holders += 1;
             orders.push(order);
         }
         orders
     }
 
-    fn prefix_held<'a>(&self, chain: &'a HotChain) -> Option<Held<'a>> {
+    fn prefix_held<'a>(&self, chain: &'a PrefixDemand) -> Option<Held<'a>> {
         let prefix = *chain.hashes.last()?;
         let blocks = chain.hashes.len() as u32;
         let matches = self.matches_of(&chain.hashes);
@@ -173,18 +178,18 @@ impl Cluster {
     /// Where the next copy of a prefix goes, and from whom, if there is to be one.
     fn copy_of(&self, now: Instant, prefix: &Held<'_>) -> Option<(&ClusterNode, &ClusterNode)> {
         let wanted = wanted_holders(prefix.demand, self.config.replicas);
-        let per_copy = prefix.chain.per_second / (prefix.holders + 1) as f64;
-        if prefix.holders >= wanted || per_copy * COLD_AFTER.as_secs_f64() < 1.0 {
+        let per_replication = prefix.chain.per_second / (prefix.holders + 1) as f64;
+        if prefix.holders >= wanted || per_replication * COLD_AFTER.as_secs_f64() < 1.0 {
             return None;
         }
         let mut targets: Vec<_> =
-            self.nodes.of_role(NodeRole::Prefill).filter(|node| self.may_copy_to(now, node, prefix)).collect();
+            self.nodes.of_role(NodeRole::Prefill).filter(|node| self.may_replicate_to(now, node, prefix)).collect();
         let work = |node: &ClusterNode| self.work(now, node);
         targets.sort_by(|a, b| work(a).total_cmp(&work(b)).then_with(|| room(b).cmp(&room(a))));
         targets.into_iter().find_map(|to| Some((to, self.source_of(now, prefix, to)?)))
     }
 
-    fn may_copy_to(&self, now: Instant, node: &ClusterNode, prefix: &Held<'_>) -> bool {
+    fn may_replicate_to(&self, now: Instant, node: &ClusterNode, prefix: &Held<'_>) -> bool {
         let (info, chain) = (node.info(), &prefix.chain.hashes);
         let held = prefix.matches.of(node) as usize;
         let is_free = || self.copies.under_way.values().all(|copy| copy.to != info.node);
@@ -192,7 +197,7 @@ impl Cluster {
             || chain.last().is_some_and(|last| !self.copies.pauses.is_paused(now, &(info.node.clone(), *last)));
         let is_idle = node.load().waiting == 0 && self.work(now, node) < BUSY;
         let lacks = held < chain.len() && room(node) >= chain.len() - held;
-        info.copies_prefixes && node.is_ready() && lacks && is_idle && is_free() && is_due()
+        info.replicates_prefixes && node.is_ready() && lacks && is_idle && is_free() && is_due()
     }
 
     /// Seconds of work before a node: what it was charged here, or, where others give it work, too, what it says.
@@ -208,11 +213,11 @@ impl Cluster {
     /// A node that has all of it for this reader.
     fn source_of(&self, now: Instant, prefix: &Held<'_>, to: &ClusterNode) -> Option<&ClusterNode> {
         let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &to.info().node);
-        let (from, blocks) = self.longest_holder(&prefix.matches, to.numerics, may)?;
+        let (from, blocks) = self.longest_holder(&prefix.matches, to.kv_class, may)?;
         (blocks as usize >= prefix.chain.hashes.len()).then_some(from)
     }
 
-    fn begin_copy(&mut self, now: Instant, order: &CopyOrder) {
+    fn begin_replication(&mut self, now: Instant, order: &ReplicationOrder) {
         let Some(prefix) = order.hashes.last().copied() else { return };
         let (from, bytes) = (order.fetch.from.clone(), order.fetch.bytes);
         self.transfers.begin(&from, bytes);
@@ -224,35 +229,35 @@ impl Cluster {
     }
 
     /// What became of a copy. `false` where it is none of those under way.
-    pub fn on_copy_done(&mut self, now: Instant, key: RequestKey, report: &FetchReport) -> bool {
-        let Some(copy) = self.end_copy(key) else { return false };
+    pub fn on_replication_done(&mut self, now: Instant, key: RequestKey, report: &FetchReport) -> bool {
+        let Some(copy) = self.end_replication(key) else { return false };
         // Bulk gives way to others, so its time says nothing of the way.
         let timeless = FetchReport { bytes: 0, ..report.clone() };
         self.on_fetched(now, &copy.from, &copy.to, &timeless);
         true
     }
 
-    /// Copies of which nothing has been heard for too long, and their targets: they are forgotten here, and to be aborted there.
-    fn overdue_copies(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
+    /// Replications of which nothing has been heard for too long, and their targets: they are forgotten here, and to be aborted there.
+    fn overdue_replications(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
         let is_late = |copy: &UnderWay| now.saturating_duration_since(copy.ordered) >= COPY_TIMEOUT;
         let late: Vec<_> =
             self.copies.under_way.iter().filter(|(_, copy)| is_late(copy)).map(|(key, _)| *key).collect();
-        late.into_iter().filter_map(|key| Some((key, self.end_copy(key)?.to))).collect()
+        late.into_iter().filter_map(|key| Some((key, self.end_replication(key)?.to))).collect()
     }
 
     /// A start of a node is gone: what came to it will not, and what it sends is charged to nobody.
-    pub(super) fn end_copies_of(&mut self, gone: &NodeStart) {
+    pub(super) fn end_replications_of(&mut self, gone: &NodeStart) {
         self.copies.pauses.retain(|(node, _)| *node != gone.0);
         for copy in self.copies.under_way.values_mut() {
             copy.charged.take_if(|charged| charged == gone);
         }
         let to_it = self.copies.under_way.iter().filter(|(_, copy)| copy.to == gone.0);
         for key in to_it.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.end_copy(key);
+            self.end_replication(key);
         }
     }
 
-    fn end_copy(&mut self, key: RequestKey) -> Option<UnderWay> {
+    fn end_replication(&mut self, key: RequestKey) -> Option<UnderWay> {
         let copy = self.copies.under_way.remove(&key)?;
         if let Some((from, _)) = &copy.charged {
             self.transfers.end(from, copy.bytes);

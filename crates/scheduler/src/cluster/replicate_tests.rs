@@ -12,8 +12,8 @@ fn chain(n: u8, blocks: u8) -> Vec<BlockHash> {
     (0..blocks).map(|block| BlockHash([[n, block]; 8].as_flattened().try_into().unwrap())).collect()
 }
 
-fn hot(n: u8, blocks: u8, per_second: f64) -> HotChain {
-    HotChain { hashes: chain(n, blocks).into(), per_second }
+fn hot(n: u8, blocks: u8, per_second: f64) -> PrefixDemand {
+    PrefixDemand { hashes: chain(n, blocks).into(), per_second }
 }
 
 /// Prefill nodes `p0` on with 100 blocks each, all free.
@@ -36,9 +36,9 @@ fn store(cluster: &Cluster, node: &str, sequence: u64, chain: &[BlockHash]) {
 }
 
 /// What is ordered, as target and holder; the first has the key `first`, and so on.
-fn order(cluster: &mut Cluster, now: Instant, hot: &[HotChain], first: u128) -> Vec<(String, String)> {
+fn order(cluster: &mut Cluster, now: Instant, hot: &[PrefixDemand], first: u128) -> Vec<(String, String)> {
     let mut names = first..;
-    let orders = cluster.order_copies(now, hot, &mut || key(names.next().unwrap()));
+    let orders = cluster.order_replications(now, hot, &mut || key(names.next().unwrap()));
     orders.iter().map(|order| (order.to.to_string(), order.fetch.from.to_string())).collect()
 }
 
@@ -67,8 +67,8 @@ fn a_prefix_goes_to_as_many_nodes_as_it_is_worth_one_after_the_other() {
     assert_eq!(order(&mut cluster, now, &[hot(1, 10, 2.0)], 1), [], "what is under way counts");
     let bytes = 10 * cluster.node(&id("p0")).unwrap().info().layout.block_bytes_all_layers() as u64;
     assert_eq!(cluster.transfers.in_flight(), bytes);
-    assert!(cluster.on_copy_done(now, key(0), &FetchReport::default()));
-    assert!(!cluster.on_copy_done(now, key(0), &FetchReport::default()));
+    assert!(cluster.on_replication_done(now, key(0), &FetchReport::default()));
+    assert!(!cluster.on_replication_done(now, key(0), &FetchReport::default()));
     assert_eq!(cluster.transfers.in_flight(), 0);
     store(&cluster, "p0", 0, &chain(1, 10));
     assert_eq!(order(&mut cluster, now, &[hot(1, 10, 9.0)], 1), [pair("p2", "p0")], "three nodes at most");
@@ -85,12 +85,12 @@ fn what_is_worth_most_per_holder_goes_first_and_a_node_takes_one_at_a_time() {
     store(&cluster, "p0", 10, &chain(2, 10));
     let prefixes = [hot(1, 10, 3.0), hot(2, 10, 8.0)];
     let mut names = 0..;
-    let orders = cluster.order_copies(now, &prefixes, &mut || key(names.next().unwrap()));
+    let orders = cluster.order_replications(now, &prefixes, &mut || key(names.next().unwrap()));
     let told: Vec<_> = orders.iter().map(|order| (order.to.as_str(), order.fetch.tokens, &order.hashes)).collect();
     assert_eq!(told, [("p1", 160, &prefixes[1].hashes), ("p2", 160, &prefixes[1].hashes)]);
     assert_eq!(order(&mut cluster, now, &prefixes, 2), [], "p1 and p2 have one each");
-    assert!(cluster.on_copy_done(now, key(0), &FetchReport::default()));
-    let orders = cluster.order_copies(now, &prefixes, &mut || key(2));
+    assert!(cluster.on_replication_done(now, key(0), &FetchReport::default()));
+    let orders = cluster.order_replications(now, &prefixes, &mut || key(2));
     assert_eq!((orders.len(), orders[0].to.as_str(), &orders[0].hashes), (1, "p1", &prefixes[0].hashes));
 }
 
@@ -114,7 +114,7 @@ fn a_copy_takes_room_that_nobody_needs_on_a_node_that_is_idle() {
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 10));
     report(&mut cluster, now, 1, Load { blocks_cold: 1, ..full });
-    let rare = HotChain { per_second: 0.02, ..hot[0].clone() };
+    let rare = PrefixDemand { per_second: 0.02, ..hot[0].clone() };
     cluster.costs[0].1 = crate::cost::ClassCost::new(&baton_types::NodeProfile {
         prefill_per_token: 1.0,
         ..info("p0", NodeRole::Prefill, 1).profile
@@ -128,8 +128,8 @@ fn only_nodes_that_know_the_command_and_compute_alike_are_told() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 1, 4);
     let others = [
-        ("p1", NodeInfo { copies_prefixes: false, ..info("p1", NodeRole::Prefill, 1) }),
-        ("p2", NodeInfo { numerics: "other".to_owned(), ..info("p2", NodeRole::Prefill, 1) }),
+        ("p1", NodeInfo { replicates_prefixes: false, ..info("p1", NodeRole::Prefill, 1) }),
+        ("p2", NodeInfo { kv_class: "other".to_owned(), ..info("p2", NodeRole::Prefill, 1) }),
         ("d0", info("d0", NodeRole::Decode, 1)),
     ];
     for (name, info) in others {
@@ -158,7 +158,7 @@ fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
         if let [(to, from)] = &order(&mut cluster, now, &hot, second.into())[..] {
             assert_eq!((to.as_str(), from.as_str()), (if ordered.len() % 2 == 0 { "p1" } else { "p2" }, "p0"));
             ordered.push(second);
-            assert!(cluster.on_copy_done(now, key(second.into()), &failed(ErrorKind::Overloaded)));
+            assert!(cluster.on_replication_done(now, key(second.into()), &failed(ErrorKind::Overloaded)));
         }
     }
     assert_eq!(ordered, [0, 1, 15, 16, 45, 46, 105, 106, 225, 226]);
@@ -168,7 +168,7 @@ fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
     store(&cluster, "p0", 0, &chain(1, 10));
     assert_eq!(order(&mut cluster, start, &hot, 0).len(), 2);
     for n in 0..2 {
-        assert!(cluster.on_copy_done(start, key(n), &failed(ErrorKind::Unavailable)));
+        assert!(cluster.on_replication_done(start, key(n), &failed(ErrorKind::Unavailable)));
     }
     assert_eq!(order(&mut cluster, start, &hot, 2), []);
 }
@@ -194,9 +194,9 @@ fn what_nobody_answers_for_is_forgotten() {
     store(&cluster, "p0", 0, &chain(1, 10));
     assert_eq!(order(&mut cluster, start, &[hot(1, 10, 9.0)], 0).len(), 2);
     cluster.on_node_left(start, &id("p1"), Generation(1));
-    assert!(!cluster.on_copy_done(start, key(0), &FetchReport::default()), "its target is gone");
-    assert_eq!(cluster.overdue_copies(start + COPY_TIMEOUT / 2), []);
-    assert_eq!(cluster.overdue_copies(start + COPY_TIMEOUT), [(key(1), id("p2"))]);
+    assert!(!cluster.on_replication_done(start, key(0), &FetchReport::default()), "its target is gone");
+    assert_eq!(cluster.overdue_replications(start + COPY_TIMEOUT / 2), []);
+    assert_eq!(cluster.overdue_replications(start + COPY_TIMEOUT), [(key(1), id("p2"))]);
     assert_eq!((cluster.transfers.in_flight(), cluster.copies.under_way.len()), (0, 0));
 }
 
@@ -220,23 +220,23 @@ proptest! {
         }
         for (n, (taken, cold, waiting, alike)) in loads.iter().enumerate() {
             if !alike {
-                let other = NodeInfo { numerics: "other".to_owned(), ..info(&format!("p{n}"), NodeRole::Prefill, 2) };
+                let other = NodeInfo { kv_class: "other".to_owned(), ..info(&format!("p{n}"), NodeRole::Prefill, 2) };
                 cluster.on_node_joined(start, other);
             }
             let cached = (*taken).min(100);
             report(&mut cluster, start, n, Load { blocks_cached: cached, blocks_cold: (*cold).min(cached), waiting: *waiting, ..Load::default() });
         }
         let (mut names, mut now) = (0.., start);
-        let mut under_way: Vec<CopyOrder> = Vec::new();
+        let mut under_way: Vec<ReplicationOrder> = Vec::new();
         for outcome in outcomes {
-            let orders = cluster.order_copies(now, &hot, &mut || key(names.next().unwrap()));
+            let orders = cluster.order_replications(now, &hot, &mut || key(names.next().unwrap()));
             for order in orders {
                 let (to, from) = (cluster.node(&order.to).unwrap(), cluster.node(&order.fetch.from).unwrap());
                 let chain = hot.iter().find(|hot| hot.hashes == order.hashes).unwrap();
                 let blocks = |node: &ClusterNode| cluster.matches_of(&order.hashes).of(node) as usize;
                 prop_assert!(blocks(to) < order.hashes.len() && blocks(from) == order.hashes.len());
                 prop_assert!(room(to) >= order.hashes.len() - blocks(to) && to.load().waiting == 0);
-                prop_assert_eq!(&to.info().numerics, &from.info().numerics);
+                prop_assert_eq!(&to.info().kv_class, &from.info().kv_class);
                 under_way.push(order.clone());
                 let holders = cluster.nodes().filter(|node| blocks(node) == order.hashes.len()).count();
                 let coming = under_way.iter().filter(|other| other.hashes == order.hashes).count();
@@ -248,15 +248,15 @@ proptest! {
             prop_assert!(under_way.len() <= MOST_COPIES);
             if let (Some(order), true) = (under_way.pop(), outcome > 0) {
                 let report = if outcome == 1 { FetchReport::default() } else { failed(ErrorKind::Unavailable) };
-                prop_assert!(cluster.on_copy_done(now, order.key, &report));
+                prop_assert!(cluster.on_replication_done(now, order.key, &report));
             }
             now += SECOND;
             under_way.retain(|order| cluster.copies.under_way.contains_key(&order.key));
         }
         for order in under_way {
-            cluster.on_copy_done(now, order.key, &FetchReport::default());
+            cluster.on_replication_done(now, order.key, &FetchReport::default());
         }
-        cluster.overdue_copies(now + COPY_TIMEOUT);
+        cluster.overdue_replications(now + COPY_TIMEOUT);
         prop_assert_eq!(cluster.transfers.in_flight(), 0);
     }
 }

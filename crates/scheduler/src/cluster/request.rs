@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
 
-use super::{Cluster, Move};
+use super::{Cluster, Migrate};
 use crate::ledger::NodeStart;
 use crate::placement::{Placement, PrefixFetch, Refusal};
-use crate::request::{Assignment, BookEntry, MoveAssignment};
+use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
 impl Cluster {
     /// What the nodes of a placement are told of each other. `tbt` is the request's objective.
@@ -23,8 +23,8 @@ impl Cluster {
     }
 
     /// The same of a move; `None` where the node has gone.
-    pub fn assign_move(&self, chosen: &Move) -> Option<MoveAssignment> {
-        Some(MoveAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
+    pub fn assign_migration(&self, chosen: &Migrate) -> Option<MigrationAssignment> {
+        Some(MigrationAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
     }
 
     /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever its steps take.
@@ -65,12 +65,12 @@ impl Cluster {
         }
     }
 
-    /// Requests that wait at the door.
+    /// Requests that wait in the admission queue.
     pub fn requests_held(&self) -> usize {
         self.held.len()
     }
 
-    /// Who is refused and may wait does so at the door, where there is a place. Beyond that, requests are refused at once.
+    /// Who is refused and may wait does so in the admission queue, where there is a place. Beyond that, requests are refused at once.
     pub(super) fn hold(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
         if refusal.hold.is_some() && !self.held.contains(&key) {
             if self.held.len() < self.config.max_held {

@@ -28,7 +28,7 @@ const MAX_TAIL_TOKENS: u32 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cut {
     /// Last tokens of the prompt, which the decode node computes.
-    pub tail_tokens: u32,
+    pub partial_prefill_tokens: u32,
     /// Seconds that the decode node is busy with them.
     pub tail: f64,
     /// Seconds of the prefill node's part.
@@ -55,12 +55,12 @@ impl Cluster {
         decode: Option<&DecodeCandidate<'_>>,
     ) -> Option<Cut> {
         let request = asked.request;
-        if !self.config.splits_prompts || !request.wants_decode || request.bypass_cache {
+        if !self.config.takes_partial_prefills || !request.wants_decode || request.bypass_cache {
             return None;
         }
         let (from, to) = (self.nodes.get(prefill)?, self.nodes.get(decode?.node)?);
-        let is_able = |node: &ClusterNode| node.info().splits_prompts;
-        let is_alike = from.info().numerics == to.info().numerics
+        let is_able = |node: &ClusterNode| node.info().takes_partial_prefills;
+        let is_alike = from.info().kv_class == to.info().kv_class
             && from.info().layout.block_tokens == to.info().layout.block_tokens;
         if !is_able(from) || !is_able(to) || !is_alike {
             return None;
@@ -95,7 +95,7 @@ impl Cluster {
         head_end: u32,
     ) -> Option<Cut> {
         let tokens = asked.request.prompt_tokens;
-        let tail_tokens = tokens - head_end;
+        let partial_prefill_tokens = tokens - head_end;
         let seconds = |node: &ClusterNode, tokens, cached| {
             node.speed.seconds(self.costs[node.class].1.prefill.one_chunk(tokens, cached))
         };
@@ -107,7 +107,7 @@ impl Cluster {
         let last = seconds(from, head_end, head_end - last);
         let alone = seconds(to, tokens, head_end);
         let layers = to.info().layout.num_layers.max(1);
-        let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, tail_tokens)));
+        let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, partial_prefill_tokens)));
         let (step, breaks) = self.step_beside(to, (batch.sequences, batch.kv_tokens), alone / slices);
         if breaks {
             return None;
@@ -117,7 +117,7 @@ impl Cluster {
         let layers = f64::from(layers);
         let begins = (head - last + last / layers).max(busy);
         let after = (begins + tail - head).max(tail / layers);
-        Some(Cut { tail_tokens, tail, head, after })
+        Some(Cut { partial_prefill_tokens, tail, head, after })
     }
 
     /// The head on its terms, with what it does to the order of the prefill node's queue.
@@ -171,12 +171,15 @@ mod tests {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let split = placed(&mut cluster, now, &long(0, 1600));
-        assert!((700..=800).contains(&split.tail_tokens) && split.tail_tokens.is_multiple_of(16), "{split:?}");
+        assert!(
+            (700..=800).contains(&split.partial_prefill_tokens) && split.partial_prefill_tokens.is_multiple_of(16),
+            "{split:?}"
+        );
         let ttft = split.estimated_ttft.0.as_secs_f64();
         assert!((0.8..0.95).contains(&ttft), "{ttft} s of 1.6 alone");
         // The next one's turn comes when both are about to be free.
         let next = placed(&mut cluster, now, &long(1, 1600));
-        assert!((600..=800).contains(&next.tail_tokens), "{next:?}");
+        assert!((600..=800).contains(&next.partial_prefill_tokens), "{next:?}");
         assert!((1.6..1.9).contains(&next.estimated_ttft.0.as_secs_f64()), "{next:?}");
         (0..2).for_each(|n| cluster.on_ended(now, key(n)));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()), "{cluster:?}");
@@ -193,7 +196,7 @@ mod tests {
         let p0 = "p0".parse().unwrap();
         cluster.nodes.get_mut(&p0).unwrap().charges.backlog.remove(now, key(0));
         let next = placed(&mut cluster, now, &long(1, 1600));
-        assert!(next.tail_tokens > 0 && next.tail_tokens < 500, "{next:?}");
+        assert!(next.partial_prefill_tokens > 0 && next.partial_prefill_tokens < 500, "{next:?}");
     }
 
     #[test]
@@ -206,8 +209,8 @@ mod tests {
         let split = placed(&mut cluster, now, &long(0, 1600));
         let (was, other): (NodeId, NodeId) = (split.decode.unwrap(), "d1".parse().unwrap());
         let other = if was == other { "d0".parse().unwrap() } else { other };
-        assert!(split.tail_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
-        cluster.move_decode(now, key(0), &other);
+        assert!(split.partial_prefill_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
+        cluster.migrate_decode(now, key(0), &other);
         assert!(cluster.nodes.get(&was).unwrap().charges.is_zero());
         assert_eq!(cluster.nodes.get(&other).unwrap().charges.pending(), 0, "it computes none of it");
         cluster.on_ended(now, key(0));
@@ -218,12 +221,16 @@ mod tests {
     fn a_prompt_is_whole_where_a_cut_would_not_do() {
         let now = Instant::now();
         let tail = |change: fn(&mut NodeInfo), request: &PlacementRequest<'_>| {
-            placed(&mut pair(now, change), now, request).tail_tokens
+            placed(&mut pair(now, change), now, request).partial_prefill_tokens
         };
         let wanted = long(0, 1600);
         assert!(tail(|_| {}, &wanted) > 0);
-        assert_eq!(tail(|info| info.splits_prompts = info.role == NodeRole::Prefill, &wanted), 0, "an older node");
-        assert_eq!(tail(|info| info.numerics = info.node.to_string(), &wanted), 0, "other bits");
+        assert_eq!(
+            tail(|info| info.takes_partial_prefills = info.role == NodeRole::Prefill, &wanted),
+            0,
+            "an older node"
+        );
+        assert_eq!(tail(|info| info.kv_class = info.node.to_string(), &wanted), 0, "other bits");
         assert_eq!(tail(|_| {}, &PlacementRequest { bypass_cache: true, ..wanted }), 0, "all log-probabilities");
         assert_eq!(tail(|_| {}, &PlacementRequest { wants_decode: false, max_tokens: 1, ..wanted }), 0);
         assert_eq!(tail(|_| {}, &long(0, 16)), 0, "one block");
@@ -243,10 +250,10 @@ mod tests {
         let strict = PlacementRequest { slo: Slo { ttft: None, tbt }, ..long(0, 64) };
         placed(&mut cluster, now, &strict);
         cluster.on_first_token(now, key(0));
-        let tokens = placed(&mut cluster, now, &long(1, 1600)).tail_tokens;
+        let tokens = placed(&mut cluster, now, &long(1, 1600)).partial_prefill_tokens;
         assert_eq!(tokens, 0, "a step takes 11 ms, and a layer of any tail worth it as long again");
         cluster.on_ended(now, key(0));
         cluster.on_ended(now, key(1));
-        assert!(placed(&mut cluster, now, &long(2, 1600)).tail_tokens > 0);
+        assert!(placed(&mut cluster, now, &long(2, 1600)).partial_prefill_tokens > 0);
     }
 }

@@ -43,11 +43,11 @@ pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         model: "m".into(),
         vocab_size: 512,
         context_length: 2048,
-        numerics: "test".into(),
+        kv_class: "test".into(),
         layout,
         profile,
-        copies_prefixes: true,
-        splits_prompts: true,
+        replicates_prefixes: true,
+        takes_partial_prefills: true,
         vocabulary: String::new(),
     }
 }
@@ -55,7 +55,7 @@ pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
 /// Two prefill and two decode nodes. Prompts are computed by prefill nodes alone.
 pub(crate) fn cluster(now: Instant, placement: PlacementKind) -> Cluster {
     let prompts_at_decode = PromptsAtDecode::Never;
-    let config = ClusterConfig { prompts_at_decode, splits_prompts: false, ..ClusterConfig::default() };
+    let config = ClusterConfig { prompts_at_decode, takes_partial_prefills: false, ..ClusterConfig::default() };
     let mut cluster = Cluster::new(config, Policies::new(placement, AdmissionKind::default()));
     for (name, role) in
         [("p0", NodeRole::Prefill), ("p1", NodeRole::Prefill), ("d0", NodeRole::Decode), ("d1", NodeRole::Decode)]
@@ -157,7 +157,7 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
 #[test]
 fn another_answer_goes_where_the_first_one_is_if_it_can() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PlacementKind::Baton);
+    let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
     let beside = [id("p1"), id("d1")];
     for n in 0..4 {
         let other = PlacementRequest { beside: &beside, accepted: true, ..request(n, &[]) };
@@ -174,7 +174,7 @@ fn another_answer_goes_where_the_first_one_is_if_it_can() {
 #[test]
 fn answers_after_the_first_leave_room_to_others_for_a_while() {
     let now = Instant::now();
-    let mut cluster = cluster(now, PlacementKind::Baton);
+    let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
     let beside = [id("p1"), id("d1")];
     let other =
         |n| PlacementRequest { beside: &beside, accepted: true, max_tokens: 1, wants_decode: true, ..request(n, &[]) };
@@ -190,13 +190,13 @@ fn answers_after_the_first_leave_room_to_others_for_a_while() {
     assert_eq!(refused.unwrap().kind, ErrorKind::Overloaded);
     // Batches of eight, of which a quarter stays free; and the first one's nodes are filled first.
     assert_eq!(at, BTreeMap::from([(id("d0"), 6), (id("d1"), 6)]));
-    assert!(place(&mut cluster, now, &request(50, &[])).is_ok(), "a neighbour has a seat");
+    assert!(place(&mut cluster, now, &request(50, &[])).is_ok(), "a neighbour has a slot");
     let patient = PlacementRequest { waited: SECOND * 5, ..other(51) };
     assert!(place(&mut cluster, now, &patient).is_ok(), "it has waited long enough");
     assert_eq!(place(&mut cluster, now, &other(52)).unwrap_err().kind, ErrorKind::Overloaded);
 
     // What they may take of the blocks at most is no reason to wait: that is guessed, and most of it is shared.
-    let mut cluster = self::cluster(now, PlacementKind::Baton);
+    let mut cluster = self::cluster(now, PlacementKind::MinTotalDelay);
     for n in 0..6 {
         let long = PlacementRequest { max_tokens: 1200, ..other(n) };
         assert!(place(&mut cluster, now, &long).is_ok(), "{n}");
@@ -204,7 +204,7 @@ fn answers_after_the_first_leave_room_to_others_for_a_while() {
     }
 
     // Nor do they slow others beyond their objective, and go elsewhere if that is possible.
-    let mut cluster = self::cluster(now, PlacementKind::Baton);
+    let mut cluster = self::cluster(now, PlacementKind::MinTotalDelay);
     let slo = Slo { ttft: None, tbt: Some(Tbt(Duration::from_micros(11_500))) };
     let at_d1 = PlacementRequest { slo, exclude: &[id("d0")], ..request(0, &[]) };
     place(&mut cluster, now, &at_d1).unwrap();
@@ -362,7 +362,7 @@ proptest! {
         let start = Instant::now();
         let config = ClusterConfig {
             prompts_at_decode: [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short][placement / 2 % 3],
-            splits_prompts: admission.is_multiple_of(2),
+            takes_partial_prefills: admission.is_multiple_of(2),
             ..ClusterConfig::default()
         };
         let policies = Policies::new(PlacementKind::ALL[placement], AdmissionKind::ALL[admission]);

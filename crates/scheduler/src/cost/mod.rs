@@ -1,7 +1,7 @@
 //! Cost models: how long prefill and decode steps take, fitted online to what the nodes report.
 //!
 //! A prefill step takes `base + a * rows + b * attended tokens`, a decode step `base + a * sequences + b * KV tokens`. One model serves all nodes of a class (same role,
-//! numerics and model); each node has a factor to it, which follows slowly. So a new node profits from what the others measured, and one slow step does not
+//! kv_class and model); each node has a factor to it, which follows slowly. So a new node profits from what the others measured, and one slow step does not
 //! make a node look worse than its twin.
 
 mod output;
@@ -283,7 +283,7 @@ impl SpeedFactor {
         Self(if tells { ratio.clamp(0.05, 20.0) } else { 1.0 })
     }
 
-    /// Moves by a fiftieth of the way to what was observed.
+    /// Migrations by a fiftieth of the way to what was observed.
     fn follow(&mut self, observed: f64) {
         let observed = observed.clamp(self.0 / OUTLIER, self.0 * OUTLIER);
         self.0 = (self.0 * (observed / self.0).powf(0.02)).clamp(0.05, 20.0);

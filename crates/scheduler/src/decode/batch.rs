@@ -104,11 +104,11 @@ impl DecodeCore {
     /// Tells the conductor now and then that tokens which are no news to it are computed.
     fn tell_progress(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(handed_over) = &sequence.handed_over else { return };
+        let Some(handed_off) = &sequence.handed_off else { return };
         if now >= sequence.told + PROGRESS_INTERVAL {
             sequence.told = now;
             let event = PrefillEvent::Progress { tokens: sequence.num_computed_tokens as u32 };
-            self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_over.conductor, key, event });
+            self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_off.conductor, key, event });
         }
     }
 
@@ -148,28 +148,28 @@ impl DecodeCore {
         events: &mut Events,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
-        let handed_over = sequence.handed_over.as_mut()?;
-        Arc::make_mut(&mut handed_over.tokens).push(token);
-        let finish = handed_over.finish(sequence.max_total_tokens);
-        let told = std::mem::replace(&mut handed_over.first_token_told, true);
-        let wait = handed_over.first_step.map(|step| step.saturating_duration_since(handed_over.at));
-        let index = (handed_over.tokens.len() - sequence.prompt_tokens - 1) as u32;
+        let handed_off = sequence.handed_off.as_mut()?;
+        Arc::make_mut(&mut handed_off.tokens).push(token);
+        let finish = handed_off.finish(sequence.max_total_tokens);
+        let told = std::mem::replace(&mut handed_off.first_token_told, true);
+        let wait = handed_off.first_step.map(|step| step.saturating_duration_since(handed_off.at));
+        let index = (handed_off.tokens.len() - sequence.prompt_tokens - 1) as u32;
         let event = DecodeEvent::Token { index, token, logprobs, finish, queue: wait.filter(|_| !told) };
-        events.entry(handed_over.conductor).or_default().push((key, event));
+        events.entry(handed_off.conductor).or_default().push((key, event));
         finish
     }
 
     /// Makes the blocks that are full shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey) {
         let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_foreign) else { return };
-        let Some(handed_over) = &sequence.handed_over else { return };
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_migrated) else { return };
+        let Some(handed_off) = &sequence.handed_off else { return };
         let full = sequence.num_computed_tokens / block_tokens;
         for index in sequence.num_complete_blocks..full {
             let parent = index.checked_sub(1).map(|parent| sequence.hashes[parent]);
             if index == sequence.hashes.len() {
-                let tokens = &handed_over.tokens[index * block_tokens..(index + 1) * block_tokens];
-                sequence.hashes.push(handed_over.hasher.next(parent, tokens));
+                let tokens = &handed_off.tokens[index * block_tokens..(index + 1) * block_tokens];
+                sequence.hashes.push(handed_off.hasher.next(parent, tokens));
             }
             self.pool.complete(sequence.blocks[index], sequence.hashes[index], parent);
             self.stores.queue(&self.pool, sequence.hashes[index], parent);
@@ -184,7 +184,7 @@ impl DecodeCore {
             self.admit(now);
             self.make_room();
             if self.running.is_empty() {
-                // Whoever gave way left a seat to somebody older.
+                // Whoever gave way left a slot to somebody older.
                 self.admit(now);
                 self.make_room();
             }
@@ -223,8 +223,8 @@ impl DecodeCore {
     fn join(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         sequence.phase = Phase::Running;
-        if let Some(handed_over) = &mut sequence.handed_over {
-            handed_over.first_step.get_or_insert(now);
+        if let Some(handed_off) = &mut sequence.handed_off {
+            handed_off.first_step.get_or_insert(now);
         }
         self.running.push(key);
     }

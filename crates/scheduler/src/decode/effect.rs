@@ -36,8 +36,8 @@ pub enum DecodeEffect {
         /// The grant.
         grant: GrantId,
     },
-    /// Answer the prefill node's hand-over.
-    HandoverReply {
+    /// Answer the prefill node's handoff.
+    HandoffReply {
         /// The request.
         key: RequestKey,
         /// Whether the sequence is this node's now.
@@ -77,7 +77,7 @@ pub enum DecodeEffect {
         destinations: Vec<BlockId>,
     },
     /// Tell the conductor whether a sequence of another decode node is this node's now, and what was brought of it. No answer.
-    AnswerMove {
+    AnswerMigration {
         /// The conductor.
         conductor: ConductorId,
         /// The request.
@@ -102,5 +102,5 @@ pub enum DecodeEffect {
 }
 
 named!(DecodeEffect:
-    OpenGrant, RefuseGrant, RevokeGrant, HandoverReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMove,
+    OpenGrant, RefuseGrant, RevokeGrant, HandoffReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMigration,
     CancelFetch, EmitPrefill);

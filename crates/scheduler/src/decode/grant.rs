@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockHasher;
-use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, Refused, RequestKey};
+use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, Refused, RequestKey};
 
 use super::tail::Tail;
-use super::{DecodeCore, DecodeEffect, HandedOver, Outcome, Phase, Sequence, failed};
+use super::{DecodeCore, DecodeEffect, HandedOff, Outcome, Phase, Sequence, failed};
 use crate::prefill::PushId;
 
 /// A grant that the transfer engine may still accept bytes for.
@@ -137,7 +137,7 @@ impl DecodeCore {
 
     /// What is here of a prompt: blocks that another class of arithmetic computed are not those that this one would.
     fn held_of(&self, request: &GrantRequest) -> Vec<BlockId> {
-        if request.is_foreign { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
+        if request.is_migrated { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {
@@ -177,18 +177,18 @@ impl DecodeCore {
         }
     }
 
-    /// The prefill node hands a sequence over. Answered by [`DecodeEffect::HandoverReply`]; a hand-over that is told twice is accepted twice and counts once.
-    pub fn on_handover(&mut self, now: Instant, handover: Handover) {
-        let key = handover.key;
-        let result = self.take_over(now, handover);
-        self.effects.push_back(DecodeEffect::HandoverReply { key, result });
+    /// The prefill node hands a sequence off. Answered by [`DecodeEffect::HandoffReply`]; a handoff that is told twice is accepted twice and counts once.
+    pub fn on_handoff(&mut self, now: Instant, handoff: Handoff) {
+        let key = handoff.key;
+        let result = self.take_over(now, handoff);
+        self.effects.push_back(DecodeEffect::HandoffReply { key, result });
         self.admit_if_complete(now, key);
         if self.tails.contains(&key) {
             self.plan_step(now);
         }
     }
 
-    /// The prefill node, or the shell, gives a grant up, or its place in the line for one: the attempt has failed there, so a sequence that was handed over under it ends too, or it goes to another
+    /// The prefill node, or the shell, gives a grant up, or its place in the line for one: the attempt has failed there, so a sequence that was handed off under it ends too, or it goes to another
     /// decode node.
     pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
         if grant == GrantId::NONE {
@@ -198,7 +198,7 @@ impl DecodeCore {
             return self.plan_step(now);
         }
         if self.sequences.get(&key).is_some_and(|sequence| sequence.grant == Some(grant)) {
-            let message = "the prefill node gave the hand-over up".to_owned();
+            let message = "the prefill node gave up the handoff".to_owned();
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
             self.plan_step(now);
         }
@@ -241,12 +241,13 @@ impl DecodeCore {
         let held_blocks = matched.len();
         self.prefix_queries += request.tokens() as u64;
         self.prefix_hits += (held_blocks * self.config.model.block_tokens()) as u64;
-        let tail_tokens = if tail.is_some() { request.tail_tokens } else { 0 };
-        let reply = GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone(), tail_tokens };
+        let partial_prefill_tokens = if tail.is_some() { request.partial_prefill_tokens } else { 0 };
+        let reply =
+            GrantReply { grant, held_blocks: held_blocks as u32, blocks: received.clone(), partial_prefill_tokens };
         self.tails.extend(tail.is_some().then_some(request.key));
         let sequence = Sequence {
             grant: Some(grant),
-            is_foreign: request.is_foreign,
+            is_migrated: request.is_migrated,
             turn: self.next_turn(),
             prompt_tokens: request.prompt_tokens as usize,
             given_tokens: request.tokens(),
@@ -260,7 +261,7 @@ impl DecodeCore {
             reservation,
             pushes: BTreeSet::new(),
             arrived_bytes: 0,
-            handed_over: None,
+            handed_off: None,
             phase: Phase::Granted,
             num_computed_tokens: 0,
             num_complete_blocks: held_blocks,
@@ -339,67 +340,67 @@ impl DecodeCore {
         Ok(Needed { max_total_tokens, given: for_given, growth })
     }
 
-    fn take_over(&mut self, now: Instant, handover: Handover) -> Result<(), Refused> {
-        let key = handover.key;
+    fn take_over(&mut self, now: Instant, handoff: Handoff) -> Result<(), Refused> {
+        let key = handoff.key;
         let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else {
             return match self.tombstones.of(key) {
                 Some(Outcome::Finished) => Ok(()),
                 Some(Outcome::Aborted) => refused(ErrorKind::Cancelled, "the request was aborted".into()),
-                _ => refused(ErrorKind::Unavailable, format!("grant {} is not open", handover.grant.0)),
+                _ => refused(ErrorKind::Unavailable, format!("grant {} is not open", handoff.grant.0)),
             };
         };
-        if sequence.grant != Some(handover.grant) {
+        if sequence.grant != Some(handoff.grant) {
             let has = sequence.grant.map_or_else(|| "none".to_owned(), |grant| grant.0.to_string());
-            let message = format!("the hand-over names grant {}, the request has {has}", handover.grant.0);
+            let message = format!("the handoff names grant {}, the request has {has}", handoff.grant.0);
             return refused(ErrorKind::Invalid, message);
         }
-        if sequence.handed_over.is_some() {
+        if sequence.handed_off.is_some() {
             return Ok(());
         }
-        let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &handover.salt);
-        if let Err(message) = self.check_handover(sequence, &handover, &hasher) {
+        let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &handoff.salt);
+        if let Err(message) = self.check_handoff(sequence, &handoff, &hasher) {
             self.end(key, Outcome::Failed, None);
             return refused(ErrorKind::Invalid, message);
         }
-        let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handover.tokens.len() + 1024));
-        tokens.extend_from_slice(&handover.tokens);
+        let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handoff.tokens.len() + 1024));
+        tokens.extend_from_slice(&handoff.tokens);
         // Older nodes do not write a token 0.
-        tokens.extend(handover.first_token.or(sequence.tail.is_none().then_some(0)));
+        tokens.extend(handoff.first_token.or(sequence.tail.is_none().then_some(0)));
         if let Some(sequence) = self.sequences.get_mut(&key) {
             sequence.num_computed_tokens = sequence.tail.as_ref().map_or(0, Tail::from);
-            sequence.handed_over = Some(HandedOver {
-                conductor: handover.conductor,
+            sequence.handed_off = Some(HandedOff {
+                conductor: handoff.conductor,
                 at: now,
                 tokens: Arc::new(tokens),
-                sampling: handover.sampling,
+                sampling: handoff.sampling,
                 hasher,
                 first_step: None,
-                // Of a tail the first token has no wait of its own between the hand-over and a step.
-                first_token_told: handover.first_token.is_none(),
+                // Of a tail the first token has no wait of its own between the handoff and a step.
+                first_token_told: handoff.first_token.is_none(),
             });
         }
         self.deadlines.set(key, now + self.config.grant_ttl);
         Ok(())
     }
 
-    /// Compares the hand-over with what was granted. The hashes prove that blocks which were here already belong to this very prompt.
-    fn check_handover(&self, sequence: &Sequence, handover: &Handover, hasher: &BlockHasher) -> Result<(), String> {
+    /// Compares the handoff with what was granted. The hashes prove that blocks which were here already belong to this very prompt.
+    fn check_handoff(&self, sequence: &Sequence, handoff: &Handoff, hasher: &BlockHasher) -> Result<(), String> {
         let differ = |field, granted: String, handed: String| {
-            if granted == handed { Ok(()) } else { Err(format!("{field}: {granted} granted, {handed} handed over")) }
+            if granted == handed { Ok(()) } else { Err(format!("{field}: {granted} granted, {handed} handed off")) }
         };
-        differ("tokens", sequence.given_tokens.to_string(), handover.tokens.len().to_string())?;
-        differ("max_tokens", sequence.max_tokens.to_string(), handover.sampling.max_tokens.to_string())?;
-        differ("bytes", sequence.expected_bytes.to_string(), handover.expected_bytes.to_string())?;
-        handover.sampling.validate().map_err(|error| error.to_string())?;
-        if let Some(token) = handover.first_token.filter(|_| sequence.tail.is_some()) {
-            return Err(format!("first_token: {token} handed over, but the tail is computed here"));
+        differ("tokens", sequence.given_tokens.to_string(), handoff.tokens.len().to_string())?;
+        differ("max_tokens", sequence.max_tokens.to_string(), handoff.sampling.max_tokens.to_string())?;
+        differ("bytes", sequence.expected_bytes.to_string(), handoff.expected_bytes.to_string())?;
+        handoff.sampling.validate().map_err(|error| error.to_string())?;
+        if let Some(token) = handoff.first_token.filter(|_| sequence.tail.is_some()) {
+            return Err(format!("first_token: {token} handed off, but the tail is computed here"));
         }
-        let mut tokens = handover.tokens.iter().chain(&handover.first_token);
+        let mut tokens = handoff.tokens.iter().chain(&handoff.first_token);
         let vocab_size = self.config.model.vocab_size;
         if let Some(token) = tokens.find(|token| **token >= vocab_size) {
             return Err(format!("token {token} is not in the vocabulary of {vocab_size}"));
         }
-        if hasher.chain(&handover.tokens, self.config.model.layout.block_tokens) != sequence.hashes {
+        if hasher.chain(&handoff.tokens, self.config.model.layout.block_tokens) != sequence.hashes {
             return Err("the prompt does not have the block hashes that the grant was asked with".into());
         }
         Ok(())

@@ -9,7 +9,7 @@ use baton_types::{
     ErrorKind, FinishReason, KvTransfer, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs,
 };
 
-use super::{DecodeCore, DecodeEffect, HandedOver, Outcome, Phase, Sequence};
+use super::{DecodeCore, DecodeEffect, HandedOff, Outcome, Phase, Sequence};
 
 /// What only a prompt that is computed here has.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl DecodeCore {
         if self.sequences.contains_key(&key) {
             return;
         }
-        if job.is_move {
+        if job.is_migration {
             return self.on_resume(now, job);
         }
         match self.local_sequence(now, job) {
@@ -47,19 +47,19 @@ impl DecodeCore {
         let max_total_tokens = self.check_job(&job)?;
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens);
-        let handed_over = HandedOver {
+        let handed_off = HandedOff {
             conductor: job.conductor,
             at: now,
             tokens: Arc::new(job.tokens.to_vec()),
             sampling: job.sampling.clone(),
             hasher,
             first_step: None,
-            // It has no wait of its own between a hand-over and its first step.
+            // It has no wait of its own between a handoff and its first step.
             first_token_told: true,
         };
         Ok(Sequence {
             grant: None,
-            is_foreign: false,
+            is_migrated: false,
             turn: self.next_turn(),
             prompt_tokens: job.tokens.len() - job.output_tokens as usize,
             given_tokens: job.tokens.len(),
@@ -73,11 +73,15 @@ impl DecodeCore {
             pushes: BTreeSet::new(),
             arrived_bytes: 0,
             expected_bytes: 0,
-            handed_over: Some(handed_over),
+            handed_off: Some(handed_off),
             phase: Phase::Preempted,
             num_computed_tokens: 0,
             num_complete_blocks: 0,
-            local: (!job.is_move).then(|| LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() }),
+            local: (!job.is_migration).then(|| LocalPrompt {
+                submitted: now,
+                started: None,
+                prompt_logprobs: Vec::new(),
+            }),
             tail: None,
             loading: None,
             fetch: None,
@@ -132,13 +136,13 @@ impl DecodeCore {
     pub(super) fn on_local_started(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         let cached_tokens = sequence.num_computed_tokens as u32;
-        let (Some(local), Some(handed_over)) = (&mut sequence.local, &sequence.handed_over) else { return };
+        let (Some(local), Some(handed_off)) = (&mut sequence.local, &sequence.handed_off) else { return };
         if local.started.replace(now).is_some() {
             return;
         }
         let queue = now.saturating_duration_since(local.submitted);
         let event = PrefillEvent::Started { queue, cached_tokens };
-        self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_over.conductor, key, event });
+        self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_off.conductor, key, event });
     }
 
     /// The first token drawn of a prompt that was computed here; tells why it is the last one, if it is.
@@ -150,17 +154,17 @@ impl DecodeCore {
         logprobs: Option<TokenLogprobs>,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
-        let (local, handed_over) = (sequence.local.as_mut()?, sequence.handed_over.as_mut()?);
-        Arc::make_mut(&mut handed_over.tokens).push(token);
-        let finish = handed_over.finish(sequence.max_total_tokens);
-        let conductor = handed_over.conductor;
+        let (local, handed_off) = (sequence.local.as_mut()?, sequence.handed_off.as_mut()?);
+        Arc::make_mut(&mut handed_off.tokens).push(token);
+        let finish = handed_off.finish(sequence.max_total_tokens);
+        let conductor = handed_off.conductor;
         let compute = local.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
         let prompt_logprobs = std::mem::take(&mut local.prompt_logprobs);
         let event = PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute };
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         if finish.is_none() {
-            // There is nothing to hand over: whoever waits for it need not.
-            let event = PrefillEvent::HandedOver(KvTransfer::default());
+            // There is nothing to hand off: whoever waits for it need not.
+            let event = PrefillEvent::HandedOff(KvTransfer::default());
             self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         }
         finish
@@ -169,8 +173,8 @@ impl DecodeCore {
     /// Before its first token the request is its prefill's, afterwards its decoding's.
     pub(super) fn end_local(&mut self, key: RequestKey, refused: &Refused) -> bool {
         let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else { return false };
-        let Some(handed_over) = sequence.handed_over.as_ref().filter(|_| sequence.is_prompt()) else { return false };
-        let (conductor, event) = (handed_over.conductor, PrefillEvent::Failed(refused.clone()));
+        let Some(handed_off) = sequence.handed_off.as_ref().filter(|_| sequence.is_prompt()) else { return false };
+        let (conductor, event) = (handed_off.conductor, PrefillEvent::Failed(refused.clone()));
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         self.end(key, Outcome::Failed, None);
         true

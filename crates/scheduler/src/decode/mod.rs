@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
-//!                                                   on_handover ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//!                                                   on_handoff ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
 //!     of a prompt whose tail is computed here, before the bytes: layers of it as the head's arrive, `tail.rs`   │
 //!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
 //!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ where blocks run out: `room.rs`
 //! ```
 //!
-//! **Invariant**: a sequence that was handed over, or submitted, ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
+//! **Invariant**: a sequence that was handed off, or submitted, ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
 //! [`baton_types::PrefillEvent`]), or silence after an abort. Its blocks stay until its step is over and its grant is fenced.
 
 mod batch;
@@ -16,7 +16,7 @@ mod effect;
 mod grant;
 mod integrity;
 mod local;
-mod moves;
+mod migration;
 mod pace;
 mod room;
 mod sequence;
@@ -45,10 +45,10 @@ pub(crate) use tail::slice_layers;
 use batch::RunningStep;
 use grant::{Asked, GrantRecord};
 use pace::Pace;
-use sequence::{HandedOver, Phase, Sequence};
+use sequence::{HandedOff, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
-/// What decides on a decode node: grants, arrivals, hand-overs, the running batch and its room, the prefix cache of its arena.
+/// What decides on a decode node: grants, arrivals, handoffs, the running batch and its room, the prefix cache of its arena.
 #[derive(Debug)]
 pub struct DecodeCore {
     config: DecodeConfig,
@@ -165,16 +165,16 @@ impl DecodeCore {
     }
 
     /// Every [`Self::stage`].
-    pub const STAGES: [&'static str; 5] = ["granted", "waiting", "preempted", "moving", "running"];
+    pub const STAGES: [&'static str; 5] = ["granted", "waiting", "preempted", "migrating", "running"];
 
-    /// How far a request is: `granted`, `waiting`, `preempted`, `moving` here or `running`; `None` if it is not here, or over.
+    /// How far a request is: `granted`, `waiting`, `preempted`, `migrating` here or `running`; `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         let sequence = self.sequences.get(&key).filter(|sequence| !sequence.ended)?;
         Some(match sequence.phase {
             Phase::Granted => "granted",
             Phase::Waiting => "waiting",
             Phase::Preempted => "preempted",
-            Phase::Fetching => "moving",
+            Phase::Fetching => "migrating",
             Phase::Running => "running",
         })
     }
@@ -209,9 +209,9 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// A conductor is gone: its sequences are aborted. Grants that were not handed over yet do not know their conductor; the prefill node releases them, or they expire.
+    /// A conductor is gone: its sequences are aborted. Grants that were not handed off yet do not know their conductor; the prefill node releases them, or they expire.
     pub fn on_conductor_lost(&mut self, now: Instant, conductor: ConductorId) {
-        let of = |sequence: &Sequence| sequence.handed_over.as_ref().map(|handed_over| handed_over.conductor);
+        let of = |sequence: &Sequence| sequence.handed_off.as_ref().map(|handed_off| handed_off.conductor);
         let lost = self.sequences.iter().filter(|(_, sequence)| of(sequence) == Some(conductor));
         for key in lost.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.end(key, Outcome::Aborted, None);
@@ -264,7 +264,7 @@ impl DecodeCore {
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
-        let moves = self.is_moving(request.key);
+        let moves = self.is_migrating(request.key);
         let effect = match self.draining && !moves {
             true => self.leases.refuse_draining(&request),
             false => {
@@ -284,14 +284,14 @@ impl DecodeCore {
         }
     }
 
-    /// Ends a request, wherever it is. `event` goes to its conductor if it was handed over. What ended already, or is not here, stays as it is.
+    /// Ends a request, wherever it is. `event` goes to its conductor if it was handed off. What ended already, or is not here, stays as it is.
     fn end(&mut self, key: RequestKey, outcome: Outcome, event: Option<DecodeEvent>) {
         let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
         sequence.ended = true;
         if sequence.fetch.is_some() {
             self.effects.push_back(DecodeEffect::CancelFetch { key });
         }
-        let conductor = sequence.handed_over.as_ref().map(|handed_over| handed_over.conductor);
+        let conductor = sequence.handed_off.as_ref().map(|handed_off| handed_off.conductor);
         if let (Some(event), Some(conductor)) = (event, conductor) {
             self.effects.push_back(DecodeEffect::Emit { conductor, events: vec![(key, event)] });
         }

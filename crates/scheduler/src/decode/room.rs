@@ -48,7 +48,7 @@ impl DecodeCore {
         let younger = |sequence: &&Sequence| sequence.turn > turn && !sequence.ended && !sequence.blocks.is_empty();
         if let Some(arriving) = self.arriving_younger_than(turn) {
             let message = "those who were here before need the room".to_owned();
-            self.refuse_move(arriving, Refused { kind: ErrorKind::Overloaded, message });
+            self.refuse_migration(arriving, Refused { kind: ErrorKind::Overloaded, message });
         }
         // What such a one has comes free once its fetch is over.
         if self.sequences.values().any(|sequence| sequence.ended && sequence.fetch.is_some()) {
@@ -60,7 +60,7 @@ impl DecodeCore {
             None if self.sequences.values().any(|sequence| younger(&sequence)) => return false,
             None => turn,
         };
-        // Somebody older who runs, or has blocks and waits for a seat: else nobody would get on.
+        // Somebody older who runs, or has blocks and waits for a slot: else nobody would get on.
         let is_older = |sequence: &Sequence| sequence.turn < turn && !sequence.ended;
         let goes_on = |sequence: &Sequence| matches!(sequence.phase, Phase::Waiting | Phase::Running);
         if victim == turn && !self.sequences.values().any(|sequence| is_older(sequence) && goes_on(sequence)) {
@@ -87,7 +87,7 @@ impl DecodeCore {
         let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
         sequence.phase = Phase::Preempted;
         // All of it is computed here now.
-        sequence.is_foreign = false;
+        sequence.is_migrated = false;
         sequence.offered = None;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;

@@ -9,7 +9,7 @@ use baton_kv_cache::{BlockHasher, Reservation};
 use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, SamplingParams, TokenId};
 
 use super::local::LocalPrompt;
-use super::moves::Fetch;
+use super::migration::Fetch;
 use super::tail::Tail;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
@@ -19,8 +19,8 @@ use crate::step::{LogitsWanted, StepSequence};
 pub(super) struct Sequence {
     /// `None` where the prompt is computed here.
     pub grant: Option<GrantId>,
-    /// Its prompt was computed by a node of another numerics class: its blocks do not become cache.
-    pub is_foreign: bool,
+    /// Its prompt was computed by a node of another KV compatibility class: its blocks do not become cache.
+    pub is_migrated: bool,
     /// Its number among those that came: the lower, the older.
     pub turn: u64,
     pub prompt_tokens: usize,
@@ -43,7 +43,7 @@ pub(super) struct Sequence {
     pub pushes: BTreeSet<PushId>,
     pub arrived_bytes: u64,
     pub expected_bytes: u64,
-    pub handed_over: Option<HandedOver>,
+    pub handed_off: Option<HandedOff>,
     pub phase: Phase,
     /// Tokens whose KV is in the arena.
     pub num_computed_tokens: usize,
@@ -70,7 +70,7 @@ pub(super) struct Sequence {
 /// Where a sequence stands on its way into the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Bytes or the hand-over are missing.
+    /// Bytes or the handoff are missing.
     Granted,
     /// All is here; it joins the batch when there is a place.
     Waiting,
@@ -82,9 +82,9 @@ pub(super) enum Phase {
     Running,
 }
 
-/// What the hand-over brings.
+/// What the handoff brings.
 #[derive(Debug)]
-pub(super) struct HandedOver {
+pub(super) struct HandedOff {
     pub conductor: ConductorId,
     pub at: Instant,
     /// Prompt and output so far; the KV of the last one is not computed yet.
@@ -96,7 +96,7 @@ pub(super) struct HandedOver {
     pub first_token_told: bool,
 }
 
-impl HandedOver {
+impl HandedOff {
     /// Why the last token ends the output, if it does.
     pub(super) fn finish(&self, max_total_tokens: usize) -> Option<FinishReason> {
         let last = self.tokens.last()?;
@@ -109,7 +109,7 @@ impl HandedOver {
 
 impl Sequence {
     pub(super) fn is_complete(&self) -> bool {
-        self.handed_over.is_some() && self.arrived_bytes == self.expected_bytes
+        self.handed_off.is_some() && self.arrived_bytes == self.expected_bytes
     }
 
     /// Whether neither the engine, nor the tier, nor a fetch has anything to do with its blocks.
@@ -117,9 +117,9 @@ impl Sequence {
         !self.in_step && self.loading.is_none() && self.fetch.is_none()
     }
 
-    /// Tokens known; 0 before the hand-over.
+    /// Tokens known; 0 before the handoff.
     pub(super) fn num_tokens(&self) -> usize {
-        self.handed_over.as_ref().map_or(0, |handed_over| handed_over.tokens.len())
+        self.handed_off.as_ref().map_or(0, |handed_off| handed_off.tokens.len())
     }
 
     /// Whether the prompt is computed here, and no token was drawn yet.
@@ -140,14 +140,14 @@ impl Sequence {
     }
 
     fn wants_prompt_logprobs(&self) -> bool {
-        self.handed_over.as_ref().is_some_and(|handed_over| handed_over.sampling.prompt_logprobs.is_some())
+        self.handed_off.as_ref().is_some_and(|handed_off| handed_off.sampling.prompt_logprobs.is_some())
     }
 
     /// Its part of a step: its next `share` tokens.
     pub(super) fn step_sequence(&self, key: baton_types::RequestKey, share: usize) -> Option<StepSequence> {
-        let handed_over = self.handed_over.as_ref()?;
+        let handed_off = self.handed_off.as_ref()?;
         let range = self.num_computed_tokens..self.num_computed_tokens + share;
-        let is_last_chunk = range.end == handed_over.tokens.len();
+        let is_last_chunk = range.end == handed_off.tokens.len();
         let logits = match (self.is_prompt() && self.wants_prompt_logprobs(), is_last_chunk) {
             (true, _) => LogitsWanted::All,
             (false, true) => LogitsWanted::Last,
@@ -155,13 +155,13 @@ impl Sequence {
         };
         Some(StepSequence {
             key,
-            tokens: Arc::clone(&handed_over.tokens),
+            tokens: Arc::clone(&handed_off.tokens),
             prompt_tokens: self.prompt_tokens,
             range,
             block_table: Arc::clone(&self.blocks),
             logits,
             zero_tail: None,
-            sampling: handed_over.sampling.clone(),
+            sampling: handed_off.sampling.clone(),
             is_last_chunk,
             awaits_prefix: false,
         })

@@ -1,7 +1,7 @@
 //! Ends of prompts that this node computes while a prefill node computes their beginnings (partially disaggregated prefill).
 //!
 //! ```text
-//!   prefill node:  head, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ...            hand-over with the grant, without a token
+//!   prefill node:  head, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ...            handoff with the grant, without a token
 //!                       └ push       └ push     └ push
 //!   here:                 tail, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ... ─▶ the first token; the sequence joins the batch
 //! ```
@@ -29,8 +29,8 @@ const MAX_BEGUN: usize = 4;
 const SLICES_PER_CHUNK: u32 = 4;
 
 /// Layers that a step takes a tail through, beside a batch whose chunks of prompts have `chunk_tokens` tokens.
-pub(crate) fn slice_layers(chunk_tokens: u32, num_layers: u32, tail_tokens: u32) -> u32 {
-    let most = chunk_tokens.saturating_mul(num_layers) / tail_tokens.saturating_mul(SLICES_PER_CHUNK).max(1);
+pub(crate) fn slice_layers(chunk_tokens: u32, num_layers: u32, partial_prefill_tokens: u32) -> u32 {
+    let most = chunk_tokens.saturating_mul(num_layers) / partial_prefill_tokens.saturating_mul(SLICES_PER_CHUNK).max(1);
     most.clamp(1, num_layers)
 }
 
@@ -77,8 +77,8 @@ impl DecodeCore {
     /// The first token of the prompt that is computed here, if the tail that was asked for is: `held` leading blocks are in the cache.
     pub(super) fn accept_tail(&self, request: &GrantRequest, held: usize) -> Option<usize> {
         let block_tokens = self.config.model.block_tokens();
-        let from = request.tokens().checked_sub(request.tail_tokens as usize)?;
-        let is_asked = request.tail_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_foreign;
+        let from = request.tokens().checked_sub(request.partial_prefill_tokens as usize)?;
+        let is_asked = request.partial_prefill_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_migrated;
         let is_worth_it = from > held * block_tokens;
         (is_asked && is_worth_it).then_some(from)
     }
@@ -98,7 +98,7 @@ impl DecodeCore {
         };
         let can_go_on = |key: &&RequestKey| {
             let Some(sequence) = self.sequences.get(key) else { return false };
-            let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_over.is_some();
+            let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_off.is_some();
             let behind = |tail: &Tail| tail.layers < sequence.head_layers(num_layers);
             is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
         };

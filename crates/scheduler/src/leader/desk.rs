@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, ConductorId, Declared, DecodeTarget, ErrorKind, FromLeader, MoveQuestion, NodeId, PlaceQuestion,
+    BlockHash, ConductorId, Declared, DecodeTarget, ErrorKind, FromLeader, MigrationQuestion, NodeId, PlaceQuestion,
     Question, RequestKey, ToLeader,
 };
 
 use super::{Followers, Placed};
 use crate::cluster::{Cluster, Explanation};
 use crate::placement::{PlacementRequest, Refusal};
-use crate::request::{Assignment, BookEntry, MoveAssignment};
+use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
 /// How long a question waits while nobody leads.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,9 +49,9 @@ pub enum Answer<E> {
     /// To a question for nodes.
     Placed(Box<Decided<E>>),
     /// To a question for another decode node that grants.
-    Redirected(Option<DecodeTarget>),
+    Reselected(Option<DecodeTarget>),
     /// To a question for another decode node that goes on.
-    Moved(Option<MoveAssignment>),
+    Migrated(Option<MigrationAssignment>),
     /// What would be decided, and why.
     Explained(Grounds<E>),
 }
@@ -289,32 +289,32 @@ impl<E> Desk<E> {
     ) -> Option<Answer<E>> {
         self.settle(now, cluster, random);
         if !self.decides() {
-            return self.ask(now, Question::Redirect { key, from: from.clone() });
+            return self.ask(now, Question::Reselect { key, from: from.clone() });
         }
-        let to = redirect(now, key, from, cluster);
+        let to = reselect(now, key, from, cluster);
         if let Some(to) = &to {
-            self.placed.on_redirected(key, to);
+            self.placed.on_reselected(key, to);
         }
-        Some(Answer::Redirected(to))
+        Some(Answer::Reselected(to))
     }
 
     /// Asks for another decode node that goes on with an attempt, as another one.
-    pub fn on_ask_for_move(
+    pub fn on_ask_for_migration(
         &mut self,
         now: Instant,
-        question: MoveQuestion,
+        question: MigrationQuestion,
         cluster: &mut Cluster,
         random: &mut impl FnMut() -> u64,
     ) -> Option<Answer<E>> {
         self.settle(now, cluster, random);
         if !self.decides() {
-            return self.ask(now, Question::Move(question));
+            return self.ask(now, Question::Migrate(question));
         }
         let to = move_to(now, &question, cluster);
         if let Some(to) = &to {
-            self.placed.on_moved(now, (question.key, question.moved), to);
+            self.placed.on_migrated(now, (question.key, question.migrated), to);
         }
-        Some(Answer::Moved(to))
+        Some(Answer::Migrated(to))
     }
 
     /// Enters what happened to an attempt into the books.
@@ -345,9 +345,9 @@ impl<E> Desk<E> {
                     self.placed.on_placed(now, &question.into(), to);
                 }
             }
-            (Answer::Redirected(Some(to)), _) => self.placed.on_redirected(key, to),
-            (Answer::Moved(Some(to)), Question::Move(question)) => {
-                self.placed.on_moved(now, (question.key, question.moved), to);
+            (Answer::Reselected(Some(to)), _) => self.placed.on_reselected(key, to),
+            (Answer::Migrated(Some(to)), Question::Migrate(question)) => {
+                self.placed.on_migrated(now, (question.key, question.migrated), to);
             }
             _ => {}
         }
@@ -478,9 +478,9 @@ impl<E> Desk<E> {
                     let placed = Err(Refusal { kind, message, retry_after, hold: None });
                     Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
                 }
-                Question::Redirect { .. } => Answer::Redirected(None),
+                Question::Reselect { .. } => Answer::Reselected(None),
                 Question::Explain(_) => Answer::Explained(Grounds::NoLeader),
-                Question::Move(_) => Answer::Moved(None),
+                Question::Migrate(_) => Answer::Migrated(None),
             };
             self.answer(now, key, answer);
         }
@@ -504,8 +504,8 @@ impl<E> Desk<E> {
             FromLeader::Placed { key, placed, why } => {
                 (key, Answer::Placed(Box::new(Decided { at: now, placed: *placed, grounds: grounds(why) })))
             }
-            FromLeader::Redirected(key, to) => (key, Answer::Redirected(to)),
-            FromLeader::Moved(key, to) => (key, Answer::Moved(to)),
+            FromLeader::Reselected(key, to) => (key, Answer::Reselected(to)),
+            FromLeader::Migrated(key, to) => (key, Answer::Migrated(to)),
             FromLeader::Explained(key, why) => (key, Answer::Explained(grounds(why))),
         };
         self.answer(now, key, answer);
@@ -552,13 +552,15 @@ impl<E> Desk<E> {
         if !self.is_current(from) {
             return None;
         }
-        if let Question::Place(PlaceQuestion { key, .. }) | Question::Move(MoveQuestion { moved: key, .. }) = question {
+        if let Question::Place(PlaceQuestion { key, .. }) | Question::Migrate(MigrationQuestion { migrated: key, .. }) =
+            question
+        {
             self.followers.on_charged(from.who, *key);
         }
         let answer = answer_to(now, question, cluster, random);
         match (&answer, question) {
             // Nothing was charged, and no end follows.
-            (Answer::Moved(None), _) => self.followers.on_ended(from.who, question.key()),
+            (Answer::Migrated(None), _) => self.followers.on_ended(from.who, question.key()),
             (Answer::Placed(decided), Question::Place(of))
                 if decided.placed.is_ok() && !of.accepted && !of.bypass_cache =>
             {
@@ -605,8 +607,8 @@ fn answer_to<E>(
 ) -> Answer<E> {
     match question {
         Question::Place(question) => Answer::Placed(Box::new(decide(now, &question.into(), cluster, random))),
-        Question::Redirect { key, from } => Answer::Redirected(redirect(now, *key, from, cluster)),
-        Question::Move(question) => Answer::Moved(move_to(now, question, cluster)),
+        Question::Reselect { key, from } => Answer::Reselected(reselect(now, *key, from, cluster)),
+        Question::Migrate(question) => Answer::Migrated(move_to(now, question, cluster)),
         Question::Explain(question) => {
             Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, &question.into(), random))))
         }
@@ -625,17 +627,17 @@ fn decide<E>(
     Decided { at: now, placed, grounds: Grounds::Own(explanation) }
 }
 
-fn redirect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster) -> Option<DecodeTarget> {
-    let other = cluster.redirect(now, key);
+fn reselect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster) -> Option<DecodeTarget> {
+    let other = cluster.reselect(now, key);
     cluster.decode_target(other.as_ref().unwrap_or(from))
 }
 
-fn move_to(now: Instant, question: &MoveQuestion, cluster: &mut Cluster) -> Option<MoveAssignment> {
-    let keys = (question.key, question.moved);
-    let chosen = cluster.place_move(now, keys, question.tokens, &question.exclude)?;
-    let to = cluster.assign_move(&chosen);
+fn move_to(now: Instant, question: &MigrationQuestion, cluster: &mut Cluster) -> Option<MigrationAssignment> {
+    let keys = (question.key, question.migrated);
+    let chosen = cluster.place_migration(now, keys, question.tokens, &question.exclude)?;
+    let to = cluster.assign_migration(&chosen);
     if to.is_none() {
-        cluster.on_ended(now, question.moved);
+        cluster.on_ended(now, question.migrated);
     }
     to
 }
@@ -694,7 +696,7 @@ mod tests {
 
     fn desk(id: u64) -> (Desk<()>, Cluster, Instant) {
         let now = Instant::now();
-        (Desk::new(ConductorId(id)), cluster(now, PlacementKind::Baton), now)
+        (Desk::new(ConductorId(id)), cluster(now, PlacementKind::MinTotalDelay), now)
     }
 
     fn effects(desk: &mut Desk<()>) -> Vec<DeskEffect<()>> {
@@ -715,7 +717,7 @@ mod tests {
             ] if (*a, *b, of.key) == (link, link, key(1))));
             desk.on_link_lost(link);
             // What comes yet from a leader that is not followed any more is not heard.
-            desk.on_told(now, link, FromLeader::Moved(key(1), None)).unwrap();
+            desk.on_told(now, link, FromLeader::Migrated(key(1), None)).unwrap();
         }
         assert!(desk.on_elected(now, 5, SECOND, &mut cluster, &mut || 0));
         assert!(effects(&mut desk).is_empty(), "others may declare what they have");

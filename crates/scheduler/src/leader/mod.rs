@@ -26,7 +26,7 @@ const KEPT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct Follower {
-    /// Its attempts that are charged, or wait at the door.
+    /// Its attempts that are charged, or wait in the admission queue.
     keys: BTreeSet<RequestKey>,
     gone: Option<Instant>,
 }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn what_a_conductor_had_is_given_back_if_it_stays_away() {
         let now = Instant::now();
-        let (mut cluster, mut followers) = (cluster(now, PlacementKind::Baton), Followers::default());
+        let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
         followers.on_greeted(now, &mut cluster, WHO, &[]);
         for n in 1..4 {
             place(&mut cluster, now, &request(n, &[])).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn one_that_is_back_has_what_it_declares() {
         let now = Instant::now();
-        let (mut cluster, mut followers) = (cluster(now, PlacementKind::Baton), Followers::default());
+        let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
         followers.on_greeted(now, &mut cluster, WHO, &[]);
         let mut placed = Placed::default();
         for n in 1..4 {

@@ -7,7 +7,7 @@ use baton_types::{Declared, DeclaredPrefill, DecodeTarget, QueueTerms, RequestKe
 
 use crate::ledger::NodeStart;
 use crate::placement::PlacementRequest;
-use crate::request::{Assignment, BookEntry, MoveAssignment};
+use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
 #[derive(Debug, Clone)]
 struct Attempt {
@@ -30,7 +30,7 @@ impl Placed {
     pub fn on_placed(&mut self, now: Instant, request: &PlacementRequest<'_>, to: &Assignment) {
         let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
         let start = |node| to.starts.iter().find(|(name, _)| name == node).cloned();
-        let tokens = request.prompt_tokens.saturating_sub(placement.matched_tokens + placement.tail_tokens);
+        let tokens = request.prompt_tokens.saturating_sub(placement.matched_tokens + placement.partial_prefill_tokens);
         let attempt = Attempt {
             placed: now,
             ttft,
@@ -45,16 +45,16 @@ impl Placed {
     }
 
     /// Another decode node is asked to go on with an attempt, as another attempt.
-    pub fn on_moved(&mut self, now: Instant, (key, moved): (RequestKey, RequestKey), to: &MoveAssignment) {
+    pub fn on_migrated(&mut self, now: Instant, (key, migrated): (RequestKey, RequestKey), to: &MigrationAssignment) {
         if let Some(from) = self.0.get(&key).cloned() {
             let decode = Some(to.to.clone());
             let first_token = from.first_token.or(Some(now));
-            self.0.insert(moved, Attempt { placed: now, prefill: None, decode, first_token, ..from });
+            self.0.insert(migrated, Attempt { placed: now, prefill: None, decode, first_token, ..from });
         }
     }
 
     /// An attempt's decode node is another one.
-    pub fn on_redirected(&mut self, key: RequestKey, to: &DecodeTarget) {
+    pub fn on_reselected(&mut self, key: RequestKey, to: &DecodeTarget) {
         if let Some(attempt) = self.0.get_mut(&key) {
             attempt.decode = Some((to.node.clone(), to.generation));
         }
@@ -119,7 +119,7 @@ mod tests {
     fn what_is_declared_is_what_was_charged() {
         let now = Instant::now();
         let second = Duration::from_secs(1);
-        let (mut before, mut placed) = (cluster(now, PlacementKind::Baton), Placed::default());
+        let (mut before, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
         for n in 0..6 {
             let request = request(n, &[]);
             let placement = place(&mut before, now, &request).unwrap();
@@ -132,7 +132,7 @@ mod tests {
         (0..3).for_each(|n| book(&mut before, &mut placed, n, BookEntry::FirstToken));
         book(&mut before, &mut placed, 2, BookEntry::Finished { output_tokens: 3 });
         book(&mut before, &mut placed, 5, BookEntry::Ended);
-        let mut after = cluster(now, PlacementKind::Baton);
+        let mut after = cluster(now, PlacementKind::MinTotalDelay);
         placed.declared(now + second).iter().for_each(|declared| after.declare(now + second, declared));
         assert_eq!((before.placed(), after.placed(), placed.len()), (4, 4, 4));
         for (a, b) in before.nodes().zip(after.nodes()) {
@@ -148,20 +148,25 @@ mod tests {
     #[test]
     fn an_attempt_is_declared_where_it_went() {
         let now = Instant::now();
-        let (mut cluster, mut placed) = (cluster(now, PlacementKind::Baton), Placed::default());
+        let (mut cluster, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
         let request = request(1, &[]);
         let placement = place(&mut cluster, now, &request).unwrap();
         placed.on_placed(now, &request, &cluster.assign(placement, None));
         let (node, generation) = (id("d9"), Generation(4));
-        placed.on_redirected(key(1), &DecodeTarget { node, generation, address: String::new(), tbt: None });
-        let moved = RequestKey { attempt: Attempt(1), ..key(1) };
-        placed.on_moved(now, (key(1), moved), &MoveAssignment { to: (id("d8"), Generation(2)), source: None });
+        placed.on_reselected(key(1), &DecodeTarget { node, generation, address: String::new(), tbt: None });
+        let migrated = RequestKey { attempt: Attempt(1), ..key(1) };
+        placed.on_migrated(
+            now,
+            (key(1), migrated),
+            &MigrationAssignment { to: (id("d8"), Generation(2)), source: None },
+        );
         let of = |declared: &Declared| (declared.key, declared.decode.clone(), declared.prefill.is_some());
         let declared: Vec<_> = placed.declared(now).iter().map(of).collect();
-        let both = [(key(1), Some((id("d9"), Generation(4))), true), (moved, Some((id("d8"), Generation(2))), false)];
+        let both =
+            [(key(1), Some((id("d9"), Generation(4))), true), (migrated, Some((id("d8"), Generation(2))), false)];
         assert_eq!(declared, both);
         placed.on_booked(now, key(1), &BookEntry::Ended);
-        placed.on_booked(now, moved, &BookEntry::Ended);
+        placed.on_booked(now, migrated, &BookEntry::Ended);
         assert!(placed.is_empty());
     }
 }

@@ -1,9 +1,9 @@
 //! Which prefill and which decode node serve a request, and in which order a prefill node computes its prompts.
 
-mod baton;
 mod cache_aware;
 mod candidate;
 mod load_balance;
+mod min_total_delay;
 mod round_robin;
 
 use std::fmt;
@@ -16,10 +16,10 @@ pub use baton_types::{Placement, PrefixFetch, Refusal};
 
 use crate::cost::duration;
 
-pub use baton::{Baton, BatonConfig};
 pub use cache_aware::CacheAware;
 pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, estimated_ttft};
 pub use load_balance::LoadBalance;
+pub use min_total_delay::{MinTotalDelay, MinTotalDelayConfig};
 pub use round_robin::RoundRobin;
 
 /// How long an answer after a request's first one leaves room to others. Those of a request begin one after the other, so that in a full cluster one
@@ -55,7 +55,7 @@ pub struct PlacementRequest<'a> {
     pub beside: &'a [NodeId],
     /// Of the prompt's tokens, the last so many are output: an attempt goes on after them.
     pub output_tokens: u32,
-    /// The nodes that gave that output. Those of their numerics classes are taken if they can: what comes then is what would have come.
+    /// The nodes that gave that output. Those of their KV compatibility classes are taken if they can: what comes then is what would have come.
     pub alike: &'a [NodeId],
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
     pub accepted: bool,
@@ -134,17 +134,17 @@ pub enum PlacementKind {
     CacheAware,
     /// What everybody waits in sum, prefixes fetched where that is faster.
     #[default]
-    Baton,
+    MinTotalDelay,
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a placement policy (round-robin, load-balance, cache-aware, baton)")]
+#[error("'{0}' is not a placement policy (round-robin, load-balance, cache-aware, min-total-delay)")]
 pub struct UnknownPolicy(pub String);
 
 impl PlacementKind {
     /// Every policy.
-    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::LoadBalance, Self::CacheAware, Self::Baton];
+    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::LoadBalance, Self::CacheAware, Self::MinTotalDelay];
 
     /// Its name in settings.
     pub const fn as_str(self) -> &'static str {
@@ -152,7 +152,7 @@ impl PlacementKind {
             Self::RoundRobin => "round-robin",
             Self::LoadBalance => "load-balance",
             Self::CacheAware => "cache-aware",
-            Self::Baton => "baton",
+            Self::MinTotalDelay => "min-total-delay",
         }
     }
 
@@ -162,7 +162,7 @@ impl PlacementKind {
             Self::RoundRobin => Box::<RoundRobin>::default(),
             Self::LoadBalance => Box::new(LoadBalance),
             Self::CacheAware => Box::new(CacheAware),
-            Self::Baton => Box::new(Baton::default()),
+            Self::MinTotalDelay => Box::new(MinTotalDelay::default()),
         }
     }
 }

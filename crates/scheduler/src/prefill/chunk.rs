@@ -236,7 +236,7 @@ impl PrefillCore {
         let remaining = request.remaining_tokens();
         // A decode node that computes the tail follows the last chunk alone, so that chunk may be large.
         let is_first = *budget == self.config.token_budget;
-        let most = if request.tail_tokens() > 0 && is_first { SPLIT_CHUNKS * *budget } else { *budget };
+        let most = if request.partial_prefill_tokens() > 0 && is_first { SPLIT_CHUNKS * *budget } else { *budget };
         let share = if remaining <= most { remaining } else { *budget / block_tokens * block_tokens };
         let num_layers = self.config.model.layout.num_layers;
         let has_place = share > 0 && sequences.len() < self.config.max_sequences_per_chunk;
@@ -285,7 +285,7 @@ impl PrefillCore {
         let tokens = queued.job.tokens.len();
         let (matched, missing) = self.room_for(queued);
         if self.pool.check_fits(&matched, missing).is_err() {
-            self.give_up_copies(ErrorKind::Overloaded, "a request needed its room", |_, _| true);
+            self.give_up_replications(ErrorKind::Overloaded, "a request needed its room", |_, _| true);
             return None;
         }
         self.pool.acquire(&matched);
@@ -375,9 +375,9 @@ impl PrefillCore {
             output_tokens: request.job.output_tokens,
             block_hashes: request.hashes.clone(),
             max_tokens: request.job.sampling.max_tokens,
-            tail_tokens: request.tail_tokens() as u32,
+            partial_prefill_tokens: request.partial_prefill_tokens() as u32,
             tbt,
-            is_foreign: false,
+            is_migrated: false,
         }
     }
 
@@ -400,7 +400,7 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
 
 /// Tokens of a prompt that are computed here: all, unless the decode node is to compute the tail, and something is left to compute before it.
 fn end_of_share(job: &PrefillJob, cached_tokens: usize, block_tokens: usize) -> usize {
-    let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.tail_tokens as usize));
+    let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.partial_prefill_tokens as usize));
     let is_decoded = job.decode.is_some() && job.wants_decode() && job.sampling.prompt_logprobs.is_none();
     if is_decoded && end > cached_tokens && end.is_multiple_of(block_tokens) { end } else { all }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handover, LeaseRequest, PrefillEvent,
+    BlockId, ConductorId, DecodeTarget, FetchSource, GrantId, GrantRequest, Handoff, LeaseRequest, PrefillEvent,
     RequestKey,
 };
 
@@ -88,7 +88,7 @@ pub enum PrefillEffect {
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
         /// No request waits for it: it delays nothing that one waits for.
-        is_copy: bool,
+        is_replication: bool,
     },
     /// About the tier below the arena. What it reads answers as `Fetch` does.
     Tier(TierEffect),
@@ -117,12 +117,12 @@ pub enum PrefillEffect {
         /// The request.
         key: RequestKey,
     },
-    /// Hand the sequence over. Answer: `on_handover_reply`.
-    Handover {
+    /// Hand the sequence over. Answer: `on_handoff_reply`.
+    Handoff {
         /// The decode node.
         target: DecodeTarget,
         /// The message.
-        handover: Handover,
+        handoff: Handoff,
     },
     /// Tell the decode node that a grant is not needed, or that the attempt under it has failed. No answer: a grant that is forgotten expires.
     ReleaseGrant {
@@ -145,4 +145,4 @@ pub enum PrefillEffect {
 }
 
 named!(PrefillEffect:
-    RequestGrant, RunStep, Fetch, Tier, CancelFetch, Lease, Push, CancelPushes, Handover, ReleaseGrant, Emit);
+    RequestGrant, RunStep, Fetch, Tier, CancelFetch, Lease, Push, CancelPushes, Handoff, ReleaseGrant, Emit);

@@ -113,13 +113,13 @@ impl PrefillCore {
             reader_generation: self.config.generation,
             block_hashes: request.hashes[fetch.blocks.clone()].into(),
         };
-        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_copy: false });
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_replication: false });
     }
 
     /// The holder agreed, and has the first `blocks` of the blocks asked for.
     pub fn on_fetch_begun(&mut self, now: Instant, key: RequestKey, blocks: usize) {
         let block_tokens = self.config.model.block_tokens();
-        if self.on_copy_begun(key, blocks) {
+        if self.on_replication_begun(key, blocks) {
             return;
         }
         let Some(request) = self.active.get_mut(&key) else { return };
@@ -132,7 +132,7 @@ impl PrefillCore {
 
     /// One more layer of the blocks that come is here; the first layer first.
     pub fn on_fetched(&mut self, now: Instant, key: RequestKey, layer: u32) {
-        if self.on_copied(key, layer) {
+        if self.on_replicated(key, layer) {
             return;
         }
         let Some(request) = self.active.get_mut(&key) else { return };
@@ -164,7 +164,7 @@ impl PrefillCore {
     /// Everything is here, or the rest will not come: nothing is written into the blocks any more. Told before the engine is let past the layer concerned.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         if self.copies.contains_key(&key) {
-            self.end_copy(now, key, result);
+            self.end_replication(now, key, result);
             return self.plan_step(now);
         }
         let Some(request) = self.active.get_mut(&key) else { return };

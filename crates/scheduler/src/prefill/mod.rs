@@ -1,20 +1,20 @@
 //! The loop of a prefill node.
 //!
 //! ```text
-//!   on_submit ─▶ queue ─▶ blocks, prefix, grant asked ─▶ chunks ─▶ first token ─▶ hand-over ─▶ last push acknowledged ─▶ blocks to the cache
+//!   on_submit ─▶ queue ─▶ blocks, prefix, grant asked ─▶ chunks ─▶ first token ─▶ handoff ─▶ last push acknowledged ─▶ blocks to the cache
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
 //! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`; one that many prompts begin with, before any of them: `copy.rs`.
 //!
-//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOver`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
+//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOff`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
 //! after an abort. Its blocks stay until its step is over, its fetch, and each of its batches has answered.
 
 mod chunk;
-mod copy;
 mod effect;
 mod fetch;
 mod integrity;
+mod replication;
 mod request;
 mod tier;
 mod transfer;
@@ -38,11 +38,11 @@ pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
 pub(crate) use chunk::SPLIT_CHUNKS;
 
 use chunk::{RunningStep, reusable_blocks};
-use copy::Incoming;
 use fetch::{Source, nobody_avoided};
-use request::{Active, GrantState, HandoverState, Queued, Transfer};
+use replication::Incoming;
+use request::{Active, GrantState, HandoffState, Queued, Transfer};
 
-/// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, hand-overs, the prefix cache of its arena.
+/// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, handoffs, the prefix cache of its arena.
 #[derive(Debug)]
 pub struct PrefillCore {
     config: PrefillConfig,
@@ -153,9 +153,9 @@ impl PrefillCore {
     }
 
     /// Every [`Self::stage`].
-    pub const STAGES: [&'static str; 5] = ["queued", "computing", "granted", "pushing", "handing_over"];
+    pub const STAGES: [&'static str; 5] = ["queued", "computing", "granted", "pushing", "handing_off"];
 
-    /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_over`; `None` if it is not here, or over.
+    /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_off`; `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         if self.queued.contains_key(&key) {
             return Some("queued");
@@ -169,10 +169,10 @@ impl PrefillCore {
         self.queued.contains_key(&key) || self.active.contains_key(&key)
     }
 
-    /// Whether nothing is queued, computed, pushed, handed over or read by others.
+    /// Whether nothing is queued, computed, pushed, handed off or read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_moves = self.leases.is_empty() && self.stores.is_idle() && self.copies.is_empty();
-        self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_moves
+        let nothing_migrates = self.leases.is_empty() && self.stores.is_idle() && self.copies.is_empty();
+        self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_migrates
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
@@ -187,7 +187,7 @@ impl PrefillCore {
 
     /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
-        self.give_up_copies(ErrorKind::Cancelled, "the cache was cleared", |_, _| true);
+        self.give_up_replications(ErrorKind::Cancelled, "the cache was cleared", |_, _| true);
         self.pool.clear_cached();
         self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
@@ -214,7 +214,7 @@ impl PrefillCore {
     /// The owner of a request, or of a copy, gave up. Unknown ones are ignored.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
         self.end(key, None);
-        self.give_up_copies(ErrorKind::Cancelled, "the conductor gave it up", |copy, _| copy == key);
+        self.give_up_replications(ErrorKind::Cancelled, "the conductor gave it up", |copy, _| copy == key);
         self.plan_step(now);
     }
 
@@ -226,14 +226,14 @@ impl PrefillCore {
         for key in lost {
             self.end(key, None);
         }
-        self.give_up_copies(ErrorKind::Cancelled, "the conductor is gone", |_, of| of == conductor);
+        self.give_up_replications(ErrorKind::Cancelled, "the conductor is gone", |_, of| of == conductor);
         self.plan_step(now);
     }
 
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
-        self.give_up_copies(ErrorKind::Unavailable, "the node is draining", |_, _| true);
+        self.give_up_replications(ErrorKind::Unavailable, "the node is draining", |_, _| true);
         self.stores.stop();
     }
 
@@ -272,7 +272,7 @@ impl PrefillCore {
             return refuse(ErrorKind::Invalid, "the prompt is empty".into());
         }
         let (output, max_tokens) = (job.output_tokens, job.sampling.max_tokens);
-        if job.is_move || output as usize >= tokens || output >= max_tokens {
+        if job.is_migration || output as usize >= tokens || output >= max_tokens {
             let message = format!("{output} of {tokens} tokens are output, of {max_tokens}: no prompt to compute");
             return refuse(ErrorKind::Invalid, message);
         }
@@ -311,10 +311,10 @@ impl PrefillCore {
             return failed(ErrorKind::Overloaded, message);
         };
         let target = request.transfer.as_ref().map_or("none", |transfer| transfer.target.node.as_str());
-        let handed_over = request.transfer.as_ref().is_some_and(|transfer| transfer.handover == HandoverState::Sent);
-        let message = match handed_over {
+        let handed_off = request.transfer.as_ref().is_some_and(|transfer| transfer.handoff == HandoffState::Sent);
+        let message = match handed_off {
             true => {
-                format!("decode node {target} did not answer the hand-over within {:?}", config.handover_timeout)
+                format!("decode node {target} did not answer the handoff within {:?}", config.handoff_timeout)
             }
             false => format!("decode node {target} did not grant room within {:?}", config.grant_timeout),
         };

@@ -81,7 +81,7 @@ impl Active {
     }
 
     /// Last tokens of the prompt that the decode node computes.
-    pub(super) fn tail_tokens(&self) -> usize {
+    pub(super) fn partial_prefill_tokens(&self) -> usize {
         self.num_tokens() - self.end
     }
 
@@ -124,7 +124,7 @@ pub(super) enum GrantState {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HandoverState {
+pub(super) enum HandoffState {
     NotSent,
     Sent,
     Accepted,
@@ -136,8 +136,8 @@ pub(super) struct Transfer {
     pub target: DecodeTarget,
     pub grant: GrantState,
     /// Whether another decode node was asked before this one.
-    pub was_redirected: bool,
-    pub handover: HandoverState,
+    pub was_reselected: bool,
+    pub handoff: HandoffState,
     /// Layers of runs of blocks that are final and not pushed yet.
     ready: VecDeque<(u32, Range<usize>)>,
     /// Runs of blocks of each layer that were ever ready: what is computed a second time is not pushed again. A few: the prefix held, the one fetched, and what was computed.
@@ -160,11 +160,11 @@ pub(super) struct Transfer {
 impl Transfer {
     /// How far it is.
     pub(super) fn stage(&self) -> &'static str {
-        match (&self.grant, self.handover, self.num_pushes) {
-            (_, HandoverState::Sent | HandoverState::Accepted, _) => "handing_over",
-            (GrantState::Granted(_), HandoverState::NotSent, 0) => "granted",
-            (GrantState::Granted(_), HandoverState::NotSent, _) => "pushing",
-            (GrantState::Requested | GrantState::Refused | GrantState::Gone, HandoverState::NotSent, _) => "computing",
+        match (&self.grant, self.handoff, self.num_pushes) {
+            (_, HandoffState::Sent | HandoffState::Accepted, _) => "handing_off",
+            (GrantState::Granted(_), HandoffState::NotSent, 0) => "granted",
+            (GrantState::Granted(_), HandoffState::NotSent, _) => "pushing",
+            (GrantState::Requested | GrantState::Refused | GrantState::Gone, HandoffState::NotSent, _) => "computing",
         }
     }
 
@@ -173,8 +173,8 @@ impl Transfer {
         Self {
             target,
             grant: GrantState::Requested,
-            was_redirected: false,
-            handover: HandoverState::NotSent,
+            was_reselected: false,
+            handoff: HandoffState::NotSent,
             ready: VecDeque::new(),
             told: BTreeMap::new(),
             inflight: BTreeMap::new(),
@@ -259,7 +259,7 @@ impl Transfer {
     pub(super) fn is_complete(&self, model: &ModelConfig) -> bool {
         let GrantState::Granted(grant) = &self.grant else { return false };
         let is_pushed = self.inflight.is_empty() && self.acked_bytes >= model.bytes(grant.blocks.len());
-        self.handover == HandoverState::Accepted && is_pushed
+        self.handoff == HandoffState::Accepted && is_pushed
     }
 
     pub(super) fn acked_bytes(&self) -> u64 {

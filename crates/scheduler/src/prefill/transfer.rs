@@ -1,10 +1,10 @@
-//! The way of a request's KV to its decode node: grant, pushes, hand-over.
+//! The way of a request's KV to its decode node: grant, pushes, handoff.
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantId, GrantReply, Handover, PrefillEvent, Redirect, Refused, RequestKey};
+use baton_types::{ErrorKind, GrantId, GrantReply, Handoff, PrefillEvent, Refused, RequestKey, Reselect};
 
-use super::{GrantState, HandoverState, PrefillCore, PrefillEffect, PushId, PushReport, decode_failed};
+use super::{GrantState, HandoffState, PrefillCore, PrefillEffect, PushId, PushReport, decode_failed};
 
 /// A decode node that refused is not asked again before.
 const GRANT_RETRY: Duration = Duration::from_millis(100);
@@ -19,10 +19,11 @@ impl PrefillCore {
         let target = transfer.target.node.clone();
         match reply {
             Ok(reply) => {
-                let tail_tokens = reply.tail_tokens as usize;
+                let partial_prefill_tokens = reply.partial_prefill_tokens as usize;
                 transfer.grant = GrantState::Granted(reply);
                 self.deadlines.clear(key);
-                if let Err(message) = self.settle_tail(key, tail_tokens).and_then(|()| self.check_grant(key)) {
+                if let Err(message) = self.settle_tail(key, partial_prefill_tokens).and_then(|()| self.check_grant(key))
+                {
                     self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
@@ -43,15 +44,15 @@ impl PrefillCore {
     }
 
     /// The conductor's answer to [`PrefillEvent::GrantRefused`]. Ignored where the request has ended, or waits for no such answer.
-    pub fn on_redirect(&mut self, redirect: Redirect) {
-        let key = redirect.key;
+    pub fn on_reselect(&mut self, reselect: Reselect) {
+        let key = reselect.key;
         let transfer = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut());
         let Some(transfer) = transfer.filter(|transfer| matches!(transfer.grant, GrantState::Refused)) else { return };
         transfer.grant = GrantState::Requested;
-        let asked = std::mem::replace(&mut transfer.target, redirect.decode);
+        let asked = std::mem::replace(&mut transfer.target, reselect.decode);
         let is_other = asked.node != transfer.target.node;
         // Two that refuse at once are not asked in turn without a pause.
-        let at_once = is_other && !std::mem::replace(&mut transfer.was_redirected, true);
+        let at_once = is_other && !std::mem::replace(&mut transfer.was_reselected, true);
         if is_other {
             // Nobody is to wait behind its place in the line.
             self.effects.push_back(PrefillEffect::ReleaseGrant { key, target: asked, grant: GrantId::NONE });
@@ -89,18 +90,18 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The decode node's answer to the hand-over. Ignored where the request has ended.
-    pub fn on_handover_reply(&mut self, now: Instant, key: RequestKey, reply: Result<(), Refused>) {
+    /// The decode node's answer to the handoff. Ignored where the request has ended.
+    pub fn on_handoff_reply(&mut self, now: Instant, key: RequestKey, reply: Result<(), Refused>) {
         let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { return };
         let Some(transfer) = &mut request.transfer else { return };
-        if transfer.handover != HandoverState::Sent {
+        if transfer.handoff != HandoffState::Sent {
             return;
         }
         self.deadlines.clear(key);
         match reply {
-            Ok(()) => transfer.handover = HandoverState::Accepted,
+            Ok(()) => transfer.handoff = HandoffState::Accepted,
             Err(Refused { kind, message }) => {
-                let message = format!("decode node {} refused the hand-over: {message}", transfer.target.node);
+                let message = format!("decode node {} refused the handoff: {message}", transfer.target.node);
                 self.end(key, Some(decode_failed(kind, message)));
             }
         }
@@ -115,12 +116,14 @@ impl PrefillCore {
     }
 
     /// The decode node says whether it computes the tail that it was asked to. Where it does not, this node does.
-    fn settle_tail(&mut self, key: RequestKey, tail_tokens: usize) -> Result<(), String> {
+    fn settle_tail(&mut self, key: RequestKey, partial_prefill_tokens: usize) -> Result<(), String> {
         let Some(request) = self.active.get_mut(&key) else { return Ok(()) };
-        match tail_tokens {
+        match partial_prefill_tokens {
             0 => request.end = request.num_tokens(),
-            tail if tail == request.tail_tokens() => {}
-            tail => return Err(format!("it computes {tail} tokens, {} were asked for", request.tail_tokens())),
+            tail if tail == request.partial_prefill_tokens() => {}
+            tail => {
+                return Err(format!("it computes {tail} tokens, {} were asked for", request.partial_prefill_tokens()));
+            }
         }
         Ok(())
     }
@@ -142,13 +145,13 @@ impl PrefillCore {
         ))
     }
 
-    /// Does whatever can be done next for a request's transfer: pushes, hand-over, end.
+    /// Does whatever can be done next for a request's transfer: pushes, handoff, end.
     pub(super) fn advance_transfer(&mut self, now: Instant, key: RequestKey) {
         if self.active.get(&key).is_none_or(|request| request.ended) {
             return;
         }
         self.start_pushes(key);
-        self.send_handover(now, key);
+        self.send_handoff(now, key);
         self.finish_transfer(key);
     }
 
@@ -170,17 +173,17 @@ impl PrefillCore {
         }
     }
 
-    /// The hand-over goes out with the first token, or, where the decode node draws that, with the grant; the decode node counts the bytes that are still to come.
-    fn send_handover(&mut self, now: Instant, key: RequestKey) {
+    /// The handoff goes out with the first token, or, where the decode node draws that, with the grant; the decode node counts the bytes that are still to come.
+    fn send_handoff(&mut self, now: Instant, key: RequestKey) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (first_token, is_split) = (request.first_token, request.tail_tokens() > 0);
-        let Some(transfer) = request.transfer.as_mut().filter(|_| is_split || first_token.is_some()) else { return };
+        let (first_token, is_partial) = (request.first_token, request.partial_prefill_tokens() > 0);
+        let Some(transfer) = request.transfer.as_mut().filter(|_| is_partial || first_token.is_some()) else { return };
         let GrantState::Granted(grant) = &transfer.grant else { return };
-        if transfer.handover != HandoverState::NotSent {
+        if transfer.handoff != HandoffState::NotSent {
             return;
         }
-        transfer.handover = HandoverState::Sent;
-        let handover = Handover {
+        transfer.handoff = HandoffState::Sent;
+        let handoff = Handoff {
             key,
             conductor: request.job.conductor,
             grant: grant.grant,
@@ -190,8 +193,8 @@ impl PrefillCore {
             expected_bytes: self.config.model.bytes(grant.blocks.len()),
             salt: request.job.salt.clone(),
         };
-        self.deadlines.set(key, now + self.config.handover_timeout);
-        self.effects.push_back(PrefillEffect::Handover { target: transfer.target.clone(), handover });
+        self.deadlines.set(key, now + self.config.handoff_timeout);
+        self.effects.push_back(PrefillEffect::Handoff { target: transfer.target.clone(), handoff });
     }
 
     fn finish_transfer(&mut self, key: RequestKey) {
@@ -201,7 +204,7 @@ impl PrefillCore {
         }
         let GrantState::Granted(grant) = &transfer.grant else { return };
         assert_eq!(transfer.acked_bytes(), self.config.model.bytes(grant.blocks.len()), "bytes pushed of {key:?}");
-        let event = PrefillEvent::HandedOver(transfer.report());
+        let event = PrefillEvent::HandedOff(transfer.report());
         self.end(key, Some(event));
     }
 }

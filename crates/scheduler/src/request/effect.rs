@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_types::{
-    Attempt, ErrorKind, FetchReport, FinishReason, NodeId, PrefillJob, Redirect, Refused, RequestKey, TokenLogprobs,
+    Attempt, ErrorKind, FetchReport, FinishReason, NodeId, PrefillJob, Refused, RequestKey, Reselect, TokenLogprobs,
 };
 
 use super::{BookEntry, OutputToken};
@@ -23,8 +23,8 @@ pub enum RequestEffect {
         /// Since the request's arrival.
         waited: Duration,
     },
-    /// Ask the cluster for another decode node, [`Cluster::redirect`](crate::Cluster::redirect). Answer: `on_redirected`.
-    AskRedirect {
+    /// Ask the cluster for another decode node, [`Cluster::reselect`](crate::Cluster::reselect). Answer: `on_reselected`.
+    AskReselect {
         /// The attempt.
         key: RequestKey,
         /// Who refused it a grant.
@@ -32,8 +32,8 @@ pub enum RequestEffect {
         /// Why.
         refused: Refused,
     },
-    /// Ask the cluster for a decode node that can go on with the request, [`Cluster::place_move`](crate::Cluster::place_move). Answer: `on_move_placed`.
-    PlaceMove {
+    /// Ask the cluster for a decode node that can go on with the request, [`Cluster::place_migration`](crate::Cluster::place_migration). Answer: `on_migration_placed`.
+    PlaceMigration {
         /// The attempt that runs.
         key: RequestKey,
         /// What it would go on as.
@@ -51,11 +51,11 @@ pub enum RequestEffect {
         job: PrefillJob,
     },
     /// Tell a prefill node who is asked for room next. No answer.
-    Redirect {
+    Reselect {
         /// The node.
         node: NodeId,
         /// What to tell.
-        redirect: Redirect,
+        reselect: Reselect,
     },
     /// Tell a node to forget an attempt. No answer.
     Abort {
@@ -91,14 +91,14 @@ pub enum RequestEffect {
 impl RequestEffect {
     /// Whether the cluster is asked for something.
     pub(super) fn is_question(&self) -> bool {
-        matches!(self, Self::Place { .. } | Self::PlaceMove { .. } | Self::AskRedirect { .. })
+        matches!(self, Self::Place { .. } | Self::PlaceMigration { .. } | Self::AskReselect { .. })
     }
 }
 
 /// Something that operators want to know.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestNote {
-    /// It waits at the door.
+    /// It waits in the admission queue.
     Held,
     /// An attempt failed, and is placed again.
     Retried {
@@ -124,9 +124,9 @@ pub enum RequestNote {
         output_tokens: u32,
     },
     /// So much of it was brought there.
-    Brought(FetchReport),
+    Fetched(FetchReport),
     /// The other decode node did not take it.
-    MoveFailed {
+    MigrationFailed {
         /// Why.
         reason: String,
     },
@@ -187,6 +187,6 @@ impl RequestError {
     }
 }
 
-named!(RequestEffect: Place, AskRedirect, PlaceMove, Submit, Redirect, Abort, Book, PromptLogprobs, Deliver, Note, End);
-named!(RequestNote: Held, Retried, GrantRefused, WentOn, Brought, MoveFailed, FetchFailed);
+named!(RequestEffect: Place, AskReselect, PlaceMigration, Submit, Reselect, Abort, Book, PromptLogprobs, Deliver, Note, End);
+named!(RequestNote: Held, Retried, GrantRefused, WentOn, Fetched, MigrationFailed, FetchFailed);
 named!(RequestError: Refused, Node, NodesDied, Contradicted, Stalled, Unread, TimedOut, Aborted, GoingDown);

@@ -95,15 +95,15 @@ impl RequestJob {
         to: &Assignment,
         left: Duration,
     ) -> PrefillJob {
-        let tail_tokens = if to.target.is_some() { to.placement.tail_tokens } else { 0 };
+        let partial_prefill_tokens = if to.target.is_some() { to.placement.partial_prefill_tokens } else { 0 };
         let (decode, fetch, mut terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
         terms.timeout = terms.timeout.min(left);
-        PrefillJob { decode, tail_tokens, fetch, terms, ..self.after(key, output) }
+        PrefillJob { decode, partial_prefill_tokens, fetch, terms, ..self.after(key, output) }
     }
 
     /// The job as another decode node gets it, which is to go on after these tokens of the output.
-    pub(super) fn moved(&self, key: RequestKey, output: &[TokenId], source: Option<FetchSource>) -> PrefillJob {
-        PrefillJob { is_move: true, fetch: source, ..self.after(key, output) }
+    pub(super) fn migrated(&self, key: RequestKey, output: &[TokenId], source: Option<FetchSource>) -> PrefillJob {
+        PrefillJob { is_migration: true, fetch: source, ..self.after(key, output) }
     }
 
     fn after(&self, key: RequestKey, output: &[TokenId]) -> PrefillJob {
@@ -116,10 +116,10 @@ impl RequestJob {
             conductor: self.conductor,
             tokens,
             output_tokens: output.len() as u32,
-            is_move: false,
+            is_migration: false,
             sampling: Arc::clone(&self.sampling),
             decode: None,
-            tail_tokens: 0,
+            partial_prefill_tokens: 0,
             fetch: None,
             salt: Arc::from([]),
             terms: QueueTerms::default(),

@@ -3,9 +3,9 @@
 //! ```text
 //!             ┌──────────────────── a node failed: Recovering, then placed again ───────────────────┐
 //!             ▼                                                                                     │
-//!   Placing ─▶ Prefilling ─ first token ─▶ HandingOver ─ handed over ─▶ Decoding ◀─▶ Moving ────────┤
+//!   Placing ─▶ Prefilling ─ first token ─▶ HandingOff ─ handed off ─▶ Decoding ◀─▶ Migrating ────────┤
 //!    │  ▲          │                                                     ▲   │                      │
-//!    ▼  │          └─ handed over, the decode node computes the tail ─▶ Following                   │
+//!    ▼  │          └─ handed off, the decode node computes the tail ─▶ Following                   │
 //!    Held                                                                    │                      │
 //!                                 the client has everything: Settling ◀──────┴──────▶ Ended ◀───────┘
 //! ```
@@ -18,7 +18,7 @@
 
 mod effect;
 mod job;
-mod moves;
+mod migration;
 mod order;
 mod recovery;
 #[cfg(test)]
@@ -30,28 +30,28 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent,
-    Redirect, Refused, RequestKey, Tbt, Timeline, Usage,
+    Refused, RequestKey, Reselect, Tbt, Timeline, Usage,
 };
 
 use crate::ledger::NodeStart;
 use crate::placement::{Placement, PlacementRequest, Refusal};
 
-pub use baton_types::{Assignment, BookEntry, MoveAssignment};
+pub use baton_types::{Assignment, BookEntry, MigrationAssignment};
 pub use effect::{RequestEffect, RequestError, RequestNote};
 pub use job::RequestJob;
 pub use order::OutputToken;
 
-use moves::{Asked, Moves};
+use migration::{Asked, Migrations};
 use order::OutputOrder;
 pub use recovery::Away;
 use recovery::{Fault, RECOVERY_POLL, Recovery, lost};
 
-/// How long the report of the hand-over may come after the last token.
-const HANDOVER_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the report of the handoff may come after the last token.
+const HANDOFF_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Without any event for this long, offers by its decode node not counted, it is ended; nor does it wait at the door for longer.
+    /// Without any event for this long, offers by its decode node not counted, it is ended; nor does it wait in the admission queue for longer.
     pub stall_timeout: Duration,
     /// So many attempts may fail. One whose node drains, or had not begun, is not counted.
     pub max_attempts: u32,
@@ -79,21 +79,21 @@ pub enum RequestEvent {
 enum State {
     /// The cluster is asked for nodes, for the first time.
     Placing,
-    /// The cluster had no room, and may have some: it waits at the door.
+    /// The cluster had no room, and may have some: it waits in the admission queue.
     Held { look_at: Instant },
     /// No token of this attempt is here.
     Prefilling,
     /// Nor here, but the prefill node has done its part: the decode node computes the tail.
     Following,
-    /// The first token of this attempt is here; the prefill node has not handed over.
-    HandingOver,
+    /// The first token of this attempt is here; the prefill node has not handed off.
+    HandingOff,
     /// It is the decode node's alone.
     Decoding,
     /// The same, and another one is asked to go on with it.
-    Moving(Asked),
+    Migrating(Asked),
     /// A node failed it; the cluster is asked for others.
     Recovering(Recovery),
-    /// The client has everything; the report of the hand-over is to come.
+    /// The client has everything; the report of the handoff is to come.
     Settling { until: Instant },
     /// Nothing happens any more.
     Ended,
@@ -139,7 +139,7 @@ pub struct RequestCore {
     /// Those that gave the client's first token.
     first_nodes: Vec<NodeId>,
     was_held: bool,
-    moves: Moves,
+    moves: Migrations,
     output: OutputOrder,
     /// Until when the first token is kept back, so that the gap to the next one is not longer than the others.
     paced_until: Option<Instant>,
@@ -173,7 +173,7 @@ impl RequestCore {
             failed_nodes: Vec::new(),
             first_nodes: Vec::new(),
             was_held: false,
-            moves: Moves::default(),
+            moves: Migrations::default(),
             output,
             paced_until: None,
             finish: None,
@@ -203,7 +203,7 @@ impl RequestCore {
             State::Settling { until } => return Some(*until),
             State::Held { look_at } => Some(*look_at),
             State::Recovering(recovery) => recovery.look_at,
-            State::Prefilling | State::Following | State::HandingOver | State::Decoding | State::Moving(_) => {
+            State::Prefilling | State::Following | State::HandingOff | State::Decoding | State::Migrating(_) => {
                 let stalled = self.heard + self.limits.stall_timeout;
                 Some(self.paced_until.map_or(stalled, |paced| paced.min(stalled)))
             }
@@ -239,7 +239,7 @@ impl RequestCore {
     /// The starts of the nodes that a job sent now counts on.
     pub fn needed(&self) -> &[NodeStart] {
         match (&self.state, &self.attempted) {
-            (State::Moving(asked), _) => std::slice::from_ref(&asked.to),
+            (State::Migrating(asked), _) => std::slice::from_ref(&asked.to),
             (_, attempted) => attempted.as_ref().map_or(&[], |attempted| &attempted.starts),
         }
     }
@@ -275,7 +275,7 @@ impl RequestCore {
     /// Whether a node has this attempt, or is asked to go on with it.
     pub fn is_at(&self, attempt: Attempt, node: &NodeId) -> bool {
         match (&self.state, &self.attempted) {
-            (State::Moving(asked), _) if asked.attempt == attempt => asked.to.0 == *node,
+            (State::Migrating(asked), _) if asked.attempt == attempt => asked.to.0 == *node,
             (_, Some(Attempted { key, placement, .. })) if key.attempt == attempt => {
                 placement.prefill == *node || placement.decode.as_ref() == Some(node)
             }
@@ -374,7 +374,7 @@ impl RequestCore {
         // Its nodes have not been silent so far.
         self.heard = now;
         self.paced_until = None;
-        self.moves = Moves::default();
+        self.moves = Migrations::default();
         self.output.forget_early();
         self.state = State::Prefilling;
         self.effects.push_back(RequestEffect::Submit { node, job });
@@ -384,7 +384,7 @@ impl RequestCore {
     pub fn on_unreachable(&mut self, now: Instant, node: &NodeId) {
         let message = "its session ended in this moment";
         match &self.state {
-            State::Moving(asked) if asked.to.0 == *node => self.on_move_failed(message),
+            State::Migrating(asked) if asked.to.0 == *node => self.on_migration_failed(message),
             // Nobody has worked for it yet: it is as good as not placed, and may still be refused, or wait.
             State::Prefilling if self.last_attempt == Some(Attempt(0)) => {
                 self.end_attempt(false);
@@ -402,7 +402,7 @@ impl RequestCore {
             self.heard = now;
         }
         match &self.state {
-            State::Moving(asked) if asked.attempt == attempt => self.on_moving(now, event),
+            State::Migrating(asked) if asked.attempt == attempt => self.on_migrating(now, event),
             _ if self.is_over() || self.attempt() != attempt => {}
             _ => match event {
                 RequestEvent::Prefill(event) => self.on_prefill(now, event),
@@ -413,7 +413,7 @@ impl RequestCore {
     }
 
     fn is_heard(&self, attempt: Attempt) -> bool {
-        self.attempt() == attempt || matches!(&self.state, State::Moving(asked) if asked.attempt == attempt)
+        self.attempt() == attempt || matches!(&self.state, State::Migrating(asked) if asked.attempt == attempt)
     }
 
     /// Whether no attempt runs.
@@ -431,7 +431,7 @@ impl RequestCore {
                     attempted.has_begun = true;
                 }
             }
-            PrefillEvent::Fetched(report) if self.moves.has_moved() => self.on_brought(report),
+            PrefillEvent::Fetched(report) if self.moves.has_migrated() => self.on_kv_fetched(report),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
                 self.timeline.prefill_compute = compute;
@@ -439,21 +439,21 @@ impl RequestCore {
                     self.effects.push_back(RequestEffect::PromptLogprobs(prompt_logprobs));
                 }
                 if finish.is_some() {
-                    // No report of a hand-over follows.
-                    self.on_handed_over();
+                    // No report of a handoff follows.
+                    self.on_handed_off();
                 }
                 self.on_first_token(now, OutputToken { token, logprobs, finish });
             }
-            PrefillEvent::HandedOver(transfer) => {
+            PrefillEvent::HandedOff(transfer) => {
                 self.on_pushed(&transfer);
                 self.timeline.kv_transfer = transfer;
                 match self.state {
                     State::Settling { .. } => self.complete(now),
-                    _ => self.on_handed_over(),
+                    _ => self.on_handed_off(),
                 }
             }
-            PrefillEvent::Failed(refused) if self.moves.has_moved() => {
-                self.note(RequestNote::MoveFailed { reason: refused.message.clone() });
+            PrefillEvent::Failed(refused) if self.moves.has_migrated() => {
+                self.note(RequestNote::MigrationFailed { reason: refused.message.clone() });
                 self.fail_at_decode(now, refused);
             }
             PrefillEvent::Failed(refused) => {
@@ -472,23 +472,25 @@ impl RequestCore {
             PrefillEvent::DecodeFailed(refused) => self.fail_at_decode(now, refused),
             PrefillEvent::GrantRefused(refused) => self.on_grant_refused(refused),
             // Of the one nothing is needed but that it came; the other is no request's.
-            PrefillEvent::Progress { .. } | PrefillEvent::Copied(_) => {}
+            PrefillEvent::Progress { .. } | PrefillEvent::Replicated(_) => {}
         }
     }
 
     /// What a push took; where the decode node computes the tail, compute hides it in another way.
     fn on_pushed(&mut self, transfer: &KvTransfer) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
-        if let Some(to) = placement.decode.clone().filter(|_| placement.tail_tokens == 0 && transfer.bytes > 0) {
+        if let Some(to) =
+            placement.decode.clone().filter(|_| placement.partial_prefill_tokens == 0 && transfer.bytes > 0)
+        {
             self.book(*key, BookEntry::Pushed { to, transfer: transfer.clone() });
         }
     }
 
     /// The prefill node is done with it.
-    fn on_handed_over(&mut self) {
+    fn on_handed_off(&mut self) {
         match self.state {
             State::Prefilling => self.state = State::Following,
-            State::HandingOver => self.state = State::Decoding,
+            State::HandingOff => self.state = State::Decoding,
             _ => {}
         }
     }
@@ -515,7 +517,7 @@ impl RequestCore {
 
     fn on_first_token(&mut self, now: Instant, token: OutputToken) {
         match self.state {
-            State::Prefilling => self.state = State::HandingOver,
+            State::Prefilling => self.state = State::HandingOff,
             State::Following => self.state = State::Decoding,
             _ => {}
         }
@@ -583,10 +585,10 @@ impl RequestCore {
     /// The client has everything. Who was asked to go on need not.
     fn on_finish(&mut self, now: Instant, finish: FinishReason) {
         self.finish = Some(finish);
-        self.give_move_up();
+        self.give_up_migration();
         match self.state {
-            State::Prefilling | State::HandingOver => {
-                self.state = State::Settling { until: now + HANDOVER_REPORT_TIMEOUT };
+            State::Prefilling | State::HandingOff => {
+                self.state = State::Settling { until: now + HANDOFF_REPORT_TIMEOUT };
             }
             _ => self.complete(now),
         }
@@ -615,13 +617,13 @@ impl RequestCore {
     fn on_grant_refused(&mut self, refused: Refused) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
         if let Some(from) = placement.decode.clone() {
-            self.effects.push_back(RequestEffect::AskRedirect { key: *key, from, refused });
+            self.effects.push_back(RequestEffect::AskReselect { key: *key, from, refused });
         }
     }
 
-    /// The cluster's answer to [`RequestEffect::AskRedirect`]: another decode node, or the same one, which need not keep to the objective then: a request that was taken in is
+    /// The cluster's answer to [`RequestEffect::AskReselect`]: another decode node, or the same one, which need not keep to the objective then: a request that was taken in is
     /// served. `None`: that node is gone.
-    pub fn on_redirected(
+    pub fn on_reselected(
         &mut self,
         now: Instant,
         key: RequestKey,
@@ -646,7 +648,7 @@ impl RequestCore {
         }
         let (key, node) = (attempted.key, attempted.placement.prefill.clone());
         self.note(RequestNote::GrantRefused { from: from.clone(), to: other, refused });
-        self.effects.push_back(RequestEffect::Redirect { node, redirect: Redirect { key, decode } });
+        self.effects.push_back(RequestEffect::Reselect { node, reselect: Reselect { key, decode } });
     }
 
     /// The client went away, or somebody aborted the request.
@@ -659,7 +661,7 @@ impl RequestCore {
         self.end(now, Err(why));
     }
 
-    /// The conductor takes nothing new: who waits at the door is sent away.
+    /// The conductor takes nothing new: who waits in the admission queue is sent away.
     pub fn on_draining(&mut self, now: Instant) {
         // One that was taken in with another answer is part of what runs.
         if matches!(self.state, State::Held { .. }) && self.job.beside.is_empty() {
@@ -689,7 +691,7 @@ impl RequestCore {
             }
             State::Settling { until } if now >= *until => self.complete(now),
             State::Placing | State::Held { .. } | State::Recovering(_) | State::Settling { .. } | State::Ended => {}
-            State::Prefilling | State::Following | State::HandingOver | State::Decoding | State::Moving(_) => {
+            State::Prefilling | State::Following | State::HandingOff | State::Decoding | State::Migrating(_) => {
                 if now >= self.heard + self.limits.stall_timeout {
                     return self.end(now, Err(RequestError::Stalled(self.limits.stall_timeout)));
                 }
@@ -702,7 +704,7 @@ impl RequestCore {
         if matches!(self.state, State::Ended) {
             return;
         }
-        self.give_move_up();
+        self.give_up_migration();
         // What has not been asked is not asked any more: its answer would come after the end, and stay charged.
         self.effects.retain(|effect| !effect.is_question());
         let is_running = !self.is_over();
@@ -717,7 +719,7 @@ impl RequestCore {
             let is_done = outcome.is_ok() && self.attempted.as_ref().is_some_and(|attempted| attempted.is_done);
             self.end_attempt(!is_done);
         } else {
-            // Who waits at the door is in the books as one who waits.
+            // Who waits in the admission queue is in the books as one who waits.
             self.book(self.next_key(), BookEntry::Ended);
         }
         self.timeline.total = now.saturating_duration_since(self.arrived);

@@ -101,10 +101,10 @@ impl RequestCore {
             return;
         }
         let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
-        if let State::Moving(asked) = &self.state
+        if let State::Migrating(asked) = &self.state
             && start(&asked.to)
         {
-            return self.on_move_failed(away.as_str());
+            return self.on_migration_failed(away.as_str());
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
@@ -112,7 +112,7 @@ impl RequestCore {
             return;
         }
         // What the prefill node had to do is done then: the decode node has everything.
-        let is_settled = matches!(self.state, State::Following | State::Decoding | State::Moving(_));
+        let is_settled = matches!(self.state, State::Following | State::Decoding | State::Migrating(_));
         if is_settled && attempted.placement.decode.as_ref() != Some(node) {
             return;
         }
@@ -180,7 +180,7 @@ impl RequestCore {
             return;
         }
         if matches!(self.state, State::Settling { .. }) {
-            // Only the report of the hand-over is missing.
+            // Only the report of the handoff is missing.
             return self.complete(now);
         }
         let helps = matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);

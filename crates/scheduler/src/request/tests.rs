@@ -38,7 +38,7 @@ fn job(max_tokens: u32) -> RequestJob {
 fn to(prefill: &str, decode: &str) -> Assignment {
     let placement = Placement {
         prefill: id(prefill),
-        tail_tokens: 0,
+        partial_prefill_tokens: 0,
         fetch: None,
         decode: Some(id(decode)),
         terms: QueueTerms::default(),
@@ -70,15 +70,15 @@ fn token(index: u32, token: TokenId, finish: Option<FinishReason>) -> RequestEve
     RequestEvent::Decode(DecodeEvent::Token { index, token, logprobs: None, finish, queue: None })
 }
 
-fn handed_over() -> RequestEvent {
-    RequestEvent::Prefill(PrefillEvent::HandedOver(KvTransfer::default()))
+fn handed_off() -> RequestEvent {
+    RequestEvent::Prefill(PrefillEvent::HandedOff(KvTransfer::default()))
 }
 
 /// What the cluster answers.
 enum Answer {
     Placed(RequestKey, Box<Result<Assignment, Refusal>>),
-    Moved(RequestKey, Option<MoveAssignment>),
-    Redirected(RequestKey, NodeId, Refused, Option<DecodeTarget>),
+    Migrated(RequestKey, Option<MigrationAssignment>),
+    Reselected(RequestKey, NodeId, Refused, Option<DecodeTarget>),
 }
 
 /// The core, and a shell that writes down what it is asked for.
@@ -112,13 +112,13 @@ impl Shell {
         self.tell_answer(Answer::Placed(key, Box::new(placed)));
     }
 
-    fn answer_move(&mut self, attempt: u32, to: Option<MoveAssignment>) {
-        self.tell_answer(Answer::Moved(RequestKey { request: RequestId(7), attempt: Attempt(attempt) }, to));
+    fn answer_migration(&mut self, attempt: u32, to: Option<MigrationAssignment>) {
+        self.tell_answer(Answer::Migrated(RequestKey { request: RequestId(7), attempt: Attempt(attempt) }, to));
     }
 
-    fn answer_redirect(&mut self, attempt: u32, from: &str, to: Option<DecodeTarget>) {
+    fn answer_reselect(&mut self, attempt: u32, from: &str, to: Option<DecodeTarget>) {
         let key = RequestKey { request: RequestId(7), attempt: Attempt(attempt) };
-        self.tell_answer(Answer::Redirected(key, id(from), unavailable(), to));
+        self.tell_answer(Answer::Reselected(key, id(from), unavailable(), to));
     }
 
     fn tell_answer(&mut self, answer: Answer) {
@@ -129,13 +129,13 @@ impl Shell {
                 }
                 self.core.on_placed(self.now, key, *placed);
             }
-            Answer::Moved(key, to) => {
+            Answer::Migrated(key, to) => {
                 if to.is_none() {
                     self.open.remove(&key.attempt);
                 }
-                self.core.on_move_placed(key, to);
+                self.core.on_migration_placed(key, to);
             }
-            Answer::Redirected(key, from, refused, to) => self.core.on_redirected(self.now, key, (&from, refused), to),
+            Answer::Reselected(key, from, refused, to) => self.core.on_reselected(self.now, key, (&from, refused), to),
         }
     }
 
@@ -155,7 +155,7 @@ impl Shell {
                     self.delivered.extend(tokens.iter().map(|token| token.token));
                 }
                 // The one who answers charges it when the question comes.
-                RequestEffect::Place { key, .. } | RequestEffect::PlaceMove { to: key, .. } => {
+                RequestEffect::Place { key, .. } | RequestEffect::PlaceMigration { to: key, .. } => {
                     self.open.insert(key.attempt);
                 }
                 RequestEffect::Book { key, entry: BookEntry::Ended } => {
@@ -212,7 +212,7 @@ fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
         Duration::ZERO.max(QueueTerms::default().timeout.min(Duration::from_secs(15)))
     );
     shell.tell(0, first(1));
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     shell.now += Duration::from_secs(10);
     shell.tell(0, token(1, 2, None));
     assert_eq!(shell.core.next_wakeup(), Some(shell.now + Duration::from_secs(5)));
@@ -220,7 +220,7 @@ fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
     assert_eq!(shell.ended, Some(Err(RequestError::TimedOut(timeout))));
     assert_eq!(shell.aborted(), [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
 
-    // Whoever waits at the door, too.
+    // Whoever waits in the admission queue, too.
     let mut shell = Shell::new(RequestJob { timeout, ..self::job(8) });
     shell.take();
     shell.answer(Err(refusal(Some(Duration::from_secs(60)))));
@@ -237,7 +237,7 @@ fn a_request_goes_its_way() {
     assert_eq!(submitted(&shell.take()), ["p0"]);
     assert!(shell.core.is_accepted());
     shell.tell(0, first(10));
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
     let last = shell.tell(0, token(2, 12, Some(FinishReason::Length)));
     assert!(
@@ -256,16 +256,16 @@ fn a_request_goes_its_way() {
 }
 
 #[test]
-fn the_report_of_the_hand_over_is_waited_for_and_not_for_long() {
+fn the_report_of_the_handoff_is_waited_for_and_not_for_long() {
     for reported in [true, false] {
         let mut shell = Shell::placed(job(2));
         shell.tell(0, first(10));
         shell.tell(0, token(1, 11, Some(FinishReason::Stop)));
         assert_eq!(shell.ended, None);
         if reported {
-            shell.tell(0, handed_over());
+            shell.tell(0, handed_off());
         } else {
-            shell.pass(HANDOVER_REPORT_TIMEOUT - MS);
+            shell.pass(HANDOFF_REPORT_TIMEOUT - MS);
             assert_eq!(shell.ended, None);
             shell.pass(MS);
         }
@@ -286,7 +286,7 @@ fn begun_with_prompt_logprobs() -> Shell {
 #[test]
 fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     let mut shell = begun_with_prompt_logprobs();
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_away(shell.now, shell.now, (&id("p0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), [], "the prefill node has done its part");
@@ -311,7 +311,10 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     shell.answer(Ok(to("p1", "d1")));
     let effects = shell.take();
     let [RequestEffect::Submit { node, job }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((node, &job.tokens[..], job.output_tokens, job.is_move), (&id("p1"), &[1, 2, 3, 10, 11][..], 2, false));
+    assert_eq!(
+        (node, &job.tokens[..], job.output_tokens, job.is_migration),
+        (&id("p1"), &[1, 2, 3, 10, 11][..], 2, false)
+    );
     assert_eq!(
         (job.sampling.max_tokens, job.sampling.prompt_logprobs),
         (4, None),
@@ -319,7 +322,7 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
     );
     shell.tell(0, token(2, 99, None));
     shell.tell(1, first(12));
-    shell.tell(1, handed_over());
+    shell.tell(1, handed_off());
     shell.tell(1, token(3, 13, Some(FinishReason::Length)));
     assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
 }
@@ -344,7 +347,7 @@ fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
     let [RequestEffect::Submit { job, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((job.tokens.len(), job.output_tokens, job.sampling.prompt_logprobs), (3, 0, None), "it has those");
     shell.tell(1, first(10));
-    shell.tell(1, handed_over());
+    shell.tell(1, handed_off());
     for (index, value) in [(1, 11), (2, 12), (3, 13)] {
         shell.tell(1, token(index, value, (index == 3).then_some(FinishReason::Length)));
     }
@@ -366,7 +369,7 @@ fn nodes_that_drain_are_no_failures_of_a_request() {
             // Its decode node drains, and no other has room.
             _ => {
                 shell.tell(attempt, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
-                shell.answer_redirect(attempt, "d0", None);
+                shell.answer_reselect(attempt, "d0", None);
                 shell.take()
             }
         };
@@ -532,26 +535,26 @@ fn it_goes_on_at_another_decode_node_once_that_has_it() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
     assert!(shell.tell(0, RequestEvent::Offered(1)).is_empty(), "the prefill node is not done");
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     assert!(shell.tell(0, RequestEvent::Offered(2)).is_empty(), "not all tokens are here");
     let asked = shell.tell(0, RequestEvent::Offered(1));
-    assert!(matches!(asked[..], [RequestEffect::PlaceMove { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
-    let to_d1 = || Some(MoveAssignment { to: start("d1"), source: None });
-    shell.answer_move(1, to_d1());
+    assert!(matches!(asked[..], [RequestEffect::PlaceMigration { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
+    let to_d1 = || Some(MigrationAssignment { to: start("d1"), source: None });
+    shell.answer_migration(1, to_d1());
     assert_eq!(submitted(&shell.take()), ["d1"]);
     shell.tell(0, token(1, 11, None));
     shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
     assert_eq!(shell.aborted(), [("d1".to_owned(), 1)], "it stays");
     let asked = shell.tell(0, RequestEvent::Offered(2));
-    assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if *exclude == [id("d1")]));
-    shell.answer_move(2, None);
+    assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if *exclude == [id("d1")]));
+    shell.answer_migration(2, None);
     let asked = shell.tell(0, RequestEvent::Offered(2));
-    assert!(matches!(&asked[..], [RequestEffect::PlaceMove { exclude, .. }] if exclude.is_empty()), "asked again");
-    shell.answer_move(3, to_d1());
+    assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if exclude.is_empty()), "asked again");
+    shell.answer_migration(3, to_d1());
     shell.take();
     shell.tell(3, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
     assert_eq!(
-        (shell.core.attempt(), shell.core.timeline().moves, shell.core.timeline().moved.bytes),
+        (shell.core.attempt(), shell.core.timeline().moves, shell.core.timeline().migrated.bytes),
         (Attempt(3), 1, 5)
     );
     assert_eq!(shell.aborted()[1..], [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
@@ -563,9 +566,9 @@ fn it_goes_on_at_another_decode_node_once_that_has_it() {
 fn who_was_asked_takes_over_from_a_node_that_fails() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     shell.tell(0, RequestEvent::Offered(1));
-    shell.answer_move(1, Some(MoveAssignment { to: start("d1"), source: None }));
+    shell.answer_migration(1, Some(MigrationAssignment { to: start("d1"), source: None }));
     shell.take();
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     shell.take();
@@ -597,15 +600,15 @@ fn a_loss_from_before_the_placement_is_another_ones() {
 fn a_refused_grant_is_asked_for_elsewhere() {
     let mut shell = Shell::placed(job(6));
     let asked = shell.tell(0, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
-    assert!(matches!(&asked[..], [RequestEffect::AskRedirect { from, .. }] if *from == id("d0")));
+    assert!(matches!(&asked[..], [RequestEffect::AskReselect { from, .. }] if *from == id("d0")));
     let target = to("p0", "d1").target;
-    shell.answer_redirect(0, "d0", target);
+    shell.answer_reselect(0, "d0", target);
     assert!(
-        matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Redirect { node, .. }] if *node == id("p0"))
+        matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Reselect { node, .. }] if *node == id("p0"))
     );
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), [], "it is not there any more");
-    shell.answer_redirect(0, "d1", None);
+    shell.answer_reselect(0, "d1", None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");
 }
 
@@ -613,7 +616,7 @@ fn a_refused_grant_is_asked_for_elsewhere() {
 fn a_stop_string_ends_it_while_its_node_goes_on() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
-    shell.tell(0, handed_over());
+    shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
     shell.core.on_stopped(shell.now, 2);
     shell.take();

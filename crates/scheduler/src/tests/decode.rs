@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockHasher;
 use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, FinishReason, Generation, GrantId, GrantReply, GrantRequest, Handover,
+    ConductorId, DecodeEvent, ErrorKind, FinishReason, Generation, GrantId, GrantReply, GrantRequest, Handoff,
     ModelFingerprint, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
 };
 
@@ -41,13 +41,13 @@ pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> Gran
         block_hashes: BlockHasher::new(ModelFingerprint(7), b"").chain(prompt, 4).into(),
         max_tokens,
         tbt: None,
-        tail_tokens: 0,
-        is_foreign: false,
+        partial_prefill_tokens: 0,
+        is_migrated: false,
     }
 }
 
-pub(super) fn handover(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks: u64) -> Handover {
-    Handover {
+pub(super) fn handoff(n: u64, prompt: &[TokenId], max_tokens: u32, grant: GrantId, blocks: u64) -> Handoff {
+    Handoff {
         key: key(n),
         conductor: ConductorId(n % 2),
         grant,
@@ -86,10 +86,10 @@ impl Node {
         })
     }
 
-    pub fn hand_over(&mut self, handover: Handover) -> Result<(), Refused> {
-        self.after(MS, |core, now| core.on_handover(now, handover));
+    pub fn hand_off(&mut self, handoff: Handoff) -> Result<(), Refused> {
+        self.after(MS, |core, now| core.on_handoff(now, handoff));
         self.take(|effect| match effect {
-            DecodeEffect::HandoverReply { result, .. } => Some(result.clone()),
+            DecodeEffect::HandoffReply { result, .. } => Some(result.clone()),
             _ => None,
         })
     }
@@ -116,7 +116,7 @@ impl Node {
     pub fn admit(&mut self, n: u64, prompt: &[TokenId], max_tokens: u32) -> GrantReply {
         let reply = self.ask(grant_request(n, prompt, max_tokens)).unwrap();
         let blocks = reply.blocks.len() as u64;
-        self.hand_over(handover(n, prompt, max_tokens, reply.grant, blocks)).unwrap();
+        self.hand_off(handoff(n, prompt, max_tokens, reply.grant, blocks)).unwrap();
         if blocks > 0 {
             self.arrive(reply.grant, n, blocks);
         }
@@ -171,7 +171,7 @@ pub(super) fn failure(event: &DecodeEvent) -> (ErrorKind, &str) {
 }
 
 #[test]
-fn a_sequence_runs_once_its_bytes_and_its_hand_over_are_in_whatever_comes_first() {
+fn a_sequence_runs_once_its_bytes_and_its_hand_off_are_in_whatever_comes_first() {
     for bytes_first in [false, true] {
         let mut node = Node::new(config(20));
         let prompt = tokens(10);
@@ -179,9 +179,9 @@ fn a_sequence_runs_once_its_bytes_and_its_hand_over_are_in_whatever_comes_first(
         assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3));
         if bytes_first {
             node.arrive(reply.grant, 0, 3);
-            node.hand_over(handover(0, &prompt, 4, reply.grant, 3)).unwrap();
+            node.hand_off(handoff(0, &prompt, 4, reply.grant, 3)).unwrap();
         } else {
-            node.hand_over(handover(0, &prompt, 4, reply.grant, 3)).unwrap();
+            node.hand_off(handoff(0, &prompt, 4, reply.grant, 3)).unwrap();
             node.arrive(reply.grant, 0, 2);
             // The same batch told twice counts once.
             node.arrive(reply.grant, 0, 2);
@@ -214,7 +214,7 @@ fn an_output_is_gone_on_with_after_a_loss() {
     let given = tokens(10);
     let reply = node.ask(GrantRequest { prompt_tokens: 6, output_tokens: 4, ..grant_request(0, &given, 7) }).unwrap();
     assert_eq!((reply.blocks.len(), node.core.load().blocks_reserved), (3, 0), "12 tokens have their KV in the end");
-    node.hand_over(handover(0, &given, 7, reply.grant, 3)).unwrap();
+    node.hand_off(handoff(0, &given, 7, reply.grant, 3)).unwrap();
     node.arrive(reply.grant, 0, 3);
     let plan = node.take_step();
     assert_eq!((plan.sequences[0].prompt_tokens, plan.sequences[0].range.clone()), (6, 10..11));
@@ -237,7 +237,7 @@ fn an_output_is_gone_on_with_after_a_loss() {
     node.finish(&plan, 41);
     assert!(matches!(node.take_prompt_event(0), PrefillEvent::Started { .. }));
     assert!(matches!(node.take_prompt_event(0), PrefillEvent::FirstToken { token: 41, finish: None, .. }));
-    assert!(matches!(node.take_prompt_event(0), PrefillEvent::HandedOver(_)));
+    assert!(matches!(node.take_prompt_event(0), PrefillEvent::HandedOff(_)));
     assert_eq!(indices(node.run()), [(5, false), (6, true)]);
     let refused = node.ask(GrantRequest { prompt_tokens: 6, output_tokens: 4, ..grant_request(1, &given, 5) });
     assert_eq!(refused.unwrap_err().kind, ErrorKind::Invalid, "nothing to decode");
@@ -334,7 +334,7 @@ fn a_grant_under_which_nothing_moves_expires_and_its_blocks_wait_for_the_fence()
     node.arrive(reply.grant, 0, 1);
     node.after(50_000 * MS, |core, now| core.on_wakeup(now));
     assert_eq!(node.core.load().waiting, 1, "bytes came: the time begins anew");
-    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(0, &prompt, 4, reply.grant, 2)).unwrap();
     node.after(60_001 * MS, |core, now| core.on_wakeup(now));
     let events = node.take_events();
     assert_eq!(failure(&events[0].1), (ErrorKind::Unavailable, "96 of 192 bytes came, and no more within 60s"));
@@ -342,7 +342,7 @@ fn a_grant_under_which_nothing_moves_expires_and_its_blocks_wait_for_the_fence()
     node.arrive(reply.grant, 1, 1);
     assert_eq!(node.fence(), 1);
     assert_eq!(node.core.load().blocks_used, 0);
-    let late = node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap_err();
+    let late = node.hand_off(handoff(0, &prompt, 4, reply.grant, 2)).unwrap_err();
     assert_eq!((late.kind, late.message.as_str()), (ErrorKind::Unavailable, "grant 0 is not open"));
 }
 
@@ -351,7 +351,7 @@ fn a_grant_that_the_transfer_engine_ended_fails_its_sequence() {
     let mut node = Node::new(config(10));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
-    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(0, &prompt, 4, reply.grant, 2)).unwrap();
     node.after(MS, |core, now| core.on_grant_fenced(now, reply.grant));
     assert_eq!(failure(&node.take_events()[0].1).0, ErrorKind::Unavailable);
     assert!(node.core.is_idle() && node.effects.is_empty());
@@ -362,7 +362,7 @@ fn blocks_of_a_finished_sequence_wait_for_the_fence_of_its_grant() {
     let mut node = Node::new(config(10));
     let prompt = tokens(4);
     let reply = node.ask(grant_request(0, &prompt, 2)).unwrap();
-    node.hand_over(handover(0, &prompt, 2, reply.grant, 1)).unwrap();
+    node.hand_off(handoff(0, &prompt, 2, reply.grant, 1)).unwrap();
     node.arrive(reply.grant, 0, 1);
     node.run();
     assert_eq!((node.core.load().blocks_used, node.core.is_idle()), (2, false));
@@ -371,37 +371,37 @@ fn blocks_of_a_finished_sequence_wait_for_the_fence_of_its_grant() {
 }
 
 #[test]
-fn hand_overs_that_do_not_fit_their_grant_are_refused() {
+fn handoffs_that_do_not_fit_their_grant_are_refused() {
     let mut node = Node::new(config(20));
     let prompt = tokens(8);
-    type Spoil = fn(&mut Handover);
+    type Spoil = fn(&mut Handoff);
     let cases: [(Spoil, &str); 6] = [
-        (|h| h.tokens = tokens(7).into(), "tokens: 8 granted, 7 handed over"),
-        (|h| h.expected_bytes = 5, "bytes: 192 granted, 5 handed over"),
-        (|h| Arc::make_mut(&mut h.sampling).max_tokens = 5, "max_tokens: 4 granted, 5 handed over"),
+        (|h| h.tokens = tokens(7).into(), "tokens: 8 granted, 7 handed off"),
+        (|h| h.expected_bytes = 5, "bytes: 192 granted, 5 handed off"),
+        (|h| Arc::make_mut(&mut h.sampling).max_tokens = 5, "max_tokens: 4 granted, 5 handed off"),
         (|h| h.first_token = Some(50), "token 50 is not in the vocabulary of 50"),
         (|h| h.salt = Arc::from(*b"x"), "the prompt does not have the block hashes that the grant was asked with"),
         (|h| Arc::make_mut(&mut h.sampling).top_p = 0.0, "top_p is 0, but must be above 0 and at most 1"),
     ];
     for (n, (spoil, expected)) in (0..).zip(cases) {
         let reply = node.ask(grant_request(n, &prompt, 4)).unwrap();
-        let mut handover = handover(n, &prompt, 4, reply.grant, 2);
-        spoil(&mut handover);
-        let refused = node.hand_over(handover).unwrap_err();
+        let mut handoff = handoff(n, &prompt, 4, reply.grant, 2);
+        spoil(&mut handoff);
+        let refused = node.hand_off(handoff).unwrap_err();
         assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Invalid, expected));
         node.fence();
         assert!(node.core.is_idle());
     }
     let reply = node.ask(grant_request(9, &prompt, 4)).unwrap();
-    let other = node.hand_over(handover(9, &prompt, 4, GrantId(77), 2)).unwrap_err();
-    assert_eq!(other.message, format!("the hand-over names grant 77, the request has {}", reply.grant.0));
+    let other = node.hand_off(handoff(9, &prompt, 4, GrantId(77), 2)).unwrap_err();
+    assert_eq!(other.message, format!("the handoff names grant 77, the request has {}", reply.grant.0));
     // Told twice: accepted twice, runs once. And after its end, too.
     for _ in 0..2 {
-        node.hand_over(handover(9, &prompt, 4, reply.grant, 2)).unwrap();
+        node.hand_off(handoff(9, &prompt, 4, reply.grant, 2)).unwrap();
     }
     node.arrive(reply.grant, 0, 2);
     assert_eq!(node.run().len(), 3);
-    node.hand_over(handover(9, &prompt, 4, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(9, &prompt, 4, reply.grant, 2)).unwrap();
     assert_eq!((node.core.load().running, node.core.load().waiting), (0, 0));
 }
 
@@ -410,13 +410,13 @@ fn more_bytes_than_granted_end_the_sequence() {
     let mut node = Node::new(config(20));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
-    node.hand_over(handover(0, &prompt, 4, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(0, &prompt, 4, reply.grant, 2)).unwrap();
     node.arrive(reply.grant, 0, 1);
     node.arrive(reply.grant, 1, 2);
     assert_eq!(failure(&node.take_events()[0].1), (ErrorKind::DataLoss, "288 bytes arrived under a grant of 192"));
     // While it runs and its grant is not fenced yet, the same.
     let reply = node.ask(grant_request(1, &prompt, 4)).unwrap();
-    node.hand_over(handover(1, &prompt, 4, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(1, &prompt, 4, reply.grant, 2)).unwrap();
     node.arrive(reply.grant, 2, 2);
     let plan = node.take_step();
     node.arrive(reply.grant, 3, 1);
@@ -434,7 +434,7 @@ fn aborts_are_silent_and_late_messages_about_them_are_refused() {
     assert_eq!(node.ask(grant_request(0, &prompt, 4)).unwrap_err().kind, ErrorKind::Cancelled);
     let reply = node.ask(grant_request(1, &prompt, 4)).unwrap();
     node.after(MS, |core, now| core.on_abort(now, key(1)));
-    let refused = node.hand_over(handover(1, &prompt, 4, reply.grant, 2)).unwrap_err();
+    let refused = node.hand_off(handoff(1, &prompt, 4, reply.grant, 2)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Cancelled);
     assert_eq!(node.fence(), 1);
     node.admit(2, &prompt, 4);
@@ -489,10 +489,10 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
         conductor: ConductorId(n % 2),
         tokens: prompt.into(),
         output_tokens: 0,
-        is_move: false,
+        is_migration: false,
         sampling: Arc::new(SamplingParams { max_tokens, stop_token_ids: vec![49], ..SamplingParams::default() }),
         decode: None,
-        tail_tokens: 0,
+        partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),
@@ -681,7 +681,7 @@ fn a_prompt_is_computed_here_in_chunks_beside_the_batch() {
     node.finish(&second, 42);
     let PrefillEvent::FirstToken { token: 42, finish: None, compute, .. } = node.take_prompt_event(1) else { panic!() };
     assert_eq!(compute, MS);
-    assert!(matches!(node.take_prompt_event(1), PrefillEvent::HandedOver(transfer) if transfer.bytes == 0));
+    assert!(matches!(node.take_prompt_event(1), PrefillEvent::HandedOff(transfer) if transfer.bytes == 0));
     let third = node.take_step();
     assert_eq!(ranges(&third), [(0, 7..8), (1, 9..10)]);
     node.finish(&third, 43);
@@ -729,10 +729,10 @@ fn what_another_class_computed_is_neither_taken_from_the_cache_nor_kept_in_it() 
     let plan = node.take_step();
     node.finish(&plan, 41);
     assert_eq!(node.core.load().blocks_cached, 2);
-    let ask = |n| GrantRequest { is_foreign: true, ..grant_request(n, &tokens(9), 9) };
+    let ask = |n| GrantRequest { is_migrated: true, ..grant_request(n, &tokens(9), 9) };
     let reply = node.ask(ask(1)).unwrap();
     assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3), "all of it has to come");
-    node.hand_over(handover(1, &tokens(9), 9, reply.grant, 3)).unwrap();
+    node.hand_off(handoff(1, &tokens(9), 9, reply.grant, 3)).unwrap();
     node.arrive(reply.grant, 1, 3);
     assert_eq!(node.fence(), 1);
     for _ in 0..8 {

@@ -157,13 +157,13 @@ fn blocks_of_a_request_that_was_aborted_wait_for_the_tier() {
 fn what_is_not_brought_of_a_sequence_that_moves_comes_from_the_tier() {
     let mut node = Node::with_lost_prompt();
     let fetch = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens: 17 };
-    let resumed = PrefillJob { is_move: true, output_tokens: 2, fetch: Some(fetch), ..job(2, 0..18, 4) };
+    let resumed = PrefillJob { is_migration: true, output_tokens: 2, fetch: Some(fetch), ..job(2, 0..18, 4) };
     node.now(|core, now| core.on_submit(now, resumed));
     assert!(node.load().is_none(), "nothing else is written into its blocks while it is brought");
     let gone = Refused { kind: ErrorKind::NotFound, message: String::new() };
     node.now(|core, now| core.on_fetch_done(now, key(2), Err(gone)));
     let taken = node.take(|effect| match effect {
-        DecodeEffect::AnswerMove { result, .. } => Some(result.is_ok()),
+        DecodeEffect::AnswerMigration { result, .. } => Some(result.is_ok()),
         _ => None,
     });
     let (of, hashes, _) = node.load().unwrap();

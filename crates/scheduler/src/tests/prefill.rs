@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     BlockId, ConductorId, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId,
-    PrefillEvent, PrefillJob, QueueTerms, Redirect, Refused, RequestKey, SamplingParams, TokenId,
+    PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, Reselect, SamplingParams, TokenId,
 };
 
 use super::engine::{key, model, target};
@@ -38,10 +38,10 @@ pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens:
         conductor: ConductorId(0),
         tokens: tokens.into_iter().collect(),
         output_tokens: 0,
-        is_move: false,
+        is_migration: false,
         sampling: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         decode: (max_tokens > 1).then(target),
-        tail_tokens: 0,
+        partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
         terms: QueueTerms::default(),
@@ -142,8 +142,12 @@ impl Node {
     }
 
     pub(super) fn grant(&mut self, of: u64, held_blocks: u32, blocks: std::ops::Range<u32>) {
-        let reply =
-            GrantReply { grant: GrantId(9), held_blocks, blocks: blocks.map(BlockId).collect(), tail_tokens: 0 };
+        let reply = GrantReply {
+            grant: GrantId(9),
+            held_blocks,
+            blocks: blocks.map(BlockId).collect(),
+            partial_prefill_tokens: 0,
+        };
         self.after(MS, |core, now| core.on_grant_reply(now, key(of), Ok(reply)));
     }
 
@@ -294,15 +298,15 @@ fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly()
     node.finish_step(MS, &plan, 7);
     assert!(matches!(node.take_event(0), PrefillEvent::Started { .. }));
     let PrefillEvent::FirstToken { token: 7, finish: None, .. } = node.take_event(0) else { panic!() };
-    let handover = node.take(|effect| match effect {
-        PrefillEffect::Handover { handover, .. } => Some(handover.clone()),
+    let handoff = node.take(|effect| match effect {
+        PrefillEffect::Handoff { handoff, .. } => Some(handoff.clone()),
         _ => None,
     });
-    assert_eq!((handover.grant, handover.first_token, handover.expected_bytes), (GrantId(9), Some(7), 6 * SPAN_BYTES));
-    node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
+    assert_eq!((handoff.grant, handoff.first_token, handoff.expected_bytes), (GrantId(9), Some(7), 6 * SPAN_BYTES));
+    node.after(MS, |core, now| core.on_handoff_reply(now, key(0), Ok(())));
     assert_eq!(node.core.load(Instant::now()).blocks_used, 3, "pinned until the last push is acknowledged");
     node.acknowledge(0, &third);
-    let PrefillEvent::HandedOver(transfer) = node.take_event(0) else { panic!() };
+    let PrefillEvent::HandedOff(transfer) = node.take_event(0) else { panic!() };
     assert_eq!((transfer.bytes, transfer.bytes_at_compute_end), (6 * SPAN_BYTES, 4 * SPAN_BYTES));
     assert_eq!((transfer.exposed, transfer.transport.as_str()), (3 * MS, "tcp"));
     assert_eq!(transfer.elapsed, 8 * MS);
@@ -326,11 +330,11 @@ fn an_output_is_gone_on_with_after_a_loss() {
     // The draw is number 4, and the penalties and the grammar are those of four tokens.
     assert_eq!((plan.sequences[0].prompt_tokens, plan.sequences[0].range.clone()), (6, 0..10));
     node.finish_step(MS, &plan, 7);
-    let handover = node.take(|effect| match effect {
-        PrefillEffect::Handover { handover, .. } => Some(handover.clone()),
+    let handoff = node.take(|effect| match effect {
+        PrefillEffect::Handoff { handoff, .. } => Some(handoff.clone()),
         _ => None,
     });
-    assert_eq!((handover.tokens.len(), handover.first_token), (10, Some(7)));
+    assert_eq!((handoff.tokens.len(), handoff.first_token), (10, Some(7)));
     // The last of them ends here, whoever was named for more.
     node.submit(PrefillJob { output_tokens: 5, decode: Some(target()), ..job(1, 20..26, 6) });
     let plan = node.take_step();
@@ -339,8 +343,8 @@ fn an_output_is_gone_on_with_after_a_loss() {
     let PrefillEvent::FirstToken { token: 8, finish: Some(FinishReason::Length), .. } = node.take_event(1) else {
         panic!()
     };
-    for (output_tokens, is_move) in [(10, false), (6, false), (4, true)] {
-        node.submit(PrefillJob { output_tokens, is_move, ..job(2, 0..10, 6) });
+    for (output_tokens, is_migration) in [(10, false), (6, false), (4, true)] {
+        node.submit(PrefillJob { output_tokens, is_migration, ..job(2, 0..10, 6) });
         assert_eq!(node.take_failure(2).0, ErrorKind::Invalid);
     }
 }
@@ -367,10 +371,10 @@ fn a_decode_node_that_holds_every_block_gets_no_bytes() {
     node.grant(0, 2, 0..0);
     let plan = node.take_step();
     node.finish_step(MS, &plan, 7);
-    node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
+    node.after(MS, |core, now| core.on_handoff_reply(now, key(0), Ok(())));
     node.take_event(0);
     node.take_event(0);
-    let PrefillEvent::HandedOver(transfer) = node.take_event(0) else { panic!() };
+    let PrefillEvent::HandedOff(transfer) = node.take_event(0) else { panic!() };
     assert_eq!((transfer.bytes, transfer.elapsed, transfer.transport.as_str()), (0, Duration::ZERO, ""));
 }
 
@@ -451,7 +455,7 @@ fn waits_have_an_end() {
 }
 
 #[test]
-fn a_hand_over_without_an_answer_fails_and_releases_the_grant() {
+fn a_handoff_without_an_answer_fails_and_releases_the_grant() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     node.grant(0, 2, 0..0);
@@ -461,9 +465,9 @@ fn a_hand_over_without_an_answer_fails_and_releases_the_grant() {
     node.after(wakeup - node.now, |core, now| core.on_wakeup(now));
     node.take_event(0);
     node.take_event(0);
-    assert_eq!(node.take_failure(0).1, "decode node d0 did not answer the hand-over within 15s");
+    assert_eq!(node.take_failure(0).1, "decode node d0 did not answer the handoff within 15s");
     assert_eq!(node.take_release(), GrantId(9));
-    node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
+    node.after(MS, |core, now| core.on_handoff_reply(now, key(0), Ok(())));
     assert!(node.core.is_idle());
 }
 
@@ -501,7 +505,7 @@ fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is
         })
     };
     let to =
-        |name: &str| Redirect { key: key(0), decode: DecodeTarget { node: NodeId::new(name).unwrap(), ..target() } };
+        |name: &str| Reselect { key: key(0), decode: DecodeTarget { node: NodeId::new(name).unwrap(), ..target() } };
     let mut wanted = job(0, 0..8, 5);
     wanted.decode = wanted.decode.map(|target| DecodeTarget { tbt: Some(MS), ..target });
     node.submit(wanted);
@@ -509,12 +513,12 @@ fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is
     node.take_event(0);
     let mut before = "d0";
     for (next, delay) in [("d0", 100 * MS), ("d1", Duration::ZERO), ("d1", 100 * MS), ("d0", 100 * MS)] {
-        node.after(MS, |core, _| core.on_redirect(to("d9")));
+        node.after(MS, |core, _| core.on_reselect(to("d9")));
         node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
         let PrefillEvent::GrantRefused(refused) = node.take_event(0) else { panic!("it was refused") };
         assert_eq!(refused.kind, ErrorKind::Overloaded);
         assert!(!node.effects.iter().any(|effect| matches!(effect, PrefillEffect::RequestGrant { .. })));
-        node.after(MS, |core, _| core.on_redirect(to(next)));
+        node.after(MS, |core, _| core.on_reselect(to(next)));
         assert_eq!(asked(&mut node), (next.into(), None, delay), "another one at once, but once");
         let given_up =
             |effect: &PrefillEffect| matches!(effect, PrefillEffect::ReleaseGrant { grant: GrantId::NONE, .. });

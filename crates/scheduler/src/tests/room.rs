@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_types::{ErrorKind, RequestKey, TokenId};
 
-use super::decode::{MS, Node, config, grant_request, handover, ranges, submitted, tokens};
+use super::decode::{MS, Node, config, grant_request, handoff, ranges, submitted, tokens};
 use super::engine::key;
 use crate::{DecodeConfig, DecodeEffect};
 
@@ -72,7 +72,7 @@ fn who_runs_gives_way_to_somebody_older_that_has_blocks_and_no_seat() {
     let reply = node.ask(grant_request(1, &prompt(1, 8), 3)).unwrap();
     node.after(MS, |core, now| core.on_submit(now, submitted(2, &prompt(2, 8), 12)));
     let mut plan = node.take_step();
-    node.hand_over(handover(1, &prompt(1, 8), 3, reply.grant, 2)).unwrap();
+    node.hand_off(handoff(1, &prompt(1, 8), 3, reply.grant, 2)).unwrap();
     node.arrive(reply.grant, 0, 2);
     assert_eq!(node.fence(), 1);
     while node.core.load().preemptions == 0 {

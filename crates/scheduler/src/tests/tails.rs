@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_types::{
-    BlockId, DecodeEvent, ErrorKind, GrantId, GrantReply, GrantRequest, Handover, PrefillEvent, PrefillJob, Redirect,
+    BlockId, DecodeEvent, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, PrefillEvent, PrefillJob, Reselect,
     SamplingParams,
 };
 
@@ -18,19 +18,19 @@ use crate::{DecodeEffect, LogitsWanted};
 const MS: Duration = Duration::from_millis(1);
 
 /// Of 22 tokens in blocks of 4, the last 10.
-fn split_job(n: u64) -> PrefillJob {
-    PrefillJob { tail_tokens: 10, ..job(n, 0..22, 5) }
+fn partial_prefill_job(n: u64) -> PrefillJob {
+    PrefillJob { partial_prefill_tokens: 10, ..job(n, 0..22, 5) }
 }
 
-fn grant(node: &mut PrefillNode, blocks: std::ops::Range<u32>, tail_tokens: u32) {
+fn grant(node: &mut PrefillNode, blocks: std::ops::Range<u32>, partial_prefill_tokens: u32) {
     let blocks = blocks.map(BlockId).collect();
-    let reply = GrantReply { grant: GrantId(9), held_blocks: 0, blocks, tail_tokens };
+    let reply = GrantReply { grant: GrantId(9), held_blocks: 0, blocks, partial_prefill_tokens };
     node.after(MS, |core, now| core.on_grant_reply(now, key(0), Ok(reply)));
 }
 
-fn take_handover(node: &mut PrefillNode) -> Handover {
+fn take_handoff(node: &mut PrefillNode) -> Handoff {
     node.take(|effect| match effect {
-        PrefillEffect::Handover { handover, .. } => Some(handover.clone()),
+        PrefillEffect::Handoff { handoff, .. } => Some(handoff.clone()),
         _ => None,
     })
 }
@@ -45,16 +45,16 @@ fn take_request(node: &mut PrefillNode) -> GrantRequest {
 #[test]
 fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
     let mut node = PrefillNode::new(super::prefill::config());
-    node.submit(split_job(0));
-    assert_eq!(take_request(&mut node).tail_tokens, 10);
+    node.submit(partial_prefill_job(0));
+    assert_eq!(take_request(&mut node).partial_prefill_tokens, 10);
     let plan = node.take_step();
     assert_eq!(shares(&plan), [(key(0), 0..12)]);
     assert_eq!((plan.sequences[0].logits, plan.sequences[0].zero_tail), (LogitsWanted::None, None));
     grant(&mut node, 30..33, 10);
-    let handover = take_handover(&mut node);
-    assert_eq!((handover.first_token, handover.tokens.len()), (None, 22));
-    assert_eq!(handover.expected_bytes, 3 * BLOCK_BYTES);
-    node.after(MS, |core, now| core.on_handover_reply(now, key(0), Ok(())));
+    let handoff = take_handoff(&mut node);
+    assert_eq!((handoff.first_token, handoff.tokens.len()), (None, 22));
+    assert_eq!(handoff.expected_bytes, 3 * BLOCK_BYTES);
+    node.after(MS, |core, now| core.on_handoff_reply(now, key(0), Ok(())));
     // Each batch says how many layers are whole with it.
     let mut pushes = Vec::new();
     for layer in 0..2 {
@@ -70,7 +70,7 @@ fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
     node.acknowledge(0, &pushes[1]);
     assert!(!node.core.is_idle(), "a batch is under way");
     node.acknowledge(0, &pushes[2]);
-    let PrefillEvent::HandedOver(transfer) = node.take_event(0) else { panic!("it draws no token") };
+    let PrefillEvent::HandedOff(transfer) = node.take_event(0) else { panic!("it draws no token") };
     assert_eq!(transfer.bytes, 9 * SPAN_BYTES);
     assert!(node.core.is_idle() && node.effects.is_empty(), "{:?}", node.effects);
     assert_eq!(node.core.load(node.now).blocks_cached, 3, "the head stays as cache");
@@ -80,7 +80,7 @@ fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
 fn blocks_that_were_cached_before_count_as_pushed_layers_only_when_they_are() {
     let mut node = PrefillNode::new(super::prefill::config());
     node.run_alone(job(7, 0..8, 1));
-    node.submit(split_job(0));
+    node.submit(partial_prefill_job(0));
     let plan = node.take_step();
     assert_eq!(shares(&plan), [(key(0), 8..12)]);
     grant(&mut node, 30..33, 10);
@@ -95,7 +95,7 @@ fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
     // Before and after the head is computed.
     for head_first in [false, true] {
         let mut node = PrefillNode::new(super::prefill::config());
-        node.submit(split_job(0));
+        node.submit(partial_prefill_job(0));
         let plan = node.take_step();
         if head_first {
             node.finish_step(MS, &plan, 7);
@@ -107,11 +107,11 @@ fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
         let rest = node.take_step();
         assert_eq!(shares(&rest), [(key(0), 12..22)], "{head_first}");
         node.finish_step(MS, &rest, 7);
-        assert_eq!(take_handover(&mut node).first_token, Some(7));
+        assert_eq!(take_handoff(&mut node).first_token, Some(7));
     }
     // One that computes another part than was asked for has not understood.
     let mut node = PrefillNode::new(super::prefill::config());
-    node.submit(split_job(0));
+    node.submit(partial_prefill_job(0));
     grant(&mut node, 30..34, 6);
     node.take_event(0);
     assert_eq!(node.take_failure(0), (ErrorKind::Internal, "it computes 6 tokens, 10 were asked for".into()));
@@ -120,13 +120,13 @@ fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
 #[test]
 fn a_decode_node_that_takes_the_place_of_another_is_not_asked_to_share() {
     let mut node = PrefillNode::new(super::prefill::config());
-    node.submit(split_job(0));
+    node.submit(partial_prefill_job(0));
     take_request(&mut node);
     let plan = node.take_step();
     node.after(MS, |core, now| core.on_grant_reply(now, key(0), Err(refused(ErrorKind::Overloaded))));
     node.finish_step(MS, &plan, 7);
-    node.after(MS, |core, _| core.on_redirect(Redirect { key: key(0), decode: target() }));
-    assert_eq!(take_request(&mut node).tail_tokens, 0);
+    node.after(MS, |core, _| core.on_reselect(Reselect { key: key(0), decode: target() }));
+    assert_eq!(take_request(&mut node).partial_prefill_tokens, 0);
     grant(&mut node, 30..36, 0);
     assert_eq!(shares(&node.take_step()), [(key(0), 12..22)]);
 }
@@ -134,11 +134,11 @@ fn a_decode_node_that_takes_the_place_of_another_is_not_asked_to_share() {
 #[test]
 fn a_tail_that_is_none_is_computed_with_the_rest() {
     let whole = [
-        PrefillJob { tail_tokens: 9, ..split_job(0) },
-        PrefillJob { decode: None, ..PrefillJob { tail_tokens: 10, ..job(0, 0..22, 1) } },
+        PrefillJob { partial_prefill_tokens: 9, ..partial_prefill_job(0) },
+        PrefillJob { decode: None, ..PrefillJob { partial_prefill_tokens: 10, ..job(0, 0..22, 1) } },
         PrefillJob {
             sampling: Arc::new(SamplingParams { max_tokens: 5, prompt_logprobs: Some(1), ..SamplingParams::default() }),
-            ..split_job(0)
+            ..partial_prefill_job(0)
         },
     ];
     for job in whole {
@@ -149,16 +149,16 @@ fn a_tail_that_is_none_is_computed_with_the_rest() {
     }
 }
 
-/// A decode node that was granted the request of 22 tokens with a tail of 10, and what it was handed over.
+/// A decode node that was granted the request of 22 tokens with a tail of 10, and what it was handed off.
 fn followed(prompt_budget: usize) -> (DecodeNode, GrantReply) {
     let mut config = decode::config(20);
     config.prompt_budget = prompt_budget;
     let mut node = DecodeNode::new(config);
     let prompt = tokens(22);
-    let reply = node.ask(GrantRequest { tail_tokens: 10, ..grant_request(0, &prompt, 5) }).unwrap();
-    assert_eq!((reply.blocks.len(), reply.tail_tokens), (3, 10));
-    let handover = Handover { first_token: None, ..decode::handover(0, &prompt, 5, reply.grant, 3) };
-    node.hand_over(handover).unwrap();
+    let reply = node.ask(GrantRequest { partial_prefill_tokens: 10, ..grant_request(0, &prompt, 5) }).unwrap();
+    assert_eq!((reply.blocks.len(), reply.partial_prefill_tokens), (3, 10));
+    let handoff = Handoff { first_token: None, ..decode::handoff(0, &prompt, 5, reply.grant, 3) };
+    node.hand_off(handoff).unwrap();
     (node, reply)
 }
 
@@ -211,9 +211,9 @@ fn the_tail_follows_the_head_layer_by_layer_beside_the_batch() {
 fn slices_are_as_long_as_the_budget_says_and_one_tail_goes_after_the_other() {
     // 27 tokens through three layers are two layers of four times 10 tokens.
     let (mut node, reply) = followed(27);
-    let second = node.ask(GrantRequest { tail_tokens: 14, ..grant_request(1, &tokens(18), 5) }).unwrap();
-    let handover = Handover { first_token: None, ..decode::handover(1, &tokens(18), 5, second.grant, 1) };
-    node.hand_over(handover).unwrap();
+    let second = node.ask(GrantRequest { partial_prefill_tokens: 14, ..grant_request(1, &tokens(18), 5) }).unwrap();
+    let handoff = Handoff { first_token: None, ..decode::handoff(1, &tokens(18), 5, second.grant, 1) };
+    node.hand_off(handoff).unwrap();
     arrive(&mut node, &second, 0, 3, BLOCK_BYTES);
     let plan = node.take_step();
     assert_eq!((plan.slice.as_ref().unwrap().sequence.key, layers(&plan)), (key(1), 0..1), "27 x 3 / (4 x 14)");
@@ -231,7 +231,7 @@ fn what_becomes_of_a_tail_whose_head_does_not_come() {
     let plan = node.take_step();
     node.after(MS, |core, now| core.on_release_grant(now, key(0), reply.grant));
     let events = node.take_events();
-    assert_eq!(failure(&events[0].1), (ErrorKind::Unavailable, "the prefill node gave the hand-over up"));
+    assert_eq!(failure(&events[0].1), (ErrorKind::Unavailable, "the prefill node gave up the handoff"));
     assert_eq!(node.fence(), 0, "its blocks are read");
     finish(&mut node, &plan);
     assert_eq!(node.fence(), 1);
@@ -260,26 +260,26 @@ fn what_becomes_of_a_tail_whose_head_does_not_come() {
 }
 
 #[test]
-fn a_tail_is_declined_where_it_makes_no_sense_and_a_hand_over_has_to_fit() {
+fn a_tail_is_declined_where_it_makes_no_sense_and_a_handoff_has_to_fit() {
     let mut node = DecodeNode::new(decode::config(20));
     let prompt = tokens(22);
-    let ask = |node: &mut DecodeNode, n, tail_tokens, is_foreign| {
-        node.ask(GrantRequest { tail_tokens, is_foreign, ..grant_request(n, &prompt, 5) }).unwrap()
+    let ask = |node: &mut DecodeNode, n, partial_prefill_tokens, is_migrated| {
+        node.ask(GrantRequest { partial_prefill_tokens, is_migrated, ..grant_request(n, &prompt, 5) }).unwrap()
     };
-    for (n, (tail, is_foreign)) in (1..).zip([(9, false), (22, false), (30, false), (10, true)]) {
-        let reply = ask(&mut node, n, tail, is_foreign);
-        assert_eq!((reply.tail_tokens, reply.blocks.len()), (0, 6), "{tail}");
+    for (n, (tail, is_migrated)) in (1..).zip([(9, false), (22, false), (30, false), (10, true)]) {
+        let reply = ask(&mut node, n, tail, is_migrated);
+        assert_eq!((reply.partial_prefill_tokens, reply.blocks.len()), (0, 6), "{tail}");
         node.after(MS, |core, now| core.on_abort(now, key(n)));
         node.fence();
     }
     // A token where none was drawn.
     let reply = ask(&mut node, 5, 10, false);
-    let refused = node.hand_over(decode::handover(5, &prompt, 5, reply.grant, 3)).unwrap_err();
+    let refused = node.hand_off(decode::handoff(5, &prompt, 5, reply.grant, 3)).unwrap_err();
     assert!(refused.kind == ErrorKind::Invalid && refused.message.starts_with("first_token: 40"), "{refused}");
     node.fence();
     // None where one was is token 0 of a node that does not know of tails.
     let reply = ask(&mut node, 6, 0, false);
-    node.hand_over(Handover { first_token: None, ..decode::handover(6, &prompt, 5, reply.grant, 6) }).unwrap();
+    node.hand_off(Handoff { first_token: None, ..decode::handoff(6, &prompt, 5, reply.grant, 6) }).unwrap();
     arrive(&mut node, &reply, 0, 0, 6 * BLOCK_BYTES);
     let plan = node.take_step();
     assert_eq!((&plan.sequences[0].tokens[22..], plan.slice.is_none()), (&[0][..], true));
@@ -290,7 +290,7 @@ fn a_tail_is_declined_where_it_makes_no_sense_and_a_hand_over_has_to_fit() {
     node.admit(7, &prompt, 5);
     assert_eq!(node.run().len(), 4);
     let reply = ask(&mut node, 8, 10, false);
-    assert_eq!((reply.tail_tokens, reply.held_blocks), (0, 5));
+    assert_eq!((reply.partial_prefill_tokens, reply.held_blocks), (0, 5));
 }
 
 #[test]
@@ -299,10 +299,10 @@ fn all_tails_are_taken_and_those_that_have_begun_go_first() {
     let heads: Vec<_> = (0..6)
         .map(|n| {
             let prompt: Vec<_> = (n as u32..n as u32 + 12).collect();
-            let reply = node.ask(GrantRequest { tail_tokens: 4, ..grant_request(n, &prompt, 5) }).unwrap();
-            assert_eq!(reply.tail_tokens, 4);
-            let handover = Handover { first_token: None, ..decode::handover(n, &prompt, 5, reply.grant, 2) };
-            node.hand_over(handover).unwrap();
+            let reply = node.ask(GrantRequest { partial_prefill_tokens: 4, ..grant_request(n, &prompt, 5) }).unwrap();
+            assert_eq!(reply.partial_prefill_tokens, 4);
+            let handoff = Handoff { first_token: None, ..decode::handoff(n, &prompt, 5, reply.grant, 2) };
+            node.hand_off(handoff).unwrap();
             reply
         })
         .collect();

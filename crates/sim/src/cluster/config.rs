@@ -82,11 +82,11 @@ impl NodeConfig {
             model: self.model.clone(),
             vocab_size: VOCABULARY,
             context_length: CONTEXT_TOKENS,
-            numerics: "simulated".to_owned(),
+            kv_class: "simulated".to_owned(),
             layout: self.layout.clone(),
             profile: self.profile,
-            copies_prefixes: self.role == NodeRole::Prefill,
-            splits_prompts: true,
+            replicates_prefixes: self.role == NodeRole::Prefill,
+            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }
@@ -143,7 +143,7 @@ pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterCon
         queue_timeout: options.queue_timeout,
         max_wait: options.max_wait,
         max_held: if options.has(Feature::Holding) { defaults.max_held } else { 0 },
-        splits_prompts: options.has(Feature::Tails),
+        takes_partial_prefills: options.has(Feature::Tails),
         prompts_at_decode: match options.has(Feature::PromptsAtDecode) {
             true => defaults.prompts_at_decode,
             false => PromptsAtDecode::Fallback,

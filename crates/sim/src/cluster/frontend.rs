@@ -8,8 +8,8 @@ use baton_scheduler::{
     RequestEvent, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
-    Attempt, ConductorId, ErrorKind, FetchReport, FinishReason, Generation, NodeId, NodeRole, PrefillEvent, PrefixCopy,
-    Refused, RequestId,
+    Attempt, ConductorId, ErrorKind, FetchReport, FinishReason, Generation, NodeId, NodeRole, PrefillEvent,
+    PrefixReplication, Refused, RequestId,
 };
 
 use super::engine::output_token;
@@ -112,8 +112,8 @@ impl Frontend {
         match report {
             Report::Load(load) => self.cluster.on_load(now, &self.names[from.node], *load),
             Report::Prefill(key, event) => match *event {
-                PrefillEvent::Copied(report) => {
-                    self.cluster.on_copy_done(now, key, &report);
+                PrefillEvent::Replicated(report) => {
+                    self.cluster.on_replication_done(now, key, &report);
                 }
                 event => self.on_event(wire, key, RequestEvent::Prefill(event)),
             },
@@ -147,7 +147,7 @@ impl Frontend {
     }
 
     fn on_event(&mut self, wire: &mut Wire, key: RequestKey, event: RequestEvent) {
-        // Copies have no request.
+        // Replications have no request.
         let Ok(request) = usize::try_from(key.request.0) else { return };
         if let Some(live) = self.live.get_mut(&request) {
             live.core.on_event(wire.now(), key.attempt, event);
@@ -209,11 +209,11 @@ impl Frontend {
         }
         for (order, source) in orders {
             let (key, block_hashes) = (order.key, order.hashes);
-            let copy = PrefixCopy { key, conductor: CONDUCTOR_ID, source, block_hashes };
+            let copy = PrefixReplication { key, conductor: CONDUCTOR_ID, source, block_hashes };
             if !self.tell(wire, &order.to, Input::Copy(Box::new(copy))) {
                 let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };
                 let report = FetchReport { failure: Some(failure), ..FetchReport::default() };
-                self.cluster.on_copy_done(now, key, &report);
+                self.cluster.on_replication_done(now, key, &report);
             }
         }
     }
@@ -233,23 +233,23 @@ impl Frontend {
         while let Some(effect) = live.core.poll_effect() {
             match effect {
                 RequestEffect::Place { key, exclude, waited } => self.place(now, &mut live, key, &exclude, waited),
-                RequestEffect::AskRedirect { key, from, refused } => {
-                    let other = self.cluster.redirect(now, key);
+                RequestEffect::AskReselect { key, from, refused } => {
+                    let other = self.cluster.reselect(now, key);
                     let target = self.cluster.decode_target(other.as_ref().unwrap_or(&from));
-                    live.core.on_redirected(now, key, (&from, refused), target);
+                    live.core.on_reselected(now, key, (&from, refused), target);
                 }
-                RequestEffect::PlaceMove { key, to, tokens, exclude } => {
-                    let chosen = self.cluster.place_move(now, (key, to), tokens, &exclude);
-                    let chosen = chosen.and_then(|chosen| self.cluster.assign_move(&chosen));
-                    live.core.on_move_placed(to, chosen);
+                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
+                    let chosen = self.cluster.place_migration(now, (key, to), tokens, &exclude);
+                    let chosen = chosen.and_then(|chosen| self.cluster.assign_migration(&chosen));
+                    live.core.on_migration_placed(to, chosen);
                 }
                 RequestEffect::Submit { node, job } => {
                     if !self.tell(wire, &node, Input::Submit(Box::new(job))) {
                         live.core.on_unreachable(now, &node);
                     }
                 }
-                RequestEffect::Redirect { node, redirect } => {
-                    self.tell(wire, &node, Input::Redirect(Box::new(redirect)));
+                RequestEffect::Reselect { node, reselect } => {
+                    self.tell(wire, &node, Input::Reselect(Box::new(reselect)));
                 }
                 RequestEffect::Abort { node, key } => {
                     self.tell(wire, &node, Input::Abort(key));

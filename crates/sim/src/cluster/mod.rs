@@ -204,7 +204,7 @@ impl<'a> World<'a> {
         }
         assert_eq!(self.frontend.cluster.placed(), 0, "requests that ended are charged");
         for node in &self.nodes {
-            assert!(node.is_idle() && !node.moves_anything(), "{} is not idle", node.info.node);
+            assert!(node.is_idle() && !node.migrates_anything(), "{} is not idle", node.info.node);
             assert_eq!(node.check(), Ok(()));
         }
     }
@@ -392,7 +392,7 @@ fn undelivered(wire: &mut Wire, node: usize, input: Input) {
     let gone = || unavailable("the node is gone");
     match input {
         Input::GrantRequest(from, request) => wire.tell(node, from, Input::GrantReply(request.key, Err(gone()))),
-        Input::Handover(from, handover) => wire.tell(node, from, Input::HandoverReply(handover.key, Err(gone()))),
+        Input::Handoff(from, handoff) => wire.tell(node, from, Input::HandoffReply(handoff.key, Err(gone()))),
         Input::LeaseRequest(from, request) => wire.tell(node, from, Input::LeaseReply(request.key, Err(gone()))),
         _ => {}
     }

@@ -78,7 +78,7 @@ pub(super) struct Node {
     /// Nodes that wait for a grant, a lease, or the answer to a handoff.
     grants_asked: BTreeMap<RequestKey, Start>,
     leases_asked: BTreeMap<RequestKey, Start>,
-    handovers_asked: BTreeMap<RequestKey, Start>,
+    handoffs_asked: BTreeMap<RequestKey, Start>,
     /// When it will be woken.
     wakeup: Option<Instant>,
     /// It takes nothing in before.
@@ -126,7 +126,7 @@ impl Node {
             open: BTreeSet::new(),
             grants_asked: BTreeMap::new(),
             leases_asked: BTreeMap::new(),
-            handovers_asked: BTreeMap::new(),
+            handoffs_asked: BTreeMap::new(),
             wakeup: None,
             hung_until: now,
             num_lost: 0,
@@ -158,7 +158,7 @@ impl Node {
     }
 
     /// Whether anything is on its way from or to it, or may be written or read here.
-    pub(super) fn moves_anything(&self) -> bool {
+    pub(super) fn migrates_anything(&self) -> bool {
         !(self.pushes.is_empty() && self.fetches.is_empty() && self.open.is_empty() && self.step.is_none())
     }
 
@@ -269,8 +269,8 @@ impl Node {
         for (key, asked) in std::mem::take(&mut self.grants_asked) {
             wire.tell(self.start.node, asked, Input::GrantReply(key, Err(gone())));
         }
-        for (key, asked) in std::mem::take(&mut self.handovers_asked) {
-            wire.tell(self.start.node, asked, Input::HandoverReply(key, Err(gone())));
+        for (key, asked) in std::mem::take(&mut self.handoffs_asked) {
+            wire.tell(self.start.node, asked, Input::HandoffReply(key, Err(gone())));
         }
         for (key, asked) in std::mem::take(&mut self.leases_asked) {
             wire.tell(self.start.node, asked, Input::LeaseReply(key, Err(gone())));

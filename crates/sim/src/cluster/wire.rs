@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::KvEventBatch;
 use baton_scheduler::{PushId, StepId};
 use baton_types::{
-    BlockHash, DecodeEvent, Generation, GrantId, GrantReply, GrantRequest, Handover, LeaseRelease, LeaseReply,
-    LeaseRequest, Load, NodeId, PrefillEvent, PrefillJob, PrefixCopy, Redirect, Refused, RequestKey,
+    BlockHash, DecodeEvent, Generation, GrantId, GrantReply, GrantRequest, Handoff, LeaseRelease, LeaseReply,
+    LeaseRequest, Load, NodeId, PrefillEvent, PrefillJob, PrefixReplication, Refused, RequestKey, Reselect,
 };
 
 use super::contents::Contents;
@@ -70,14 +70,14 @@ pub(super) enum Event {
 pub(super) enum Input {
     Submit(Box<PrefillJob>),
     Abort(RequestKey),
-    Redirect(Box<Redirect>),
-    Copy(Box<PrefixCopy>),
+    Reselect(Box<Reselect>),
+    Copy(Box<PrefixReplication>),
     NodeLost(NodeId, Generation),
     Snapshot,
     GrantRequest(Start, Box<GrantRequest>),
     GrantReply(RequestKey, Result<Box<GrantReply>, Refused>),
-    Handover(Start, Box<Handover>),
-    HandoverReply(RequestKey, Result<(), Refused>),
+    Handoff(Start, Box<Handoff>),
+    HandoffReply(RequestKey, Result<(), Refused>),
     ReleaseGrant(RequestKey, GrantId),
     LeaseRequest(Start, Box<LeaseRequest>),
     LeaseReply(RequestKey, Result<LeaseReply, Refused>),

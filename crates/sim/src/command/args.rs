@@ -27,14 +27,14 @@ pub struct SimulateArgs {
     /// Decode nodes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub decode: u32,
-    /// Which nodes a request goes to: random, round-robin, load-balance, cache-aware, mooncake, baton
+    /// Which nodes a request goes to: random, round-robin, load-balance, cache-aware, mooncake, min-total-delay
     #[arg(long, value_name = "POLICY", default_value = "baton")]
     pub placement: SimPlacement,
     /// Which requests are taken in: none (all of them), baseline, early, predictive, selective
-    #[arg(long, value_name = "POLICY", default_value = "selective")]
+    #[arg(long, value_name = "POLICY", default_value = "value-density")]
     pub admission: SimAdmission,
-    /// What a full cache gives up first: lru, lfu, length-aware, hit-density
-    #[arg(long, value_name = "POLICY", default_value = "hit-density")]
+    /// What a full cache gives up first: lru, lfu, length-aware, lhd
+    #[arg(long, value_name = "POLICY", default_value = "lhd")]
     pub eviction: EvictionKind,
     /// How many times as fast as recorded the trace is played
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = speed)]
@@ -69,7 +69,7 @@ pub struct SimulateArgs {
     /// Tokens of a KV block, a divisor of the trace's 512
     #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
     pub block_tokens: u32,
-    /// Leave one feature out: shortest-first, hit-density, tails, prompts-at-decode, migration, smoothing, holding
+    /// Leave one feature out: shortest-first, lhd, tails, prompts-at-decode, migration, smoothing, holding
     #[arg(long, value_name = "FEATURE")]
     pub without: Option<Feature>,
     /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there
@@ -129,15 +129,16 @@ impl SimulateArgs {
             let problem = format!("only placement mooncake has one, and this is {placement}");
             return Err(SimulateError::invalid("--balancing-threshold", problem));
         }
-        if self.without == Some(Feature::ShortestFirst) && self.placement != SimPlacement::BATON {
-            let problem = format!("only placement baton has it, and this is {}", self.placement.as_str());
+        if self.without == Some(Feature::ShortestFirst) && self.placement != SimPlacement::MIN_TOTAL_DELAY {
+            let problem = format!("only placement min-total-delay has it, and this is {}", self.placement.as_str());
             return Err(SimulateError::invalid("--without shortest-first", problem));
         }
         if self.without.is_some() && self.compare.is_some() {
             return Err(SimulateError::invalid("--without", "not beside --compare, which sets it itself"));
         }
-        if self.compare == Some(Compare::Features) && self.placement != SimPlacement::BATON {
-            let problem = format!("features are those of placement baton, and this is {}", self.placement.as_str());
+        if self.compare == Some(Compare::Features) && self.placement != SimPlacement::MIN_TOTAL_DELAY {
+            let problem =
+                format!("features are those of placement min-total-delay, and this is {}", self.placement.as_str());
             return Err(SimulateError::invalid("--compare", problem));
         }
         let options = self.options();

@@ -55,7 +55,7 @@ fn compared(args: &SimulateArgs) -> Vec<Setting> {
 fn pairs() -> [(SimPlacement, SimAdmission); 3] {
     let cache_aware = SimPlacement::Production(PlacementKind::CacheAware);
     [
-        (SimPlacement::BATON, SimAdmission::default()),
+        (SimPlacement::MIN_TOTAL_DELAY, SimAdmission::default()),
         (SimPlacement::MOONCAKE, SimAdmission::Predictive),
         (cache_aware, SimAdmission::Production(AdmissionKind::Early)),
     ]

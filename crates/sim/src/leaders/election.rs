@@ -34,7 +34,7 @@ enum Step {
     Jitter,
 }
 
-/// How a front end keeps time.
+/// How a frontend keeps time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timer {
     pub at: FrontStart,
@@ -42,7 +42,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// Something happens here after so long, by the clock of the front end.
+    /// Something happens here after so long, by the clock of the frontend.
     pub(super) fn after(self, wire: &mut Wire, time: Duration, input: Input) {
         wire.queue.after(time.div_f64(self.rate), Event::Front(self.at, input));
     }

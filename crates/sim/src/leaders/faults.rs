@@ -8,7 +8,7 @@ use super::wire::{Event, FrontStart, Input, Place};
 use crate::named::named;
 
 named! {
-    /// Something that goes wrong with several front ends.
+    /// Something that goes wrong with several frontends.
     LeaderFault {
         /// Etcd does not answer for some seconds. Leases begin anew when it is back.
         EtcdAway = "etcd-away",
@@ -28,19 +28,19 @@ named! {
         WatchEnded = "watch-ended",
         /// An answer of etcd is lost, though what was asked is done.
         AnswerLost = "answer-lost",
-        /// A front end is cut off from etcd.
+        /// A frontend is cut off from etcd.
         EtcdCut = "etcd-cut",
-        /// Two front ends are cut off from each other.
+        /// Two frontends are cut off from each other.
         FrontCut = "front-cut",
-        /// A front end and a node are cut off from each other.
+        /// A frontend and a node are cut off from each other.
         NodeCut = "node-cut",
-        /// A front end is cut off from all nodes.
+        /// A frontend is cut off from all nodes.
         NodesCut = "nodes-cut",
-        /// A front end does nothing for up to ten seconds, and goes on.
+        /// A frontend does nothing for up to ten seconds, and goes on.
         Stop = "stop",
-        /// A front end dies, and is started anew.
+        /// A frontend dies, and is started anew.
         Kill = "kill",
-        /// A front end resigns, ends, and is started anew.
+        /// A frontend resigns, ends, and is started anew.
         Resign = "resign",
         /// A node dies, and is started anew.
         NodeKill = "node-kill",
@@ -183,7 +183,7 @@ impl World {
         self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::SessionOver(node, session)));
     }
 
-    /// A front end dies. It is started anew within a second.
+    /// A frontend dies. It is started anew within a second.
     pub(super) fn end_front(&mut self, front: usize) -> bool {
         if self.fronts[front].take().is_none() {
             return false;

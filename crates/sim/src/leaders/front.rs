@@ -1,4 +1,4 @@
-//! A front end: production's cores of the election, of the desk, of the cluster's books and of requests. What is here is their
+//! A frontend: production's cores of the election, of the desk, of the cluster's books and of requests. What is here is their
 //! shell: it carries messages, and it keeps time by a clock of its own.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use baton_scheduler::{
     LinkId, Policies, PromptsAtDecode, RequestCore, RequestEffect, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
-    ConductorId, FromLeader, Generation, MoveQuestion, NodeId, Question, Refused, RequestId, SamplingParams, Slo,
+    ConductorId, FromLeader, Generation, MigrationQuestion, NodeId, Question, Refused, RequestId, SamplingParams, Slo,
     ToLeader,
 };
 
@@ -31,7 +31,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 enum Asked {
     Nodes,
     Other { from: NodeId, refused: Refused },
-    Move,
+    Migrate,
 }
 
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Front {
         let election = Election::new(wire, candidate, timer);
         let config = ClusterConfig {
             prompts_at_decode: PromptsAtDecode::Never,
-            splits_prompts: false,
+            takes_partial_prefills: false,
             ..ClusterConfig::default()
         };
         timer.after(wire, TICK, Input::Tick);
@@ -459,14 +459,14 @@ impl Front {
                     let answer = self.desk.on_ask_for_nodes(now, &wanted, cluster, &mut random);
                     self.on_asked(net, &mut live, (key, Asked::Nodes), answer);
                 }
-                RequestEffect::AskRedirect { key, from, refused } => {
+                RequestEffect::AskReselect { key, from, refused } => {
                     let answer = self.desk.on_ask_for_other(now, key, &from, cluster, &mut random);
                     self.on_asked(net, &mut live, (key, Asked::Other { from, refused }), answer);
                 }
-                RequestEffect::PlaceMove { key, to, tokens, exclude } => {
-                    let question = MoveQuestion { key, moved: to, tokens, exclude };
-                    let answer = self.desk.on_ask_for_move(now, question, cluster, &mut random);
-                    self.on_asked(net, &mut live, (to, Asked::Move), answer);
+                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
+                    let question = MigrationQuestion { key, migrated: to, tokens, exclude };
+                    let answer = self.desk.on_ask_for_migration(now, question, cluster, &mut random);
+                    self.on_asked(net, &mut live, (to, Asked::Migrate), answer);
                 }
                 RequestEffect::Submit { node, job } => {
                     let needed = live.core.needed();
@@ -479,8 +479,8 @@ impl Front {
                         live.core.on_unreachable(now, &node);
                     }
                 }
-                RequestEffect::Redirect { node, redirect } => {
-                    self.tell_node(net, &node, Command::Redirect(Box::new(redirect)));
+                RequestEffect::Reselect { node, reselect } => {
+                    self.tell_node(net, &node, Command::Reselect(Box::new(reselect)));
                 }
                 RequestEffect::Abort { node, key } => {
                     self.tell_node(net, &node, Command::Abort(key));
@@ -526,8 +526,8 @@ impl Front {
 fn tell_core(core: &mut RequestCore, now: Instant, key: RequestKey, asked: Asked, answer: Answer<()>) {
     match (asked, answer) {
         (Asked::Nodes, Answer::Placed(decided)) => core.on_placed(decided.at, key, decided.placed),
-        (Asked::Other { from, refused }, Answer::Redirected(to)) => core.on_redirected(now, key, (&from, refused), to),
-        (Asked::Move, Answer::Moved(to)) => core.on_move_placed(key, to),
+        (Asked::Other { from, refused }, Answer::Reselected(to)) => core.on_reselected(now, key, (&from, refused), to),
+        (Asked::Migrate, Answer::Migrated(to)) => core.on_migration_placed(key, to),
         (asked, answer) => panic!("{answer:?} to {asked:?}"),
     }
 }
@@ -536,8 +536,8 @@ fn told(question: &Question, answer: Answer<()>) -> FromLeader<()> {
     let key = question.key();
     match answer {
         Answer::Placed(decided) => FromLeader::Placed { key, placed: Box::new(decided.placed), why: Some(()) },
-        Answer::Redirected(to) => FromLeader::Redirected(key, to),
-        Answer::Moved(to) => FromLeader::Moved(key, to),
+        Answer::Reselected(to) => FromLeader::Reselected(key, to),
+        Answer::Migrated(to) => FromLeader::Migrated(key, to),
         Answer::Explained(_) => FromLeader::Explained(key, Some(())),
     }
 }

@@ -1,11 +1,11 @@
-//! Several front ends that elect one of them to place for all, while things go wrong.
+//! Several frontends that elect one of them to place for all, while things go wrong.
 //!
 //! Each has production's `Candidacy`, `Desk`, `Cluster` and `RequestCore`, nodes have its `TermGate`. Etcd, the network, clocks and
 //! what nodes compute are models. Faults come for some seconds, and then all is well for some: three times.
 //!
 //! **Checked**: no two conductors decide in one term, and no node carries out an order of an earlier term than one before. Each
 //! question is answered once, or its attempt ends before. When all is well, one leads, all others follow it, and its books are the
-//! sum of what front ends have. At the end every request is over, and nothing is charged.
+//! sum of what frontends have. At the end every request is over, and nothing is charged.
 
 mod election;
 mod etcd;
@@ -37,7 +37,7 @@ const CALM: Duration = Duration::from_secs(14);
 const LED_WITHIN: Duration = Duration::from_secs(8);
 /// Until what was asked last is over: questions wait for ten seconds, requests take a few.
 const END: Duration = Duration::from_secs(40);
-/// Nodes report their load, and look whether they have a session with each front end.
+/// Nodes report their load, and look whether they have a session with each frontend.
 const NODE_TICK: Duration = Duration::from_millis(500);
 
 /// What became of a run.
@@ -94,7 +94,7 @@ struct World {
     counts: Counts,
     faults: BTreeMap<LeaderFault, u64>,
     round: u32,
-    /// What has happened to front ends since they were stopped.
+    /// What has happened to frontends since they were stopped.
     missed: Vec<Vec<(FrontStart, Input)>>,
     is_calm: bool,
     calm_since: Instant,
@@ -103,7 +103,7 @@ struct World {
     is_over: bool,
 }
 
-/// Plays one run: 2 to 4 front ends, 2 or 3 prefill and as many decode nodes.
+/// Plays one run: 2 to 4 frontends, 2 or 3 prefill and as many decode nodes.
 ///
 /// # Panics
 /// If something that is to be true is not.
@@ -224,7 +224,7 @@ impl World {
         front.on_input(&mut self.net, input);
     }
 
-    /// A front end that was stopped goes on, with all that it has missed.
+    /// A frontend that was stopped goes on, with all that it has missed.
     fn go_on(&mut self, front: usize) {
         self.net.stopped_until[front] = None;
         for (at, input) in std::mem::take(&mut self.missed[front]) {
@@ -238,7 +238,7 @@ impl World {
             let wire = &mut self.net.wire;
             let is_taken = is_here && self.nodes[node].on_handoff(wire, (*job).clone(), index);
             let at = wire.arrives(Place::Node(node), Place::Node(from), Duration::ZERO);
-            return wire.queue.at(at, Event::Work { node: from, start, work: Work::HandedOver(job, is_taken) });
+            return wire.queue.at(at, Event::Work { node: from, start, work: Work::HandedOff(job, is_taken) });
         }
         if !is_here {
             return;

@@ -43,7 +43,7 @@ pub(super) struct Net {
     /// Follower and leader of each connection.
     conns: BTreeMap<u64, (FrontStart, FrontStart)>,
     begun: u64,
-    /// The start of each front end, whether it runs, and until when it is stopped.
+    /// The start of each frontend, whether it runs, and until when it is stopped.
     pub starts: Vec<u64>,
     pub runs: Vec<bool>,
     pub stopped_until: Vec<Option<Instant>>,

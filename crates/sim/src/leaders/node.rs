@@ -20,7 +20,7 @@ pub(super) enum Work {
     /// A handoff of a job by another node (and its start), to go on at that index.
     Handoff(Box<Job>, u32, (usize, u64)),
     /// Whether a job was taken by the decode node that it was handed to.
-    HandedOver(Box<Job>, bool),
+    HandedOff(Box<Job>, bool),
 }
 
 /// A job that was taken in.
@@ -47,7 +47,7 @@ pub(super) struct Node {
     /// The term of the last order that was carried out.
     accepted: u64,
     jobs: BTreeMap<RequestKey, Job>,
-    /// The number of the session with each front end.
+    /// The number of the session with each frontend.
     pub sessions: Vec<Option<u64>>,
 }
 
@@ -90,11 +90,11 @@ impl Node {
             model: "m".into(),
             vocab_size: 512,
             context_length: 4096,
-            numerics: "simulated".into(),
+            kv_class: "simulated".into(),
             layout,
             profile,
-            copies_prefixes: false,
-            splits_prompts: false,
+            replicates_prefixes: false,
+            takes_partial_prefills: false,
             vocabulary: String::new(),
         }
     }
@@ -116,7 +116,7 @@ impl Node {
         }
     }
 
-    /// A session with a front end begins.
+    /// A session with a frontend begins.
     pub(super) fn on_session(&mut self, wire: &mut Wire, front: usize, session: u64, starts: &[u64], name: NodeId) {
         self.sessions[front] = Some(session);
         self.says(wire, (front, session), starts, Says::Joined(Box::new(self.info(name))));
@@ -159,10 +159,10 @@ impl Node {
             Command::Abort(key) => {
                 self.jobs.remove(&key);
             }
-            Command::Redirect(redirect) => {
-                if let Some(job) = self.jobs.get_mut(&redirect.key) {
-                    job.job.decode = Some(redirect.decode);
-                    self.after(wire, 20, Work::Computed(redirect.key));
+            Command::Reselect(reselect) => {
+                if let Some(job) = self.jobs.get_mut(&reselect.key) {
+                    job.job.decode = Some(reselect.decode);
+                    self.after(wire, 20, Work::Computed(reselect.key));
                 }
             }
             Command::Job(term, job) => {
@@ -189,7 +189,7 @@ impl Node {
 
     fn begin(&mut self, wire: &mut Wire, from: (usize, u64), key: RequestKey, starts: &[u64]) {
         let Some(Job { job, .. }) = self.jobs.get(&key) else { return };
-        if job.is_move {
+        if job.is_migration {
             let fetched = RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default()));
             let first = job.output_tokens;
             self.says(wire, from, starts, Says::Event(key, Box::new(fetched)));
@@ -225,10 +225,10 @@ impl Node {
     pub(super) fn on_work(&mut self, wire: &mut Wire, work: Work, starts: &[u64]) -> Option<(DecodeTarget, Job, u32)> {
         match work {
             Work::Handoff(..) => None,
-            Work::HandedOver(of, is_taken) => {
+            Work::HandedOff(of, is_taken) => {
                 let refused = || Refused { kind: ErrorKind::Unavailable, message: "not taken".into() };
                 let event = match is_taken {
-                    true => PrefillEvent::HandedOver(KvTransfer::default()),
+                    true => PrefillEvent::HandedOff(KvTransfer::default()),
                     false => PrefillEvent::DecodeFailed(refused()),
                 };
                 let says = Says::Event(of.job.key, Box::new(RequestEvent::Prefill(event)));

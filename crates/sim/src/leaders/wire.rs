@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{RequestEvent, RequestKey};
-use baton_types::{FromLeader, Load, NodeInfo, PrefillJob, Redirect, ToLeader};
+use baton_types::{FromLeader, Load, NodeInfo, PrefillJob, Reselect, ToLeader};
 
 use super::etcd::{Change, EtcdAnswer, EtcdRequest};
 use super::node::Work;
 use crate::event::EventQueue;
 use crate::random::Random;
 
-/// A start of a front end.
+/// A start of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FrontStart {
     pub front: usize,
@@ -30,7 +30,7 @@ pub(super) enum Place {
 #[derive(Debug)]
 pub(super) enum Command {
     Job(u64, Box<PrefillJob>),
-    Redirect(Box<Redirect>),
+    Reselect(Box<Reselect>),
     Abort(RequestKey),
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Says {
     LeaderTerm(u64),
 }
 
-/// What happens to a front end. What it does itself waits for it while it is stopped, too.
+/// What happens to a frontend. What it does itself waits for it while it is stopped, too.
 #[derive(Debug)]
 pub(super) enum Input {
     Arrival,
@@ -92,7 +92,7 @@ pub(super) enum Event {
     CutNoticed(Place, Place),
     /// The same of a process that is stopped.
     StopNoticed(usize),
-    /// A front end that was stopped goes on.
+    /// A frontend that was stopped goes on.
     Continue(usize),
     EtcdBack,
     Calm,

@@ -7,7 +7,9 @@ mod random;
 
 use std::str::FromStr;
 
-use baton_scheduler::{AdmissionKind, AdmissionPolicy, Baton, BatonConfig, PlacementKind, PlacementPolicy};
+use baton_scheduler::{
+    AdmissionKind, AdmissionPolicy, MinTotalDelay, MinTotalDelayConfig, PlacementKind, PlacementPolicy,
+};
 
 use baseline::Baseline;
 use mooncake::{BALANCING_THRESHOLD, Mooncake};
@@ -20,7 +22,7 @@ pub enum SimPlacement {
     /// Production's.
     Production(PlacementKind),
     /// Our own with its parts set by hand: for measuring what each is worth.
-    BatonWith(BatonConfig),
+    MinTotalDelayWith(MinTotalDelayConfig),
     /// Any nodes.
     Random,
     /// Algorithm 1 of the Mooncake paper, with its `kvcache_balancing_threshold`.
@@ -32,7 +34,7 @@ pub enum SimPlacement {
 
 impl Default for SimPlacement {
     fn default() -> Self {
-        Self::BATON
+        Self::MIN_TOTAL_DELAY
     }
 }
 
@@ -40,7 +42,7 @@ impl SimPlacement {
     /// Algorithm 1 with the threshold of its default.
     pub const MOONCAKE: Self = Self::Mooncake { balancing_threshold: BALANCING_THRESHOLD };
     /// Our own.
-    pub const BATON: Self = Self::Production(PlacementKind::Baton);
+    pub const MIN_TOTAL_DELAY: Self = Self::Production(PlacementKind::MinTotalDelay);
     /// Every policy that has a name, with its defaults.
     pub const ALL: [Self; 6] = [
         Self::Random,
@@ -48,14 +50,14 @@ impl SimPlacement {
         Self::Production(PlacementKind::LoadBalance),
         Self::Production(PlacementKind::CacheAware),
         Self::MOONCAKE,
-        Self::BATON,
+        Self::MIN_TOTAL_DELAY,
     ];
 
     /// Its name on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Production(kind) => kind.as_str(),
-            Self::BatonWith(_) => PlacementKind::Baton.as_str(),
+            Self::MinTotalDelayWith(_) => PlacementKind::MinTotalDelay.as_str(),
             Self::Random => "random",
             Self::Mooncake { .. } => "mooncake",
         }
@@ -65,7 +67,7 @@ impl SimPlacement {
     pub(crate) fn policy(self) -> Box<dyn PlacementPolicy> {
         match self {
             Self::Production(kind) => kind.policy(),
-            Self::BatonWith(config) => Box::new(Baton::new(config)),
+            Self::MinTotalDelayWith(config) => Box::new(MinTotalDelay::new(config)),
             Self::Random => Box::new(Random),
             Self::Mooncake { balancing_threshold } => Box::new(Mooncake { balancing_threshold }),
         }
@@ -107,7 +109,7 @@ impl SimAdmission {
         Self::Baseline,
         Self::Production(AdmissionKind::Early),
         Self::Predictive,
-        Self::Production(AdmissionKind::Selective),
+        Self::Production(AdmissionKind::ValueDensity),
     ];
 
     /// Its name on the command line.

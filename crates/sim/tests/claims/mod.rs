@@ -27,7 +27,7 @@ struct Runs(Vec<Summary>);
 impl Runs {
     fn of(source: &Source, placement: SimPlacement, options: SimOptions) -> Self {
         let eviction = match placement {
-            SimPlacement::BATON => EvictionKind::HitDensity,
+            SimPlacement::MIN_TOTAL_DELAY => EvictionKind::Lhd,
             _ => EvictionKind::Lru,
         };
         let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
@@ -77,7 +77,8 @@ pub fn check_order_of_placements(source: &Source) {
 
 /// Baton's mean time to first token is below that of Mooncake's Algorithm 1, and its tail is hardly longer.
 pub fn check_baton_against_mooncake(source: &Source, options: SimOptions) {
-    let [theirs, ours] = [mooncake(), SimPlacement::BATON].map(|placement| Runs::of(source, placement, options));
+    let [theirs, ours] =
+        [mooncake(), SimPlacement::MIN_TOTAL_DELAY].map(|placement| Runs::of(source, placement, options));
     let [theirs_mean, ours_mean] = [&theirs, &ours].map(|runs| runs.mean(|run| run.ttft_mean_s));
     let [theirs_tail, ours_tail] = [&theirs, &ours].map(|runs| runs.mean(|run| run.ttft_p99_s));
     println!(
@@ -96,12 +97,12 @@ pub fn check_baton_against_mooncake(source: &Source, options: SimOptions) {
 pub fn check_admission_under_overload(source: &Source) {
     let runs = |admission| {
         let options = SimOptions { admission, prefill: 14, decode: 2, speed: 3.0, ..with_objectives() };
-        Runs::of(source, SimPlacement::BATON, options)
+        Runs::of(source, SimPlacement::MIN_TOTAL_DELAY, options)
     };
     let [early, predictive, ours] = [
         SimAdmission::Production(AdmissionKind::Early),
         SimAdmission::Predictive,
-        SimAdmission::Production(AdmissionKind::Selective),
+        SimAdmission::Production(AdmissionKind::ValueDensity),
     ]
     .map(runs);
     /// A share, and how many times theirs ours must be.
@@ -120,16 +121,16 @@ pub fn check_hits_of_fetched_prefixes(source: &Source) {
         let options = SimOptions { prefill: 16, ..without_admission() };
         Runs::of(source, name.parse().expect("a placement"), options).mean(|run| run.cache_hit_ratio)
     };
-    let [apart, fetched] = ["load-balance", "baton"].map(hits);
+    let [apart, fetched] = ["load-balance", "min-total-delay"].map(hits);
     println!("hits: {fetched:.3} for {apart:.3}");
     assert!(fetched > 2.0 * apart, "{fetched} for {apart}");
 }
 
 /// Eviction by least hit density has at no size fewer hits than the better of LRU and LFU, and at most
 /// sizes more.
-pub fn check_hit_density(trace: &Trace, sizes: &[u32]) {
+pub fn check_lhd(trace: &Trace, sizes: &[u32]) {
     let wins = |row: &Row| {
-        let (rate, baseline) = (row.hit_density.second_half.rate(), row.baseline());
+        let (rate, baseline) = (row.lhd.second_half.rate(), row.baseline());
         println!("{}, {} blocks: {rate:.4} for {baseline:.4}", trace.name, row.num_blocks);
         assert!(rate >= baseline, "{}, {} blocks: {rate:.4}, but {baseline:.4}", trace.name, row.num_blocks);
         rate > baseline

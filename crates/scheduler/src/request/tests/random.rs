@@ -22,9 +22,9 @@ fn name(state: &State) -> &'static str {
         State::Held { .. } => "held",
         State::Prefilling => "prefilling",
         State::Following => "following",
-        State::HandingOver => "handing over",
+        State::HandingOff => "handing off",
         State::Decoding => "decoding",
-        State::Moving(_) => "moving",
+        State::Migrating(_) => "migrating",
         State::Recovering(_) => "recovering",
         State::Settling { .. } => "settling",
         State::Ended => "ended",
@@ -36,9 +36,9 @@ const STATES: [&str; 10] = [
     "held",
     "prefilling",
     "following",
-    "handing over",
+    "handing off",
     "decoding",
-    "moving",
+    "migrating",
     "recovering",
     "settling",
     "ended",
@@ -48,7 +48,7 @@ const EVENTS: [&str; 24] = [
     "fetched",
     "first token",
     "last first token",
-    "handed over",
+    "handed off",
     "prefill failed",
     "decode failed",
     "grant refused",
@@ -104,7 +104,7 @@ fn every_event_in_every_state_leaves_a_request_that_ends_once() {
                 while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
                     match effect {
                         RequestEffect::Place { .. } => shell.answer(Err(refusal(None))),
-                        RequestEffect::PlaceMove { to, .. } => shell.answer_move(to.attempt.0, None),
+                        RequestEffect::PlaceMigration { to, .. } => shell.answer_migration(to.attempt.0, None),
                         _ => {}
                     }
                 }
@@ -140,13 +140,13 @@ fn answer_to(rng: &mut Random, effect: RequestEffect, names: &mut u32) -> Option
             let refused = refusal((rng.below(4) > 0).then_some(MS));
             Some(Answer::Placed(key, Box::new(if rng.below(3) > 0 { Ok(placed) } else { Err(refused) })))
         }
-        RequestEffect::PlaceMove { to, .. } => {
+        RequestEffect::PlaceMigration { to, .. } => {
             let there = rng.below(4) > 0;
-            Some(Answer::Moved(to, there.then(|| MoveAssignment { to: start(&node("d")), source: None })))
+            Some(Answer::Migrated(to, there.then(|| MigrationAssignment { to: start(&node("d")), source: None })))
         }
-        RequestEffect::AskRedirect { key, from, refused } => {
+        RequestEffect::AskReselect { key, from, refused } => {
             let target = to("p", &node("d")).target.filter(|_| rng.below(4) > 0);
-            Some(Answer::Redirected(key, from, refused, target))
+            Some(Answer::Reselected(key, from, refused, target))
         }
         _ => None,
     }
@@ -155,7 +155,7 @@ fn answer_to(rng: &mut Random, effect: RequestEffect, names: &mut u32) -> Option
 fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
     let index = (shell.delivered.len() as u32 + rng.below(2) as u32).min(5);
     let moving = match &shell.core.state {
-        State::Moving(asked) => Some(asked.clone()),
+        State::Migrating(asked) => Some(asked.clone()),
         _ => None,
     };
     let attempt = match (&moving, rng.below(8)) {
@@ -179,7 +179,7 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
             RequestEvent::Prefill(first)
         }
         "last first token" => token(drawn, 10 + drawn, None),
-        "handed over" => handed_over(),
+        "handed off" => handed_off(),
         "prefill failed" if rng.below(4) == 0 => {
             let refused = Refused { kind: ErrorKind::Internal, message: "a bug".into() };
             RequestEvent::Prefill(PrefillEvent::Failed(refused))

@@ -22,9 +22,9 @@ impl Node {
                 self.grants_asked.insert(request.key, from);
                 core.on_grant_request(now, *request);
             }
-            Input::Handover(from, handover) => {
-                self.handovers_asked.insert(handover.key, from);
-                core.on_handover(now, *handover);
+            Input::Handoff(from, handoff) => {
+                self.handoffs_asked.insert(handoff.key, from);
+                core.on_handoff(now, *handoff);
             }
             Input::ReleaseGrant(key, grant) => core.on_release_grant(now, key, grant),
             Input::Arrived(grant, push, bytes) => core.on_arrival(now, grant, push, bytes),
@@ -55,9 +55,9 @@ impl Node {
                 let delay = if wire.has_jitter() { SLOW_FENCE } else { FENCE_DELAY };
                 wire.at(now + delay, self.start, Input::Fenced(grant));
             }
-            DecodeEffect::HandoverReply { key, result } => {
-                if let Some(asked) = self.handovers_asked.remove(&key) {
-                    wire.tell(self.start.node, asked, Input::HandoverReply(key, result));
+            DecodeEffect::HandoffReply { key, result } => {
+                if let Some(asked) = self.handoffs_asked.remove(&key) {
+                    wire.tell(self.start.node, asked, Input::HandoffReply(key, result));
                 }
             }
             DecodeEffect::RunStep(plan) => self.run_step(wire, plan),
@@ -75,7 +75,7 @@ impl Node {
                 self.start_fetch(wire, &source, lease, destinations);
             }
             DecodeEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
-            DecodeEffect::AnswerMove { conductor: _, key, result } => {
+            DecodeEffect::AnswerMigration { conductor: _, key, result } => {
                 let event = result.map_or_else(PrefillEvent::Failed, PrefillEvent::Fetched);
                 wire.report(self.start, Report::Prefill(key, Box::new(event)));
             }

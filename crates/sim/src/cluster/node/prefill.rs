@@ -14,10 +14,10 @@ impl Node {
         let now = wire.now();
         let Core::Prefill(core) = &mut self.core else { return };
         match input {
-            Input::Redirect(redirect) => core.on_redirect(*redirect),
-            Input::Copy(order) => core.on_copy(now, *order),
+            Input::Reselect(reselect) => core.on_reselect(*reselect),
+            Input::Copy(order) => core.on_replicate(now, *order),
             Input::GrantReply(key, reply) => core.on_grant_reply(now, key, reply.map(|reply| *reply)),
-            Input::HandoverReply(key, result) => core.on_handover_reply(now, key, result),
+            Input::HandoffReply(key, result) => core.on_handoff_reply(now, key, result),
             Input::PushCancelled(key, push) if self.pushes.remove(&(key, push)).is_some() => {
                 core.on_push_done(now, key, push, Err(super::unavailable("it was cancelled")));
             }
@@ -35,7 +35,7 @@ impl Node {
                 self.ask(wire, delay, to, |from| Input::GrantRequest(from, Box::new(request)), lost);
             }
             PrefillEffect::RunStep(plan) => self.run_step(wire, plan),
-            PrefillEffect::Fetch { source, lease, destinations, is_copy: _ } => {
+            PrefillEffect::Fetch { source, lease, destinations, is_replication: _ } => {
                 self.start_fetch(wire, &source, lease, destinations);
             }
             PrefillEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
@@ -56,10 +56,10 @@ impl Node {
                     wire.at(now, self.start, Input::PushCancelled(key, push));
                 }
             }
-            PrefillEffect::Handover { target, handover } => {
+            PrefillEffect::Handoff { target, handoff } => {
                 let to = wire.start(&target.node, target.generation);
-                let lost = Input::HandoverReply(handover.key, Err(super::unavailable("the answer was lost")));
-                self.ask(wire, Duration::ZERO, to, |from| Input::Handover(from, Box::new(handover)), lost);
+                let lost = Input::HandoffReply(handoff.key, Err(super::unavailable("the answer was lost")));
+                self.ask(wire, Duration::ZERO, to, |from| Input::Handoff(from, Box::new(handoff)), lost);
             }
             PrefillEffect::ReleaseGrant { key, target, grant } => {
                 let to = wire.start(&target.node, target.generation);

@@ -95,7 +95,7 @@ pub struct Row {
     /// Mooncake's LengthAwareCache.
     pub length_aware: CacheReplay,
     /// Least hit density.
-    pub hit_density: CacheReplay,
+    pub lhd: CacheReplay,
     /// Knows what will be asked for.
     pub belady: CacheReplay,
     /// Needs no room.
@@ -110,7 +110,7 @@ impl Row {
             lru: by(EvictionKind::Lru),
             lfu: by(EvictionKind::Lfu),
             length_aware: by(EvictionKind::LengthAware),
-            hit_density: by(EvictionKind::HitDensity),
+            lhd: by(EvictionKind::Lhd),
             belady: CacheReplay::with_belady(trace, num_blocks),
             infinite,
         }
@@ -124,7 +124,7 @@ impl Row {
     /// How much of what lies between that and Belady hit density gains, in the second half; 0 where nothing does.
     pub fn gap_closed(&self) -> f64 {
         let gap = self.belady.second_half.rate() - self.baseline();
-        if gap > 0.0 { (self.hit_density.second_half.rate() - self.baseline()) / gap } else { 0.0 }
+        if gap > 0.0 { (self.lhd.second_half.rate() - self.baseline()) / gap } else { 0.0 }
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
             lru: rate(10),
             lfu: rate(20),
             length_aware: rate(0),
-            hit_density: rate(hits),
+            lhd: rate(hits),
             belady: rate(belady),
             infinite: rate(100),
         };
@@ -214,7 +214,7 @@ mod tests {
         fn where_all_fits_all_are_equal(prompts in prop::collection::vec((0u64..32, 1usize..6), 1..60)) {
             let trace = trace(prompts.into_iter().map(|(node, length)| path(node, length)));
             for row in eviction_table(&trace, &[64]) {
-                let all = [row.lru, row.lfu, row.length_aware, row.hit_density, row.belady];
+                let all = [row.lru, row.lfu, row.length_aware, row.lhd, row.belady];
                 prop_assert!(all.iter().all(|replay| *replay == row.infinite));
             }
         }

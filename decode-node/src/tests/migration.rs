@@ -10,14 +10,14 @@ use baton_worker::testing::{Conductor, TestNode, World, job, key, prompt, settin
 use crate::start;
 
 /// The attempt that moved.
-fn moved(request: u128) -> RequestKey {
+fn migrated(request: u128) -> RequestKey {
     RequestKey { attempt: Attempt(1), ..key(request) }
 }
 
 /// The job that takes a sequence off a node that has so many tokens of it.
 fn taking(from: &TestNode, tokens: &[TokenId], output_tokens: u32, there: u32) -> PrefillJob {
     let fetch = Some(from.source(there));
-    PrefillJob { key: moved(1), is_move: true, output_tokens, fetch, ..job(1, tokens, 30) }
+    PrefillJob { key: migrated(1), is_migration: true, output_tokens, fetch, ..job(1, tokens, 30) }
 }
 
 /// A node that drains, and the tokens of the sequence on it: 60 of the prompt and the first of the output.
@@ -42,7 +42,7 @@ async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
 
 /// What the node says of the sequence that it is to take.
 async fn answer(session: &mut Conductor) -> PrefillEvent {
-    session.prefill(moved(1)).await
+    session.prefill(migrated(1)).await
 }
 
 /// What all of it gives where it is not moved.
@@ -57,7 +57,7 @@ async fn unmoved() -> Vec<TokenId> {
     tokens
 }
 
-pub(super) async fn a_sequence_moves_to_another_node() {
+pub(super) async fn sequence_migrates_to_another_node() {
     let world = World::default();
     let (from, mut at_from, tokens) = leaving(&world).await;
     let to = start(&world, settings("d1")).await;
@@ -69,16 +69,16 @@ pub(super) async fn a_sequence_moves_to_another_node() {
     at_from.told().await;
     from.gate.release();
     from.ends().await;
-    assert_eq!(at_to.tokens(moved(1)).await, unmoved().await, "the tokens are the same");
+    assert_eq!(at_to.tokens(migrated(1)).await, unmoved().await, "the tokens are the same");
     to.ends().await;
 }
 
 #[tokio::test]
 async fn a_sequence_is_offered_fetched_and_goes_on_at_another_node() {
-    a_sequence_moves_to_another_node().await;
+    sequence_migrates_to_another_node().await;
 }
 
-pub(super) async fn a_move_without_its_blocks_is_computed() {
+pub(super) async fn migration_without_its_blocks_is_computed() {
     let world = World::default();
     let (from, mut at_from, tokens) = leaving(&world).await;
     let (to, other) = (start(&world, settings("d1")).await, start(&world, settings("d2")).await);
@@ -91,17 +91,17 @@ pub(super) async fn a_move_without_its_blocks_is_computed() {
     at_from.told().await;
     from.gate.release();
     from.ends().await;
-    assert_eq!(at_to.tokens(moved(1)).await, unmoved().await, "the tokens are the same");
+    assert_eq!(at_to.tokens(migrated(1)).await, unmoved().await, "the tokens are the same");
     to.ends().await;
     other.ends().await;
 }
 
 #[tokio::test]
 async fn a_sequence_whose_blocks_are_gone_is_computed_where_it_goes() {
-    a_move_without_its_blocks_is_computed().await;
+    migration_without_its_blocks_is_computed().await;
 }
 
-pub(super) async fn a_move_is_cancelled() {
+pub(super) async fn migration_is_cancelled() {
     let world = World::faulty();
     let (from, mut at_from, tokens) = leaving(&world).await;
     let to = start(&world, settings("d1")).await;
@@ -109,7 +109,7 @@ pub(super) async fn a_move_is_cancelled() {
     world.lose_batches();
     at_to.submit(&taking(&from, &tokens, 1, 60)).await;
     world.lost(1).await;
-    at_to.abort(moved(1)).await;
+    at_to.abort(migrated(1)).await;
     at_to.told().await;
     to.ends().await;
     // It stays where it is.
@@ -119,11 +119,11 @@ pub(super) async fn a_move_is_cancelled() {
 }
 
 #[tokio::test]
-async fn a_move_that_is_given_up_leaves_the_sequence_where_it_is() {
-    a_move_is_cancelled().await;
+async fn migration_that_is_given_up_leaves_the_sequence() {
+    migration_is_cancelled().await;
 }
 
-pub(super) async fn a_move_is_refused_where_there_is_no_room() {
+pub(super) async fn migration_without_room_is_refused() {
     let world = World::default();
     let (from, mut at_from, tokens) = leaving(&world).await;
     let full = Settings { cache_blocks: 6, ..settings("d1") };
@@ -145,5 +145,5 @@ pub(super) async fn a_move_is_refused_where_there_is_no_room() {
 
 #[tokio::test]
 async fn a_sequence_is_not_taken_where_there_is_no_room() {
-    a_move_is_refused_where_there_is_no_room().await;
+    migration_without_room_is_refused().await;
 }

@@ -85,14 +85,14 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
         while_all_run(&cluster, async { roomy.start_node("decode", 1, &conductor, &folder).await }).await?;
     cluster.decode.push(second);
     assert_same(&together, &alone);
-    assert!(moves(&together) > 0, "nobody moved");
-    let moved = together.iter().filter(|answer| timeline(answer).moves > 0);
-    for answer in moved.clone() {
+    assert!(moves(&together) > 0, "nobody migrated");
+    let migrated = together.iter().filter(|answer| timeline(answer).moves > 0);
+    for answer in migrated.clone() {
         assert_eq!(answer.finished.decode_node, "decode-1");
     }
-    let brought: u64 = moved.filter_map(|answer| timeline(answer).moved).map(|moved| moved.bytes).sum();
+    let brought: u64 = migrated.filter_map(|answer| timeline(answer).migrated).map(|migrated| migrated.bytes).sum();
     let (_, page) = cluster.http("/metrics", None).await?;
-    let taken = page.lines().find(|line| line.starts_with("baton_conductor_moves_total{outcome=\"taken\"}"));
+    let taken = page.lines().find(|line| line.starts_with("baton_conductor_migrations_total{outcome=\"taken\"}"));
     println!("{} moves, {brought} bytes brought; {}", moves(&together), taken.unwrap_or_default());
     assert!(brought > 0 && taken.is_some());
     cluster.wait_idle(SECOND).await?;

@@ -30,7 +30,7 @@ struct Life {
 
 /// Orders blocks by their class and age.
 #[derive(Debug)]
-pub(super) struct HitDensity {
+pub(super) struct Lhd {
     /// One per class.
     lists: BlockLists,
     lives: Vec<Life>,
@@ -42,7 +42,7 @@ pub(super) struct HitDensity {
     epoch_blocks: u64,
 }
 
-impl HitDensity {
+impl Lhd {
     pub(super) fn new(num_blocks: u32) -> Self {
         let (blocks, unused) = (num_blocks as usize, Life { uses: 0, class: 0, released: 0 });
         Self {
@@ -80,7 +80,7 @@ impl HitDensity {
     }
 }
 
-impl EvictionPolicy for HitDensity {
+impl EvictionPolicy for Lhd {
     fn on_store(&mut self, block: BlockId, hash: BlockHash) {
         let ghost = self.ghosts.take(hash);
         if let Some(life) = ghost {
@@ -148,7 +148,7 @@ mod tests {
         fn of_all_blocks_none_is_worth_less_than_the_one_evicted(
             prompts in prop::collection::vec((0u8..24, 1usize..6), 1..200),
         ) {
-            let mut policy = HitDensity::new(16);
+            let mut policy = Lhd::new(16);
             let mut free: Vec<_> = (0..16).map(BlockId).collect();
             for (first, length) in prompts {
                 let blocks: Vec<_> = (0..length).filter_map(|_| free.pop()).collect();

@@ -1,9 +1,9 @@
-//! Copies of hot prefixes at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers, the arena 64 blocks or as many as said.
+//! Replications of hot prefixes at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers, the arena 64 blocks or as many as said.
 
 use baton_kv_cache::BlockHasher;
 use baton_types::{
     BlockHash, BlockId, ConductorId, ErrorKind, FetchReport, FetchSource, Generation, KvEvent, LeaseRequest,
-    ModelFingerprint, PrefillEvent, PrefixCopy,
+    ModelFingerprint, PrefillEvent, PrefixReplication,
 };
 
 use super::engine::{key, target};
@@ -14,10 +14,10 @@ fn hashes(prompt: std::ops::Range<u32>) -> Vec<BlockHash> {
     BlockHasher::new(ModelFingerprint(7), b"").chain(&prompt.collect::<Vec<_>>(), 4)
 }
 
-fn order(n: u64, prompt: std::ops::Range<u32>) -> PrefixCopy {
+fn order(n: u64, prompt: std::ops::Range<u32>) -> PrefixReplication {
     let tokens = prompt.end - prompt.start;
     let source = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens };
-    PrefixCopy { key: key(n), conductor: ConductorId(1), source, block_hashes: hashes(prompt).into() }
+    PrefixReplication { key: key(n), conductor: ConductorId(1), source, block_hashes: hashes(prompt).into() }
 }
 
 fn done() -> FetchedBytes {
@@ -25,13 +25,13 @@ fn done() -> FetchedBytes {
 }
 
 impl Node {
-    fn order(&mut self, order: PrefixCopy) {
-        self.after(MS, |core, now| core.on_copy(now, order));
+    fn order(&mut self, order: PrefixReplication) {
+        self.after(MS, |core, now| core.on_replicate(now, order));
     }
 
-    fn take_copy(&mut self) -> (LeaseRequest, Vec<BlockId>) {
+    fn take_replication(&mut self) -> (LeaseRequest, Vec<BlockId>) {
         self.take(|effect| match effect {
-            PrefillEffect::Fetch { lease, destinations, is_copy: true, .. } => {
+            PrefillEffect::Fetch { lease, destinations, is_replication: true, .. } => {
                 Some((lease.clone(), destinations.clone()))
             }
             _ => None,
@@ -48,7 +48,7 @@ impl Node {
 
     fn copied(&mut self, of: u64) -> FetchReport {
         self.take(|effect| match effect {
-            PrefillEffect::Emit { key: whose, event: PrefillEvent::Copied(report), .. } if *whose == key(of) => {
+            PrefillEffect::Emit { key: whose, event: PrefillEvent::Replicated(report), .. } if *whose == key(of) => {
                 Some(report.clone())
             }
             _ => None,
@@ -64,7 +64,7 @@ impl Node {
 fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
     let mut node = Node::new(config());
     node.order(order(9, 0..16));
-    let (lease, destinations) = node.take_copy();
+    let (lease, destinations) = node.take_replication();
     assert_eq!((lease.key, lease.block_hashes.to_vec(), destinations.len()), (key(9), hashes(0..16), 4));
     assert!(!node.core.is_idle());
     let report = node.bring(9, 3);
@@ -86,7 +86,7 @@ fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
     node.effects.retain(|effect| !matches!(effect, PrefillEffect::Emit { event: PrefillEvent::FirstToken { .. }, .. }));
     assert_eq!(node.copied(10), FetchReport::default());
     node.order(order(11, 0..24));
-    let (lease, destinations) = node.take_copy();
+    let (lease, destinations) = node.take_replication();
     assert_eq!((lease.block_hashes.to_vec(), destinations.len()), (hashes(0..24)[5..].to_vec(), 1));
     assert_eq!(node.core.load(node.now).blocks_used, 6, "what it follows on stays meanwhile");
     assert_eq!(node.bring(11, 1).tokens, 4);
@@ -99,14 +99,14 @@ fn what_fails_leaves_nothing() {
     node.order(order(9, 0..16));
     node.order(order(9, 0..16));
     assert_eq!(node.effects.len(), 1, "one that is under way is not begun again");
-    node.take_copy();
+    node.take_replication();
     node.after(MS, |core, now| core.on_fetch_begun(now, key(9), 4));
     node.after(MS, |core, now| core.on_fetched(now, key(9), 0));
     node.after(MS, |core, now| core.on_fetch_done(now, key(9), Err(refused(ErrorKind::DeadlineExceeded))));
     assert_eq!(node.refusal(9), ErrorKind::DeadlineExceeded);
     // Some layers are not all.
     node.order(order(10, 0..16));
-    node.take_copy();
+    node.take_replication();
     node.after(MS, |core, now| core.on_fetch_done(now, key(10), Ok(done())));
     assert_eq!(node.refusal(10), ErrorKind::Internal);
     assert!(
@@ -121,7 +121,7 @@ fn a_request_that_lacks_room_gets_that_of_copies() {
     config.model.layout.num_blocks = 10;
     let mut node = Node::new(config);
     node.order(order(9, 100..124));
-    node.take_copy();
+    node.take_replication();
     node.submit(job(0, 0..16, 1));
     let step = node.take_step();
     assert_eq!(shares(&step), [(key(0), 0..16)], "beside the copy");
@@ -151,7 +151,7 @@ fn a_copy_makes_room_of_what_nobody_has_used_for_long() {
     node.now += long;
     assert_eq!(node.core.cold_blocks(node.now), 7);
     node.order(order(10, 100..108));
-    node.take_copy();
+    node.take_replication();
     assert_eq!(node.core.load(node.now).blocks_cached, 6, "one was free, one is enough");
     assert_eq!(node.bring(10, 2).tokens, 8);
 }
@@ -177,7 +177,7 @@ fn copies_end_with_their_conductor_and_their_number_is_bounded() {
         assert_eq!(node.refusal(n), ErrorKind::Cancelled);
     }
     let own = FetchSource { node: config().node, ..order(5, 0..8).source };
-    node.order(PrefixCopy { source: own, ..order(5, 0..8) });
+    node.order(PrefixReplication { source: own, ..order(5, 0..8) });
     assert_eq!(node.refusal(5), ErrorKind::Invalid);
     node.after(MS, |core, now| core.on_drain(now));
     node.order(order(6, 0..8));

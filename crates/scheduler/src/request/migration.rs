@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use baton_types::{Attempt, FetchReport, KvTransfer, NodeId, PrefillEvent, RequestKey};
 
-use super::{Attempted, BookEntry, MoveAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State};
+use super::{Attempted, BookEntry, MigrationAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State};
 use crate::ledger::NodeStart;
 
 /// How often other nodes are asked to take one request off a decode node.
@@ -25,7 +25,7 @@ pub(super) struct Asked {
 
 /// What there was of an attempt's moves.
 #[derive(Debug, Default)]
-pub(super) struct Moves {
+pub(super) struct Migrations {
     /// How often somebody was asked, at this decode node.
     tries: u32,
     /// Who did not take it; they are asked again once nobody else is left.
@@ -33,18 +33,18 @@ pub(super) struct Moves {
     /// The attempt that it would go on as, while the cluster is asked for a node.
     asking: Option<RequestKey>,
     /// Whether the attempt began at another decode node.
-    has_moved: bool,
+    has_migrated: bool,
 }
 
-impl Moves {
+impl Migrations {
     /// The attempt whose node the cluster is asked for; it is not waited for any more.
     pub(super) fn take_asking(&mut self) -> Option<RequestKey> {
         self.asking.take()
     }
 
     /// Whether the attempt goes on with what another decode node began.
-    pub(super) fn has_moved(&self) -> bool {
-        self.has_moved
+    pub(super) fn has_migrated(&self) -> bool {
+        self.has_migrated
     }
 }
 
@@ -60,48 +60,48 @@ impl RequestCore {
         self.moves.asking = Some(to);
         // The answer may come after the attempt has failed: the next one is another one.
         self.last_attempt = Some(to.attempt);
-        self.effects.push_back(RequestEffect::PlaceMove { key, to, tokens, exclude });
+        self.effects.push_back(RequestEffect::PlaceMigration { key, to, tokens, exclude });
     }
 
-    /// The cluster's answer to the [`RequestEffect::PlaceMove`] that names this attempt; `None` if no node has room.
-    pub fn on_move_placed(&mut self, key: RequestKey, to: Option<MoveAssignment>) {
+    /// The cluster's answer to the [`RequestEffect::PlaceMigration`] that names this attempt; `None` if no node has room.
+    pub fn on_migration_placed(&mut self, key: RequestKey, to: Option<MigrationAssignment>) {
         if self.moves.asking.take_if(|asking| *asking == key).is_none() {
             // It is over, and so is what was charged.
             return;
         }
-        let Some(MoveAssignment { to, source }) = to else { return self.moves.refused.clear() };
-        let job = self.job.moved(key, self.output.sent(), source);
+        let Some(MigrationAssignment { to, source }) = to else { return self.moves.refused.clear() };
+        let job = self.job.migrated(key, self.output.sent(), source);
         self.moves.tries += 1;
         self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });
-        self.state = State::Moving(Asked { attempt: key.attempt, to });
+        self.state = State::Migrating(Asked { attempt: key.attempt, to });
     }
 
     /// The node that was asked answers.
-    pub(super) fn on_moving(&mut self, now: Instant, event: RequestEvent) {
+    pub(super) fn on_migrating(&mut self, now: Instant, event: RequestEvent) {
         match event {
             RequestEvent::Prefill(PrefillEvent::Fetched(report)) => {
                 self.go_on_at_other(now);
-                self.on_brought(report);
+                self.on_kv_fetched(report);
                 self.heard = now;
             }
-            RequestEvent::Prefill(PrefillEvent::Failed(refused)) => self.on_move_failed(&refused.message),
+            RequestEvent::Prefill(PrefillEvent::Failed(refused)) => self.on_migration_failed(&refused.message),
             // It has nothing else to say before.
             RequestEvent::Prefill(_) | RequestEvent::Decode(_) | RequestEvent::Offered(_) => {}
         }
     }
 
     /// The node that was asked does not take the request: it stays where it is.
-    pub(super) fn on_move_failed(&mut self, reason: &str) {
-        if let State::Moving(asked) = &self.state {
+    pub(super) fn on_migration_failed(&mut self, reason: &str) {
+        if let State::Migrating(asked) = &self.state {
             self.moves.refused.push(asked.to.0.clone());
-            self.note(RequestNote::MoveFailed { reason: reason.to_owned() });
-            self.give_move_up();
+            self.note(RequestNote::MigrationFailed { reason: reason.to_owned() });
+            self.give_up_migration();
         }
     }
 
     /// Whoever was asked need not go on with it.
-    pub(super) fn give_move_up(&mut self) {
-        let State::Moving(asked) = &self.state else { return };
+    pub(super) fn give_up_migration(&mut self) {
+        let State::Migrating(asked) = &self.state else { return };
         let key = RequestKey { request: self.job.request, attempt: asked.attempt };
         let node = asked.to.0.clone();
         self.state = State::Decoding;
@@ -111,7 +111,7 @@ impl RequestCore {
 
     /// The request is the other node's from now on; also where that has not answered yet, and the one that it was on has failed. `false`: nobody was asked.
     pub(super) fn go_on_at_other(&mut self, now: Instant) -> bool {
-        let State::Moving(Asked { attempt, to }) = &self.state else { return false };
+        let State::Migrating(Asked { attempt, to }) = &self.state else { return false };
         let (attempt, to) = (*attempt, to.clone());
         self.end_attempt(true);
         let Some(attempted) = &mut self.attempted else { return false };
@@ -120,7 +120,7 @@ impl RequestCore {
         attempted.starts = vec![to.clone()];
         attempted.is_done = false;
         attempted.since = now;
-        self.moves = Moves { has_moved: true, ..Moves::default() };
+        self.moves = Migrations { has_migrated: true, ..Migrations::default() };
         self.timeline.moves += 1;
         self.state = State::Decoding;
         self.note(RequestNote::WentOn { node: to.0, output_tokens: self.output.len() });
@@ -128,17 +128,17 @@ impl RequestCore {
     }
 
     /// The other node has it, and has brought so much of it.
-    pub(super) fn on_brought(&mut self, report: FetchReport) {
+    pub(super) fn on_kv_fetched(&mut self, report: FetchReport) {
         if let Some(Attempted { key, .. }) = &self.attempted {
             self.book(*key, BookEntry::Fetched { way: None, report: report.clone() });
         }
-        let moved = &mut self.timeline.moved;
-        *moved = KvTransfer {
-            bytes: moved.bytes.saturating_add(report.bytes),
-            transport: if report.transport.is_empty() { moved.transport.clone() } else { report.transport.clone() },
-            elapsed: moved.elapsed.saturating_add(report.elapsed),
+        let migrated = &mut self.timeline.migrated;
+        *migrated = KvTransfer {
+            bytes: migrated.bytes.saturating_add(report.bytes),
+            transport: if report.transport.is_empty() { migrated.transport.clone() } else { report.transport.clone() },
+            elapsed: migrated.elapsed.saturating_add(report.elapsed),
             ..KvTransfer::default()
         };
-        self.note(RequestNote::Brought(report));
+        self.note(RequestNote::Fetched(report));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   there: preempted, or draining ─▶ Offer, now and then ─────────────────────────────────────────────────▶ on_abort, once it is taken
-//!   here:  on_submit of a move          ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMove ─▶ the rest is computed, tokens
-//!                       └─ no room now: AnswerMove, refused; it stays where it is
+//!   here:  on_submit of a move          ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMigration ─▶ the rest is computed, tokens
+//!                       └─ no room now: AnswerMigration, refused; it stays where it is
 //! ```
 //!
 //! Until the conductor hears that it is taken the sequence is the other node's, which goes on with it as soon as it can. What could not be brought comes from this node's
@@ -26,13 +26,13 @@ pub(super) struct Fetch {
 }
 
 impl Sequence {
-    /// Whether another decode node may take it: there is an output to go on with, and the next tokens there are those that would come here. Where the prompt is of another numerics class they
+    /// Whether another decode node may take it: there is an output to go on with, and the next tokens there are those that would come here. Where the prompt is of another KV compatibility class they
     /// might not be, and some may come from both.
     fn is_offered(&self, draining: bool) -> bool {
         let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
         // What moved here has an output, whether or not a token was drawn since.
-        let has_moved = self.grant.is_none() && self.local.is_none();
-        waits && !self.ended && !self.is_foreign && (has_moved || self.num_tokens() > self.given_tokens)
+        let has_migrated = self.grant.is_none() && self.local.is_none();
+        waits && !self.ended && !self.is_migrated && (has_migrated || self.num_tokens() > self.given_tokens)
     }
 }
 
@@ -44,13 +44,13 @@ impl DecodeCore {
             return;
         }
         for (&key, sequence) in &mut self.sequences {
-            let Some(handed_over) = sequence.handed_over.as_ref().filter(|_| sequence.is_offered(self.draining)) else {
+            let Some(handed_off) = sequence.handed_off.as_ref().filter(|_| sequence.is_offered(self.draining)) else {
                 continue;
             };
             let last = sequence.offered.filter(|last| now < *last + self.config.offer_every);
             if last.is_none() {
-                let output_tokens = (handed_over.tokens.len() - sequence.prompt_tokens) as u32;
-                self.effects.push_back(DecodeEffect::Offer { conductor: handed_over.conductor, key, output_tokens });
+                let output_tokens = (handed_off.tokens.len() - sequence.prompt_tokens) as u32;
+                self.effects.push_back(DecodeEffect::Offer { conductor: handed_off.conductor, key, output_tokens });
             }
             let last = *sequence.offered.insert(last.unwrap_or(now));
             let due = last + self.config.offer_every;
@@ -68,9 +68,9 @@ impl DecodeCore {
             return refuse(ErrorKind::Overloaded, "others wait for room".into());
         }
         let coming = self.sequences.values().filter(|sequence| sequence.phase == Phase::Fetching && !sequence.ended);
-        let (seated, seats) = (self.running.len() + self.waiting.len() + coming.count(), self.config.max_running);
-        if seated >= seats {
-            let message = format!("{seated} sequences come, wait or run, as many as run at once");
+        let (occupied, slots) = (self.running.len() + self.waiting.len() + coming.count(), self.config.max_running);
+        if occupied >= slots {
+            let message = format!("{occupied} sequences come, wait or run, as many as run at once");
             return refuse(ErrorKind::Overloaded, message);
         }
         Ok(())
@@ -79,16 +79,16 @@ impl DecodeCore {
     /// A sequence of another decode node is to go on here. It is taken if it need not wait; where it is now it waits already.
     pub(super) fn on_resume(&mut self, now: Instant, job: PrefillJob) {
         let (key, conductor, source) = (job.key, job.conductor, job.fetch.clone());
-        let seated = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
-        match seated.and_then(|sequence| self.seat(key, sequence)) {
+        let occupied = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
+        match occupied.and_then(|sequence| self.slot(key, sequence)) {
             Ok(()) => self.bring(now, key, source),
             Err(refused) => {
-                self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Err(refused) });
+                self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Err(refused) });
             }
         }
     }
 
-    fn seat(&mut self, key: RequestKey, sequence: Sequence) -> Result<(), Refused> {
+    fn slot(&mut self, key: RequestKey, sequence: Sequence) -> Result<(), Refused> {
         let tokens = sequence.num_tokens();
         self.sequences.insert(key, sequence);
         if self.take_room(key).is_some() {
@@ -154,17 +154,17 @@ impl DecodeCore {
     fn on_taken(&mut self, now: Instant, key: RequestKey, report: FetchReport) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(handed_over) = &sequence.handed_over else { return };
+        let Some(handed_off) = &sequence.handed_off else { return };
         sequence.phase = Phase::Waiting;
         self.waiting.insert(sequence.turn, key);
-        let (conductor, held) = (handed_over.conductor, sequence.num_computed_tokens / block_tokens);
-        self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Ok(report) });
+        let (conductor, held) = (handed_off.conductor, sequence.num_computed_tokens / block_tokens);
+        self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Ok(report) });
         self.start_load(now, key, held);
         self.plan_step(now);
     }
 
     /// Whether a reader is to go on with a sequence that is here: under another attempt of the request.
-    pub(super) fn is_moving(&self, reader: RequestKey) -> bool {
+    pub(super) fn is_migrating(&self, reader: RequestKey) -> bool {
         self.sequences.keys().any(|key| key.request == reader.request && key.attempt != reader.attempt)
     }
 
@@ -176,12 +176,12 @@ impl DecodeCore {
     }
 
     /// A sequence is not taken after all; its blocks come free when the fetch is over.
-    pub(super) fn refuse_move(&mut self, key: RequestKey, refused: Refused) {
-        let Some(handed_over) = self.sequences.get(&key).and_then(|sequence| sequence.handed_over.as_ref()) else {
+    pub(super) fn refuse_migration(&mut self, key: RequestKey, refused: Refused) {
+        let Some(handed_off) = self.sequences.get(&key).and_then(|sequence| sequence.handed_off.as_ref()) else {
             return;
         };
-        let conductor = handed_over.conductor;
-        self.effects.push_back(DecodeEffect::AnswerMove { conductor, key, result: Err(refused) });
+        let conductor = handed_off.conductor;
+        self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Err(refused) });
         self.end(key, Outcome::Failed, None);
     }
 }

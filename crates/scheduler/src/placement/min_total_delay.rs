@@ -11,7 +11,7 @@ use crate::cost::duration;
 
 /// The parts of [`Baton`], for measuring what each is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BatonConfig {
+pub struct MinTotalDelayConfig {
     /// Whether shorter prompts may pass longer ones.
     pub reorders: bool,
     /// Seconds of patience per second of compute. More is closer to shortest first, and harder on long prompts.
@@ -30,7 +30,7 @@ pub struct BatonConfig {
     pub stream_weight: f64,
 }
 
-impl Default for BatonConfig {
+impl Default for MinTotalDelayConfig {
     fn default() -> Self {
         Self {
             reorders: true,
@@ -48,13 +48,13 @@ impl Default for BatonConfig {
 /// Per node, the better of computing and fetching, the fetch overlapping the queue; of the pairs of prefill and decode nodes, the one where the newcomer and those whom it passes wait
 /// least in sum, the pace of the answer counted.
 #[derive(Debug, Clone, Default)]
-pub struct Baton {
-    config: BatonConfig,
+pub struct MinTotalDelay {
+    config: MinTotalDelayConfig,
 }
 
-impl Baton {
+impl MinTotalDelay {
     /// With its parts set by hand.
-    pub fn new(config: BatonConfig) -> Self {
+    pub fn new(config: MinTotalDelayConfig) -> Self {
         Self { config }
     }
 
@@ -169,9 +169,9 @@ struct Pair {
     decode: Option<usize>,
 }
 
-impl PlacementPolicy for Baton {
+impl PlacementPolicy for MinTotalDelay {
     fn name(&self) -> &'static str {
-        "baton"
+        "min-total-delay"
     }
 
     fn choose(
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     fn choose(candidates: &[PrefillCandidate<'_>]) -> (usize, bool) {
-        let choice = Baton::default().choose(&request(), candidates, &[], &mut || 0);
+        let choice = MinTotalDelay::default().choose(&request(), candidates, &[], &mut || 0);
         (choice.prefill, choice.fetch)
     }
 
@@ -251,7 +251,7 @@ mod tests {
     fn a_decode_node_that_holds_the_prompt_is_taken_where_that_is_worth_its_slower_steps() {
         let choose = |holder_tbt, push| {
             let decodes = [decode(30, push, 1), decode(holder_tbt, 0, 1), decode(holder_tbt, 0, 0)];
-            Baton::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0).decode.unwrap()
+            MinTotalDelay::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0).decode.unwrap()
         };
         assert_eq!(choose(33, 3000), 2, "2.9 s of push that compute does not hide for 0.3 s of stream");
         assert_eq!(choose(33, 90), 0, "compute hides most of it");
@@ -263,15 +263,15 @@ mod tests {
         let mut decodes = vec![decode(30, 3000, 0)];
         decodes.extend((1..9).map(|n| decode(32 + n, 3000 - 10 * n, 0)));
         decodes.push(decode(42, 0, 0));
-        let choice = Baton::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0);
+        let choice = MinTotalDelay::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0);
         assert_eq!(choice.decode, Some(9));
     }
 
     #[test]
     fn patience_grows_with_the_work_up_to_its_bound() {
-        let patience = |seconds| Baton::default().patience(seconds, None);
+        let patience = |seconds| MinTotalDelay::default().patience(seconds, None);
         assert_eq!((patience(7.0), patience(1000.0)), (7.0, 30.0));
-        assert_eq!(Baton::default().patience(7.0, Some(17.0)), 2.0, "a fifth of what it need not compute");
+        assert_eq!(MinTotalDelay::default().patience(7.0, Some(17.0)), 2.0, "a fifth of what it need not compute");
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!((within(None).time_left(2.0), request().time_left(2.0)), (None, Some(30.0)));
         let used_up = PlacementRequest { waited, ..within(Some(waited)) };
         assert_eq!(used_up.time_left(2.0), Some(2.0));
-        let cost = |request| Baton::default().cost(&request, &prefill(0, 100, 0), None).unwrap();
+        let cost = |request| MinTotalDelay::default().cost(&request, &prefill(0, 100, 0), None).unwrap();
         assert!(cost(used_up).is_finite() && cost(used_up) > cost(within(Some(waited))));
     }
 }

@@ -46,7 +46,7 @@ pub struct Outgoing {
     pub heard: Option<Instant>,
 }
 
-/// What the front door sends to one client.
+/// What the frontend sends to one client.
 pub type Responses = mpsc::Receiver<Outgoing>;
 
 /// A request that is to be placed.
@@ -66,9 +66,9 @@ struct Admitted {
     responses: Responses,
 }
 
-/// Bounds of the front door.
+/// Bounds of the frontend.
 #[derive(Debug, Clone, Copy)]
-pub struct FrontDoorLimits {
+pub struct FrontendLimits {
     /// Requests served at once.
     pub max_requests: usize,
     /// Objectives of requests that have none of their own.
@@ -91,7 +91,7 @@ pub struct KvFormat {
 }
 
 /// Everything that requests share.
-pub struct FrontDoor {
+pub struct Frontend {
     /// This conductor.
     pub id: ConductorId,
     /// The model's text side.
@@ -100,7 +100,7 @@ pub struct FrontDoor {
     pub kv: KvFormat,
     /// Its settings.
     pub settings: RunTimeSettings,
-    limits: Mutex<FrontDoorLimits>,
+    limits: Mutex<FrontendLimits>,
     /// The requests being served.
     pub live: LiveRequests,
     /// The way to the nodes.
@@ -132,7 +132,7 @@ pub struct FrontDoor {
     checks: Checks,
 }
 
-impl FrontDoor {
+impl Frontend {
     /// Puts the parts together.
     #[allow(clippy::too_many_arguments)] // one call, in `run`
     pub fn new(
@@ -177,13 +177,13 @@ impl FrontDoor {
     }
 
     /// Bounds, as they are now.
-    pub fn limits(&self) -> FrontDoorLimits {
+    pub fn limits(&self) -> FrontendLimits {
         // It is plain data: a panic leaves it whole.
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Other bounds from now on.
-    pub fn set_limits(&self, limits: FrontDoorLimits) {
+    pub fn set_limits(&self, limits: FrontendLimits) {
         self.live.set_limit(limits.max_requests);
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
@@ -242,8 +242,8 @@ impl FrontDoor {
         let Admitted { mut relay, others, responses } = outcome?;
         self.tasks.spawn_request("relay", async move { relay.run().await });
         if let Some(others) = others {
-            let door = Arc::clone(self);
-            self.tasks.spawn_request("other answers", async move { others.run(&door).await });
+            let frontend = Arc::clone(self);
+            self.tasks.spawn_request("other answers", async move { others.run(&frontend).await });
         }
         Ok(responses)
     }
@@ -350,7 +350,7 @@ impl FrontDoor {
 
     pub(crate) fn full(&self) -> GenerateError {
         let message = format!("this conductor serves {} requests, as many as it may", self.limits().max_requests);
-        GenerateError::FrontDoor { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
+        GenerateError::Frontend { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
     }
 
     /// Sends a command that an operator waits for.
@@ -359,7 +359,7 @@ impl FrontDoor {
             return Ok(());
         }
         let message = format!("node: {node} has no session with this conductor");
-        Err(GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: None })
+        Err(GenerateError::Frontend { kind: ErrorKind::Unavailable, message, retry_after: None })
     }
 
     /// Whether a request could be served now: what every health check tells.
@@ -441,10 +441,10 @@ fn check_idempotency_key(key: &str) -> Result<(), GenerateError> {
 
 fn no_leader() -> GenerateError {
     let message = "no conductor leads: nothing is placed".to_owned();
-    GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
+    GenerateError::Frontend { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
 }
 
 fn no_node() -> GenerateError {
     let message = "no node is ready".to_owned();
-    GenerateError::FrontDoor { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
+    GenerateError::Frontend { kind: ErrorKind::Unavailable, message, retry_after: Some(Duration::from_secs(1)) }
 }

@@ -7,7 +7,7 @@ use baton_types::{Slo, Tbt, Ttft};
 
 use super::{AdmissionPolicy, Assessment, DecodeLoad, Excess};
 
-/// Until a request at the door is looked at again.
+/// Until a request in the admission queue is looked at again.
 const HOLD: Duration = Duration::from_millis(250);
 /// Arrivals that the demand is measured by.
 const WINDOW: usize = 512;
@@ -28,7 +28,7 @@ const QUIET: f64 = BUSY / 3.0;
 /// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
 /// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too, also for the decode nodes): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
 #[derive(Debug, Clone, Default)]
-pub struct Selective {
+pub struct ValueDensity {
     arrivals: VecDeque<Arrival>,
     mean_tokens: f64,
 }
@@ -41,7 +41,7 @@ struct Arrival {
     density: f64,
 }
 
-impl Selective {
+impl ValueDensity {
     fn value(&self, request: &Assessment) -> f64 {
         let share = f64::from(request.prompt_tokens) / self.mean_tokens.max(1.0);
         (0.5 + 0.5 * share) * f64::from(request.priority.clamp(-20, 20)).exp2()
@@ -77,9 +77,9 @@ impl Selective {
     }
 }
 
-impl AdmissionPolicy for Selective {
+impl AdmissionPolicy for ValueDensity {
     fn name(&self) -> &'static str {
-        "selective"
+        "value-density"
     }
 
     fn boxed_clone(&self) -> Box<dyn AdmissionPolicy> {
@@ -140,7 +140,7 @@ mod tests {
 
     /// So many prompts that each take a second arrive in a second, at 8 nodes; how many of 100 longer ones of the same size are taken in then.
     fn taken(per_second: u32, priority: i32) -> usize {
-        let (mut policy, start) = (Selective::default(), assessment().now);
+        let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment { now: start + n * SECOND / per_second, ttft: 20 * SECOND, ..assessment() };
         let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
         let dear = |n: u32| Assessment { compute: 15 * SECOND, priority, ..busy(512 + n) };
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn after_a_burst_a_request_that_is_alone_is_taken_in() {
-        let (mut policy, start) = (Selective::default(), assessment().now);
+        let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment { now: start + n * SECOND / 100, ttft: 20 * SECOND, ..assessment() };
         let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
         let dear = Assessment { compute: 15 * SECOND, ..busy(600) };
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn without_an_objective_a_short_queue_refuses_nobody() {
-        let (mut policy, start) = (Selective::default(), assessment().now);
+        let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment {
             now: start + n * SECOND / 100,
             slo: Slo::default(),
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_may_pass_is_held_while_the_objective_leaves_time() {
-        let policy = Selective::default();
+        let policy = ValueDensity::default();
         let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });
         assert_eq!(policy.hold(slo, 10 * SECOND, &room), Some(HOLD));
         assert_eq!(policy.hold(slo, 30 * SECOND, &room), None);
@@ -196,7 +196,7 @@ mod tests {
     fn an_objective_close_to_a_step_is_kept_with_a_margin_but_not_against_one_alone() {
         let taken = |tbt_high: Duration, others: f64| {
             let load = Some(DecodeLoad { tbt: tbt_high, tbt_high, kv_share: 0.5, others });
-            Selective::default().admit(&Assessment { decode_expected: load, ..assessment() }).is_ok()
+            ValueDensity::default().admit(&Assessment { decode_expected: load, ..assessment() }).is_ok()
         };
         let limit = SECOND / 10;
         assert!(taken(limit.mul_f64(0.86), 3.0) && !taken(limit.mul_f64(0.88), 3.0));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_first_token_is_kept_back_only_where_the_gap_after_it_would_be_too_long() {
-        let policy = Selective::default();
+        let policy = ValueDensity::default();
         let with = |tbt: Duration| {
             let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5, others: 3.0 });
             policy.pace(&Assessment { decode_expected: load, ..assessment() })

@@ -23,7 +23,7 @@ impl Node {
 
     fn answer(&mut self) -> Result<FetchReport, Refused> {
         self.take(|effect| match effect {
-            DecodeEffect::AnswerMove { result, .. } => Some(result.clone()),
+            DecodeEffect::AnswerMigration { result, .. } => Some(result.clone()),
             _ => None,
         })
     }
@@ -96,7 +96,7 @@ fn resumed(n: u64, there: u32) -> PrefillJob {
     let mut tokens = prompt(n, 10);
     tokens.extend([40, 41, 42, 43]);
     let fetch = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens: there };
-    PrefillJob { is_move: true, output_tokens: 4, fetch: Some(fetch), ..submitted(n, &tokens, 8) }
+    PrefillJob { is_migration: true, output_tokens: 4, fetch: Some(fetch), ..submitted(n, &tokens, 8) }
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_sequence_that_would_have_to_wait_is_not_taken() {
         (refused.kind, refused.message)
     };
     let mut node = Node::new(DecodeConfig { max_running: 1, ..config(5) });
-    let whole = PrefillJob { is_move: true, output_tokens: 8, ..submitted(0, &tokens(18), 8) };
+    let whole = PrefillJob { is_migration: true, output_tokens: 8, ..submitted(0, &tokens(18), 8) };
     let (kind, message) = refusal(&mut node, whole);
     assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, "18 tokens are here of 18: nothing to decode"));
     node.admit(1, &prompt(1, 8), 4);

@@ -14,7 +14,7 @@ const GROWTH_BLOCKS: usize = 4;
 
 /// Another decode node for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Move {
+pub struct Migrate {
     /// Where it goes on.
     pub to: NodeId,
     /// Where it is, and what of it can be brought from there.
@@ -24,13 +24,13 @@ pub struct Move {
 impl Cluster {
     /// The decode node with the most room, by its last report, for a sequence of `tokens` tokens so far that decodes under `key`: another one than it is on, of the same arithmetic. It is charged
     /// there as `moved`, beside what it is charged where it is, and the caller ends one of the two. `None` where no node but those in `exclude` has room now.
-    pub fn place_move(
+    pub fn place_migration(
         &mut self,
         now: Instant,
-        (key, moved): (RequestKey, RequestKey),
+        (key, migrated): (RequestKey, RequestKey),
         tokens: u32,
         exclude: &[NodeId],
-    ) -> Option<Move> {
+    ) -> Option<Migrate> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let source = self.nodes.get(&from.0)?;
         let charge = source.charges.decode(key).unwrap_or(charge);
@@ -43,16 +43,16 @@ impl Cluster {
         })?;
         let start = (to.info().node.clone(), to.info().generation);
         let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
-        self.charge_move(now, moved, (start.clone(), charge), (from, bytes));
-        Some(Move { to: start.0, fetch })
+        self.charge_migration(now, migrated, (start.clone(), charge), (from, bytes));
+        Some(Migrate { to: start.0, fetch })
     }
 
     /// Another decode node, the one with the most room, by its last report, for a request whose own refused it a grant. It is charged there from now on, and no more where it was. `None` where no
     /// node has room now: it stays where it is.
-    pub fn redirect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
+    pub fn reselect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let to = self.roomiest_other(&from.0, &charge, charge.prompt_tokens, |_| true)?.info().node.clone();
-        self.move_decode(now, key, &to);
+        self.migrate_decode(now, key, &to);
         Some(to)
     }
 
@@ -79,7 +79,7 @@ impl Cluster {
         charge.tbt.is_none_or(|limit| with <= limit.as_secs_f64()) && !node.charges.has_tbt_limit_in(without, with)
     }
 
-    fn charge_move(
+    fn charge_migration(
         &mut self,
         now: Instant,
         key: RequestKey,
@@ -104,7 +104,7 @@ impl Cluster {
     }
 }
 
-/// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where it has no room, or no seat: whoever moves does not wait there.
+/// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where it has no room, or no slot: whoever moves does not wait there.
 fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
     let (load, layout, profile) = (node.load(), &node.info().layout, &node.info().profile);
     let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
@@ -115,8 +115,8 @@ fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Optio
     let free = (load.blocks_total as usize).checked_sub(load.blocks_used as usize + load.blocks_reserved as usize)?;
     // What was placed there since is not in the report.
     let (unknown, unknown_blocks) = node.charges.charged_since(node.reported());
-    let seated = load.running as usize + load.waiting as usize + unknown;
-    if profile.max_running > 0 && seated >= profile.max_running as usize {
+    let occupied = load.running as usize + load.waiting as usize + unknown;
+    if profile.max_running > 0 && occupied >= profile.max_running as usize {
         return None;
     }
     let grown = most.min(layout.blocks_for(tokens as usize) + GROWTH_BLOCKS);
@@ -136,7 +136,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn moved(n: u128) -> RequestKey {
+    fn migrated(n: u128) -> RequestKey {
         RequestKey { attempt: Attempt(1), ..key(n) }
     }
 
@@ -151,29 +151,37 @@ mod tests {
         cluster.on_node_joined(now, info("d2", NodeRole::Decode, 1));
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
         let others: Vec<_> = ["d0", "d1", "d2"].into_iter().map(id).filter(|node| *node != from).collect();
-        assert_eq!(cluster.place_move(now, (key(1), moved(1)), 170, &[]), None, "nobody said that it takes any");
+        assert_eq!(
+            cluster.place_migration(now, (key(1), migrated(1)), 170, &[]),
+            None,
+            "nobody said that it takes any"
+        );
         let now = now + MS;
         cluster.on_load(now, &from, report(0));
         cluster.on_load(now, &others[0], report(50));
         cluster.on_load(now, &others[1], report(40));
-        assert_eq!(cluster.place_move(now, (key(9), moved(9)), 170, &[]), None, "nobody knows it");
-        let first = cluster.place_move(now, (key(1), moved(1)), 170, &[]).unwrap();
+        assert_eq!(cluster.place_migration(now, (key(9), migrated(9)), 170, &[]), None, "nobody knows it");
+        let first = cluster.place_migration(now, (key(1), migrated(1)), 170, &[]).unwrap();
         assert_eq!((&first.to, &first.fetch.from), (&others[1], &from));
         assert_eq!((first.fetch.tokens, first.fetch.bytes), (160, 10 * 4 * 2 * 16 * 8 * 2));
         // 11 blocks more were charged there since it reported, which makes it 51.
         let request_2 = PlacementRequest { exclude: &others, ..request(2, &[]) };
         place(&mut cluster, now, &request_2).unwrap();
-        assert_eq!(cluster.place_move(now, (key(2), moved(2)), 170, &[]).unwrap().to, others[0]);
+        assert_eq!(cluster.place_migration(now, (key(2), migrated(2)), 170, &[]).unwrap().to, others[0]);
         for node in &others {
             cluster.on_load(now + MS, node, report(90));
         }
-        assert_eq!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]), None, "10 blocks are free, 11 wanted");
+        assert_eq!(
+            cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]),
+            None,
+            "10 blocks are free, 11 wanted"
+        );
         cluster.on_load(now + MS, &others[0], Load { takes_sequences: false, ..report(0) });
         cluster.on_load(now + MS, &others[1], Load { draining: true, ..report(0) });
-        assert_eq!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]), None);
+        assert_eq!(cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]), None);
         for n in 1..=2 {
             cluster.on_ended(now, key(n));
-            cluster.on_ended(now, moved(n));
+            cluster.on_ended(now, migrated(n));
         }
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
     }
@@ -184,22 +192,22 @@ mod tests {
         let mut cluster = cluster(now, PlacementKind::CacheAware);
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
         let other = if from == id("d0") { id("d1") } else { id("d0") };
-        assert_eq!(cluster.redirect(now, key(1)), None, "nobody said that it takes any");
+        assert_eq!(cluster.reselect(now, key(1)), None, "nobody said that it takes any");
         cluster.on_load(now + MS, &other, report(95));
-        assert_eq!(cluster.redirect(now + MS, key(1)), None, "no room there either");
+        assert_eq!(cluster.reselect(now + MS, key(1)), None, "no room there either");
         cluster.on_load(now + MS, &other, report(0));
-        assert_eq!(cluster.redirect(now + MS, key(1)), Some(other.clone()));
+        assert_eq!(cluster.reselect(now + MS, key(1)), Some(other.clone()));
         assert!(cluster.node(&from).unwrap().charges.is_zero());
         assert_eq!(cluster.node(&other).unwrap().charges.sequences(), 1);
         cluster.on_first_token(now + 2 * MS, key(1));
         cluster.on_load(now + 2 * MS, &from, report(0));
-        assert_eq!(cluster.redirect(now + 2 * MS, key(1)), Some(from.clone()), "and back");
+        assert_eq!(cluster.reselect(now + 2 * MS, key(1)), Some(from.clone()), "and back");
         assert_eq!(cluster.node(&from).unwrap().charges.decoding_now().sequences, 1.0, "its first token is out");
         let (charged, blocks) = cluster.node(&from).unwrap().charges.charged_since(now + 2 * MS);
         assert!(charged == 1 && blocks > 0, "no report knows of it yet");
         cluster.on_ended(now + 2 * MS, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
-        assert_eq!(cluster.redirect(now, key(1)), None, "nobody knows it any more");
+        assert_eq!(cluster.reselect(now, key(1)), None, "nobody knows it any more");
     }
 
     #[test]
@@ -213,16 +221,19 @@ mod tests {
             place(&mut cluster, now, &PlacementRequest { slo: tight, ..request(1, &[]) }).unwrap().decode.unwrap();
         let other = if from == id("d0") { id("d1") } else { id("d0") };
         cluster.on_load(now + MS, &other, report(0));
-        assert_eq!(cluster.place_move(now + MS, (key(1), moved(1)), 170, &[]).map(|to| to.to), Some(other.clone()));
+        assert_eq!(
+            cluster.place_migration(now + MS, (key(1), migrated(1)), 170, &[]).map(|to| to.to),
+            Some(other.clone())
+        );
         cluster.on_ended(now + MS, key(1));
         let second = PlacementRequest { exclude: std::slice::from_ref(&other), ..request(2, &[]) };
         place(&mut cluster, now + MS, &second).unwrap();
         assert_eq!(
-            cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]),
+            cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]),
             None,
             "it would slow the first one down"
         );
-        cluster.on_ended(now + MS, moved(1));
-        assert!(cluster.place_move(now + MS, (key(2), moved(2)), 170, &[]).is_some());
+        cluster.on_ended(now + MS, migrated(1));
+        assert!(cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]).is_some());
     }
 }

@@ -14,7 +14,7 @@ fn prompt(n: u32, tokens: u32) -> Vec<u32> {
 
 /// Of all prompts so far: how many were split.
 async fn split(cluster: &Cluster) -> anyhow::Result<f64> {
-    cluster.conductor.metric("baton_conductor_split_prompts_total").await
+    cluster.conductor.metric("baton_conductor_partial_prefills_total").await
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
             ask.sampling(|sampling| sampling.logprobs = Some(3))
         })
         .collect();
-    let whole = Cluster::model(&model).conductor_flags(&["--split-prompts", "false"]).start().await?;
+    let whole = Cluster::model(&model).conductor_flags(&["--partial-prefill", "false"]).start().await?;
     let mut expected = Vec::new();
     for ask in &asks {
         expected.push(whole.ask(ask.clone()).await?);
@@ -62,7 +62,7 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
             }
         }
         assert!(split(&cluster).await? >= 4.0);
-        assert!(cluster.decode[0].metric("baton_decode_tail_tokens_total").await? >= 200.0);
+        assert!(cluster.decode[0].metric("baton_decode_partial_prefill_tokens_total").await? >= 200.0);
         // What the prefill node has not computed of a prompt it gets from the decode node.
         let again = cluster.ask(asks[0].clone()).await?;
         assert_eq!(again.token_ids, expected[0].token_ids);

@@ -115,7 +115,7 @@ impl Node for FakeNode {
         Err(Status::unimplemented("it has no blocks"))
     }
 
-    async fn hand_over(&self, _: Request<v1::Handover>) -> Result<Response<v1::HandoverReply>, Status> {
+    async fn handoff(&self, _: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
         Err(Status::unimplemented("it has no blocks"))
     }
 

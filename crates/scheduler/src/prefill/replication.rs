@@ -1,7 +1,7 @@
-//! Copies of hot prefixes, which a conductor orders before a prompt here begins with one.
+//! Replications of hot prefixes, which a conductor orders before a prompt here begins with one.
 //!
 //! ```text
-//!   on_copy ─▶ Fetch (bulk) ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache, Copied
+//!   on_replicate ─▶ Fetch (bulk) ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache, Replicated
 //! ```
 //!
 //! It comes the way of a request's fetch, but nobody waits for it: it takes room that is free or that nobody has used for long, moves when nothing urgent does, and is given up when a
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_types::{
-    BlockHash, BlockId, ConductorId, ErrorKind, FetchReport, LeaseRequest, PrefillEvent, PrefixCopy, Refused,
+    BlockHash, BlockId, ConductorId, ErrorKind, FetchReport, LeaseRequest, PrefillEvent, PrefixReplication, Refused,
     RequestKey,
 };
 
@@ -41,26 +41,26 @@ fn refuse<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
 }
 
 impl PrefillCore {
-    /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Copied`]; one that is under way is not ordered again.
-    pub fn on_copy(&mut self, now: Instant, order: PrefixCopy) {
+    /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Replicated`]; one that is under way is not ordered again.
+    pub fn on_replicate(&mut self, now: Instant, order: PrefixReplication) {
         if self.copies.contains_key(&order.key) || self.knows(order.key) {
             return;
         }
         self.pool.pass_time(now);
         let (conductor, key) = (order.conductor, order.key);
-        let failure = match self.start_copy(now, order) {
+        let failure = match self.start_replication(now, order) {
             Ok(true) => return,
             // It is all here.
             Ok(false) => None,
             Err(refused) => Some(refused),
         };
         let report = FetchReport { failure, ..FetchReport::default() };
-        self.emit(conductor, key, PrefillEvent::Copied(report));
+        self.emit(conductor, key, PrefillEvent::Replicated(report));
     }
 
     /// Whether anything has to come.
-    fn start_copy(&mut self, now: Instant, order: PrefixCopy) -> Result<bool, Refused> {
-        let PrefixCopy { key, conductor, source, block_hashes: hashes } = order;
+    fn start_replication(&mut self, now: Instant, order: PrefixReplication) -> Result<bool, Refused> {
+        let PrefixReplication { key, conductor, source, block_hashes: hashes } = order;
         let node = &self.config.node;
         if self.draining {
             return refuse(ErrorKind::Unavailable, format!("node {node} is draining"));
@@ -68,7 +68,7 @@ impl PrefillCore {
         if source.node == *node {
             return refuse(ErrorKind::Invalid, format!("source.node: {node} itself"));
         }
-        if self.copies.len() >= self.config.max_copies {
+        if self.copies.len() >= self.config.max_replications {
             return refuse(
                 ErrorKind::Overloaded,
                 format!("{} copies are under way, as many as may", self.copies.len()),
@@ -102,7 +102,7 @@ impl PrefillCore {
             block_hashes: hashes[held..].into(),
         };
         let destinations = blocks[held..].to_vec();
-        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_copy: true });
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_replication: true });
         let end = hashes.len();
         let copy = Incoming { conductor, hashes, blocks, held, end, layers: 0, asked: now, given_up: None };
         self.copies.insert(key, copy);
@@ -110,14 +110,14 @@ impl PrefillCore {
     }
 
     /// Whether the event was of a copy.
-    pub(super) fn on_copy_begun(&mut self, key: RequestKey, blocks: usize) -> bool {
+    pub(super) fn on_replication_begun(&mut self, key: RequestKey, blocks: usize) -> bool {
         let Some(copy) = self.copies.get_mut(&key) else { return false };
         copy.end = copy.end.min(copy.held + blocks);
         true
     }
 
     /// Whether the event was of a copy.
-    pub(super) fn on_copied(&mut self, key: RequestKey, layer: u32) -> bool {
+    pub(super) fn on_replicated(&mut self, key: RequestKey, layer: u32) -> bool {
         let Some(copy) = self.copies.get_mut(&key) else { return false };
         assert_eq!(layer, copy.layers, "layers of a prefix come in order");
         copy.layers += 1;
@@ -125,7 +125,7 @@ impl PrefillCore {
     }
 
     /// Nothing is written into the copy's blocks any more.
-    pub(super) fn end_copy(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
+    pub(super) fn end_replication(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         let Some(copy) = self.copies.remove(&key) else { return };
         let result = self.whole(copy.layers, copy.given_up.map_or(result, Err));
         let elapsed = now.saturating_duration_since(copy.asked);
@@ -138,11 +138,11 @@ impl PrefillCore {
             Err(refused) => FetchReport { elapsed, failure: Some(refused), ..FetchReport::default() },
         };
         self.pool.release(&copy.blocks);
-        self.emit(copy.conductor, key, PrefillEvent::Copied(report));
+        self.emit(copy.conductor, key, PrefillEvent::Replicated(report));
     }
 
     /// Gives up the copies of which `which` is true. Their blocks come free once nothing is written into them.
-    pub(super) fn give_up_copies(
+    pub(super) fn give_up_replications(
         &mut self,
         kind: ErrorKind,
         reason: &str,
